@@ -1,0 +1,46 @@
+# make serve   run a broker from this checkout on 127.0.0.1:25000
+# make test    lint, types and tests
+# The environment is made once and installed into again only when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+DB ?= mqks.db
+BIN = $(VENV)/bin
+
+.PHONY: serve test lint wheel clean
+
+serve: $(VENV)/.installed
+	$(BIN)/mqks serve --db $(DB)
+
+test: lint
+	$(BIN)/pytest -q
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "MQKS needs Python 3.11 or newer, and $(PYTHON) is not." \
+			"Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "$(PYTHON) cannot make environments." \
+			"On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,108 @@
+"""Which events go to which queues.
+
+The one rule: a binding belongs to a queue's name and may be there before the queue is; `routes`
+holds only queues that exist, so that a publish looks up once and checks nothing.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from mqks.broker.queue import Queue
+from mqks.errors import BadRequest, LimitExceeded
+from mqks.limits import MASK_BYTES_MAX
+from mqks.protocol.requests import Rebind
+
+NOWHERE: Final[dict[Queue, None]] = {}
+
+
+class Bindings:
+    """`changes` gathers what the journal must learn: queue name and event → bound or not."""
+
+    __slots__ = ("by_name", "changes", "events_max", "routes")
+
+    def __init__(self, events_max: int) -> None:
+        self.events_max = events_max
+        self.by_name: dict[bytes, dict[bytes, None]] = {}
+        self.routes: dict[bytes, dict[Queue, None]] = {}
+        self.changes: dict[tuple[bytes, bytes], bool] = {}
+
+    def events(self, name: bytes) -> list[bytes]:
+        """What this name is bound to, sorted."""
+        return sorted(self.by_name.get(name, ()))
+
+    def rebind(self, request: Rebind, queue: Queue | None) -> bool:
+        """Replace, then remove, then remove by mask, then add. Return whether that changed it."""
+        bound = self.by_name.get(request.queue, {})
+        if request.replace is not None:
+            wanted = dict.fromkeys(request.replace)
+        elif request.remove or request.remove_masks:
+            wanted = bound.copy()
+        else:
+            # Adding alone costs nothing for what is bound already.
+            return self._add(request.queue, request.add, bound, queue)
+        for event in request.remove:
+            wanted.pop(event, None)
+        for mask in request.remove_masks:
+            matches = mask_pattern(mask).fullmatch
+            for event in [event for event in wanted if b"." in event and matches(event)]:
+                del wanted[event]
+        wanted |= dict.fromkeys(request.add)
+        self._check_count(len(wanted))
+        gone = [event for event in bound if event not in wanted]
+        self._remove(request.queue, gone, queue)
+        return self._add(request.queue, wanted, self.by_name.get(request.queue, {}), queue) or (
+            gone != []
+        )
+
+    def _add(
+        self, name: bytes, events: Iterable[bytes], bound: dict[bytes, None], queue: Queue | None
+    ) -> bool:
+        new = [event for event in dict.fromkeys(events) if event not in bound]
+        if not new:
+            return False
+        self._check_count(len(bound) + len(new))
+        bound = self.by_name.setdefault(name, {})
+        for event in new:
+            bound[event] = None
+            self.changes[name, event] = True
+            if queue is not None:
+                self.routes.setdefault(event, {})[queue] = None
+        return True
+
+    def _remove(self, name: bytes, events: list[bytes], queue: Queue | None) -> None:
+        bound = self.by_name.get(name, {})
+        for event in events:
+            del bound[event]
+            self.changes[name, event] = False
+            if queue is not None:
+                self._unroute(event, queue)
+        if not bound:
+            self.by_name.pop(name, None)
+
+    def _unroute(self, event: bytes, queue: Queue) -> None:
+        queues = self.routes[event]
+        del queues[queue]
+        if not queues:
+            del self.routes[event]
+
+    def _check_count(self, count: int) -> None:
+        if count > self.events_max:
+            raise LimitExceeded(f"a queue may be bound to {self.events_max} events at most")
+
+    def queue_made(self, queue: Queue) -> None:
+        """What its name was bound to before now leads to it."""
+        for event in self.by_name.get(queue.name, ()):
+            self.routes.setdefault(event, {})[queue] = None
+
+    def remove_all(self, name: bytes, queue: Queue | None) -> None:
+        self._remove(name, list(self.by_name.get(name, ())), queue)
+
+
+def mask_pattern(mask: bytes) -> re.Pattern[bytes]:
+    """`*` stands for any run of bytes without a dot."""
+    if len(mask) > MASK_BYTES_MAX:
+        raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
+    # Neighbouring stars mean one; possessive runs keep matching linear in most cases.
+    pieces = re.sub(rb"\*+", b"*", mask).split(b"*")
+    return re.compile(rb"[^.]*".join(map(re.escape, pieces)), re.DOTALL)

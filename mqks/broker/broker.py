@@ -1,0 +1,495 @@
+"""The broker: queues, bindings and consumers, driven by lines, telling what must last.
+
+The one rule: a call here takes a whole chunk, never waits, and leaves its replies in outboxes and
+its changes in the pending batch. A reply that promises durability is not written before
+`committed` says so.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING
+
+from mqks.broker.bindings import NOWHERE, Bindings
+from mqks.broker.changes import Batch, ErrorRecord, QueueState
+from mqks.broker.connection import Connection
+from mqks.broker.consumer import Consumer
+from mqks.broker.queue import Queue
+from mqks.errors import BadRequest, LimitExceeded, LineTooLong
+from mqks.limits import REASON_CHARACTERS_MAX
+from mqks.protocol import replies
+from mqks.protocol.requests import (
+    CONFIRM,
+    DeleteRule,
+    Rebind,
+    parse_request,
+    request_id_of,
+)
+from mqks.settings import Settings
+
+if TYPE_CHECKING:
+    from mqks.broker.actions import Action
+
+
+class Broker:
+    """`clock` gives seconds that only grow; `new_error_id` a text and a time in microseconds;
+    `actions` is the table of what a client can ask for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        new_error_id: Callable[[], tuple[str, int]],
+        on_error: Callable[[ErrorRecord], None],
+    ) -> None:
+        from mqks.broker.actions import ACTIONS
+
+        self.actions: dict[bytes, Action] = ACTIONS
+        self.settings = settings
+        self.clock = clock
+        self.new_error_id = new_error_id
+        self.on_error = on_error
+        self.connections: dict[int, Connection] = {}
+        self.queues: dict[bytes, Queue] = {}
+        self.bindings = Bindings(settings.bindings_per_queue_max)
+        self.consumers: dict[bytes, Consumer] = {}
+        self.orphans: dict[bytes, Queue] = {}
+        """Deleted queues that still have consumers, by name."""
+        self.published = self.queued = self.consumed = 0
+        self.memory_bytes = 0
+        """Waiting messages in memory, about."""
+        self.disk_full = False
+        """While true, publishes are refused."""
+
+        self.touched: list[Connection] = []
+        """Connections with something in their outbox: the server's to flush."""
+        self.page_requests: list[Queue] = []
+        """Queues that want their next page from disk: the server's to fetch."""
+        self.dirty: list[Queue] = []
+        self.pending = Batch()
+        self.pending_records = 0
+        """Records that wait for the writer; publishers are slowed down by it."""
+        self.next_queue_id = 1
+        self._connection_ids = count(1)
+        self._deadlines: list[tuple[float, int, Queue]] = []
+        self._deadline_ids = count()
+
+    # -- connections
+
+    def connect(self, address: str, *, local: bool) -> Connection:
+        """A client has come. Raises LimitExceeded when there are too many."""
+        if len(self.connections) >= self.settings.connections_max:
+            raise LimitExceeded(f"{self.settings.connections_max} connections are open already")
+        connection = Connection(
+            next(self._connection_ids), address, local, self.settings.line_bytes_max
+        )
+        self.connections[connection.id] = connection
+        return connection
+
+    def disconnect(self, connection: Connection) -> None:
+        """A client has gone, or sends no more: its consumers end, what they held goes back."""
+        for consumer in list(connection.consumers.values()):
+            self.delete_consumer(consumer)
+        self.connections.pop(connection.id, None)
+
+    def unblock(self, connection: Connection) -> None:
+        """A slow client has caught up: its consumers may take again."""
+        connection.blocked = False
+        for consumer in list(connection.consumers.values()):
+            self.wake(consumer)
+
+    def write(self, connection: Connection, data: bytes) -> None:
+        """Put bytes into a connection's outbox; over the high-water mark its consumers rest."""
+        if not connection.touched:
+            connection.touched = True
+            self.touched.append(connection)
+        connection.outbox.append(data)
+        connection.outbox_bytes += len(data)
+        if connection.outbox_bytes > self.settings.outbox_high_water_bytes:
+            connection.blocked = True
+
+    # -- the way of a chunk
+
+    def receive(self, connection: Connection, data: bytes) -> None:
+        """Handle every line that this chunk completes.
+
+        Raises LineTooLong, after its error reply, when the connection must be closed.
+        """
+        splitter = connection.splitter
+        lines = splitter.feed(data)
+        self._handle(connection, lines, splitter.has_tab)
+        if splitter.too_long is not None:
+            failure = LineTooLong(f"a line may have {splitter.line_bytes_max} bytes at most")
+            self._refuse(connection, splitter.too_long, failure)
+            raise failure
+
+    def _handle(self, connection: Connection, lines: list[bytes], has_tab: bool) -> None:
+        """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
+        consumer, gather until something else comes, and are then done in one go."""
+        event = acker = b""
+        middle = b""
+        ids: list[bytes] = []
+        bodies: list[bytes] = []
+        acked: list[bytes] = []
+        confirms: list[bytes] = []
+        publishing = not self.disk_full
+        for line in lines:
+            try:
+                request_id, action, argument, rest = line.split(b" ", 3)
+            except ValueError:
+                action = b""
+            if action == b"publish" and publishing:
+                confirm = argument == CONFIRM
+                if confirm:
+                    argument, _, rest = rest.partition(b" ")
+                good = bool(request_id) and not (has_tab and b"\t" in line)
+                if argument != event:
+                    if ids:
+                        self.publish(event, ids, bodies)
+                        ids, bodies = [], []
+                    if argument[:2] == b"--" or not argument:
+                        good = False
+                    else:
+                        event, middle = argument, b" event=" + argument + b" "
+                if good:
+                    if acked:
+                        self.ack(acker, acked)
+                        acked = []
+                    ids.append(request_id)
+                    bodies.append(request_id + middle + rest)
+                    if confirm:
+                        confirms.append(request_id)
+                    continue
+            elif action == b"ack":
+                confirm = argument == CONFIRM
+                if confirm:
+                    argument, _, rest = rest.partition(b" ")
+                if (
+                    rest
+                    and rest[0] != 0x2D
+                    and b" " not in rest
+                    and request_id
+                    and argument
+                    and argument[:2] != b"--"
+                    and not (has_tab and b"\t" in line)
+                ):
+                    if ids:
+                        self.publish(event, ids, bodies)
+                        ids, bodies = [], []
+                    if argument != acker:
+                        if acked:
+                            self.ack(acker, acked)
+                            acked = []
+                        acker = argument
+                    acked.append(rest)
+                    if confirm:
+                        confirms.append(request_id)
+                    continue
+            if ids:
+                self.publish(event, ids, bodies)
+                ids, bodies = [], []
+            if acked:
+                self.ack(acker, acked)
+                acked = []
+            if line:
+                self._request(connection, line, confirms)
+        if ids:
+            self.publish(event, ids, bodies)
+        if acked:
+            self.ack(acker, acked)
+        if confirms:
+            connection.unconfirmed += len(confirms)
+            self.pending.confirms.append((connection, confirms))
+
+    def _request(self, connection: Connection, line: bytes, confirms: list[bytes]) -> None:
+        """One request off the fast path. The one place where an error becomes a reply."""
+        try:
+            request = parse_request(line)
+            action = self.actions.get(request.action)
+            if action is None:
+                raise BadRequest(f"there is no action {request.action[:80]!r}")
+            action.run(self, connection, request)
+        except BadRequest as failure:
+            self._refuse(connection, line, failure)
+        else:
+            if request.confirm:
+                confirms.append(request.id)
+
+    def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
+        """Reply with an error id; the details go to the log and into the database."""
+        request_id = request_id_of(line)
+        action = line.partition(b" ")[2].partition(b" ")[0]
+        self._error(connection, request_id, action, str(failure))
+
+    def _error(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
+        error_id, time_us = self.new_error_id()
+        record = ErrorRecord(
+            error_id,
+            time_us,
+            connection.address,
+            request_id[:256],
+            action[:64],
+            reason[:REASON_CHARACTERS_MAX],
+        )
+        if len(self.pending.errors) < self.settings.errors_kept_max:
+            self.pending.errors.append(record)
+        self.on_error(record)
+        if not connection.closed:
+            self.write(connection, replies.error(request_id, error_id))
+
+    # -- messages
+
+    def publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
+        """Route messages of one event; each queue bound to it gets all of them."""
+        self.published += len(ids)
+        queues = self.bindings.routes.get(event, NOWHERE)
+        self.queued += len(ids) * len(queues)
+        for queue in queues:
+            queue.publish(ids, bodies)
+
+    def ack(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
+        """Settle these deliveries, None for all; what is not there is no error."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is None:
+            return
+        deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
+        if deliveries:
+            consumer.queue.settle(deliveries)
+            if not consumer.in_ring:
+                self.wake(consumer)
+
+    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
+        """Put these deliveries, None for all, back to the tail; what is not there is no error."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is None:
+            return
+        deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
+        if deliveries:
+            consumer.queue.requeue(deliveries)
+            if not consumer.in_ring:
+                self.wake(consumer)
+
+    # -- queues and consumers
+
+    def make_queue(self, name: bytes) -> Queue:
+        """Return the queue of this name, made now if there was none.
+
+        Consumers of an earlier queue of that name are served again.
+        """
+        queue = self.queues.get(name)
+        if queue is not None:
+            return queue
+        self.check_queue_count(name)
+        queue = self._new_queue(self.next_queue_id, name)
+        self._changed(queue)
+        orphaned = self.orphans.pop(name, None)
+        if orphaned is not None:
+            for consumer in orphaned.consumers:
+                consumer.queue = queue
+                queue.attach(consumer)
+        return queue
+
+    def check_queue_count(self, name: bytes) -> None:
+        if name not in self.queues and len(self.queues) >= self.settings.queues_max:
+            raise LimitExceeded(f"there are {self.settings.queues_max} queues already")
+
+    def _new_queue(self, queue_id: int, name: bytes) -> Queue:
+        self.next_queue_id = max(self.next_queue_id, queue_id + 1)
+        queue = self.queues[name] = Queue(self, queue_id, name)
+        self.bindings.queue_made(queue)
+        return queue
+
+    def _changed(self, queue: Queue) -> None:
+        self.pending.queues[queue.id] = QueueState(queue.name, queue.rule)
+
+    def set_rule(self, queue: Queue, rule: DeleteRule | None) -> bool:
+        """Return whether that changed the rule."""
+        if queue.rule == rule:
+            return False
+        queue.rule = rule
+        self._changed(queue)
+        return True
+
+    def rebind(self, request: Rebind) -> bool:
+        return self.bindings.rebind(request, self.queues.get(request.queue))
+
+    def tell_update(self, name: bytes, but: Consumer | None = None) -> None:
+        """Tell the consumers of a queue what it is bound to now."""
+        queue = self.queues.get(name) or self.orphans.get(name)
+        if queue is None:
+            return
+        events = self.bindings.events(name)
+        for consumer in queue.consumers:
+            if consumer is not but:
+                self.write(consumer.connection, consumer.update(events))
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """Attach a consumer; one that had its id before ends, and loses nothing."""
+        earlier = self.consumers.get(consumer.id)
+        self.consumers[consumer.id] = consumer
+        consumer.connection.consumers[consumer.id] = consumer
+        consumer.queue.attach(consumer)
+        if earlier is not None:
+            self.delete_consumer(earlier)
+
+    def wake(self, consumer: Consumer) -> None:
+        """A consumer may have room again."""
+        queue = consumer.queue
+        if not queue.deleted and consumer.room() > 0:
+            queue.wake(consumer)
+            queue.deliver()
+
+    def delete_consumer(self, consumer: Consumer) -> None:
+        """End a consumer; what it held goes back to its place in the queue."""
+        consumer.deleted = True
+        if self.consumers.get(consumer.id) is consumer:
+            del self.consumers[consumer.id]
+        if consumer.connection.consumers.get(consumer.id) is consumer:
+            del consumer.connection.consumers[consumer.id]
+        queue = consumer.queue
+        queue.detach(consumer)
+        if queue.deleted:
+            if not queue.consumers:
+                self.orphans.pop(queue.name, None)
+            return
+        queue.give_back(consumer.settle_all())
+        if queue.consumers:
+            queue.deliver()
+        else:
+            self.unused(queue)
+
+    def unused(self, queue: Queue) -> None:
+        """A queue has no consumer (any more): its delete rule applies."""
+        if queue.rule is None:
+            return
+        if queue.rule.delay_s is None:
+            self.delete_queue(queue.name)
+            return
+        queue.deadline = self.clock() + queue.rule.delay_s
+        heapq.heappush(self._deadlines, (queue.deadline, next(self._deadline_ids), queue))
+        if len(self._deadlines) > 2 * len(self.queues) + 64:
+            self._deadlines = [
+                (queue.deadline, next(self._deadline_ids), queue)
+                for queue in self.queues.values()
+                if queue.deadline is not None
+            ]
+            heapq.heapify(self._deadlines)
+
+    def delete_queue(self, name: bytes) -> None:
+        """Delete messages, bindings and rule; consumers stay with the name."""
+        queue = self.queues.pop(name, None)
+        self.bindings.remove_all(name, queue)
+        if queue is None:
+            return
+        queue.deleted = True
+        queue.drop_all()
+        self.pending.queues[queue.id] = None
+        if queue.consumers:
+            self.orphans[name] = queue
+            self.tell_update(name)
+
+    # -- time
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next, on the clock given."""
+        deadlines = self._deadlines
+        while deadlines and (
+            deadlines[0][2].deleted or deadlines[0][2].deadline != deadlines[0][0]
+        ):
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def expire(self) -> None:
+        """Delete the queues whose delay has passed."""
+        now = self.clock()
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            self.delete_queue(heapq.heappop(self._deadlines)[2].name)
+
+    # -- what must last
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self.dirty or self.bindings.changes) or self.pending.has_metadata
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to write or to confirm."""
+        return bool(self.pending.confirms or self.pending.held) or self.has_changes
+
+    def take_batch(self, *, settled_only: bool = False) -> Batch:
+        """Take everything pending; the next batch begins.
+
+        `settled_only` leaves the messages: what makes room can be written when they can't.
+        """
+        batch, self.pending = self.pending, Batch()
+        dirty, self.dirty = self.dirty, []
+        for queue in dirty:
+            if queue.deleted:
+                continue
+            boundary = queue.boundary
+            change = queue.take_change(settled_only=settled_only)
+            if change is not None:
+                batch.changes.append(change)
+                batch.taken.append((queue, boundary))
+        batch.bindings, self.bindings.changes = self.bindings.changes, {}
+        self.pending_records = 0
+        return batch
+
+    def put_back(self, batch: Batch) -> None:
+        """This batch could not be written: all of it is pending again, before what came since."""
+        for change, (queue, boundary) in zip(batch.changes, batch.taken, strict=True):
+            if not queue.deleted:
+                queue.put_back(change, boundary)
+        batch.queues.update(self.pending.queues)
+        self.pending.queues = batch.queues
+        batch.bindings.update(self.bindings.changes)
+        self.bindings.changes = batch.bindings
+        self.pending.errors[:0] = batch.errors
+        del self.pending.errors[self.settings.errors_kept_max :]
+
+    def committed(self, batch: Batch) -> None:
+        """This batch is on disk: let its confirms go."""
+        for connection, ids in batch.confirms:
+            connection.unconfirmed -= len(ids)
+            if not connection.closed:
+                self.write(connection, replies.confirms(ids))
+        for consumer in batch.held:
+            consumer.held = False
+            if not consumer.deleted:
+                self.wake(consumer)
+        if self.memory_bytes > self.settings.memory_bytes // 2:
+            for change, (queue, _) in zip(batch.changes, batch.taken, strict=True):
+                if not queue.deleted:
+                    queue.spill(change.next_seq)
+
+    def failed(self, batch: Batch, failure: BadRequest) -> None:
+        """This batch could not be written: what waits for it gets errors instead, and consumers
+        that waited for their confirm end."""
+        for connection, ids in batch.confirms:
+            connection.unconfirmed -= len(ids)
+            for request_id in ids:
+                self._error(connection, request_id, b"", str(failure))
+        for consumer in batch.held:
+            if not consumer.deleted:
+                self.delete_consumer(consumer)
+        batch.confirms, batch.held = [], []
+
+    # -- recovery
+
+    def restore_queue(self, queue_id: int, name: bytes, rule: DeleteRule | None) -> Queue:
+        """A queue that the journal knows; bindings are restored before."""
+        queue = self._new_queue(queue_id, name)
+        queue.rule = rule
+        return queue
+
+    def restore_bindings(self, name: bytes, events: list[bytes]) -> None:
+        self.bindings.by_name[name] = dict.fromkeys(events)
+
+    def start_timers(self) -> None:
+        """After recovery every delay starts anew. A rule without delay waits until a consumer has
+        come and gone: a boot deletes nothing that merely waits for its consumers."""
+        for queue in list(self.queues.values()):
+            if queue.rule is not None and queue.rule.delay_s is not None:
+                self.unused(queue)

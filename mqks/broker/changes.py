@@ -1,0 +1,83 @@
+"""What one group commit must make durable, as plain data from the broker to the journal.
+
+The one rule: applying a batch twice, or the batches of a journal in any order, gives the same
+state. Acks are sets, next sequences, cursors and marks only grow.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqks.broker.connection import Connection
+from mqks.broker.consumer import Consumer
+from mqks.broker.ranges import Range
+from mqks.protocol.requests import DeleteRule
+
+if TYPE_CHECKING:
+    from mqks.broker.queue import Queue
+
+
+class Run(NamedTuple):
+    """Messages with consecutive sequence numbers from `first` on."""
+
+    first: int
+    lines: list[bytes]
+
+
+class QueueChange(NamedTuple):
+    """What happened to one queue's messages.
+
+    `next_seq`: the number the next message will get. `cursor`: everything below it has been
+    delivered once. `acks`: ranges of settled numbers. `marks`: number → 2 x retry for a message
+    that waits in its queue, one more when it has been delivered again.
+    """
+
+    queue_id: int
+    next_seq: int
+    cursor: int
+    runs: list[Run]
+    acks: list[Range]
+    marks: dict[int, int]
+
+
+class QueueState(NamedTuple):
+    """A queue that was made or whose delete rule changed."""
+
+    name: bytes
+    rule: DeleteRule | None
+
+
+class ErrorRecord(NamedTuple):
+    """Details of one error reply, as log and database keep them; never a payload."""
+
+    id: str
+    time_us: int
+    connection: str
+    request_id: bytes
+    action: bytes
+    reason: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything pending when the journal's writer came by."""
+
+    changes: list[QueueChange] = field(default_factory=list)
+    queues: dict[int, QueueState | None] = field(default_factory=dict)
+    """Queue id → its state now, None when it was deleted."""
+    bindings: dict[tuple[bytes, bytes], bool] = field(default_factory=dict)
+    """Queue name and event → whether bound now."""
+    errors: list[ErrorRecord] = field(default_factory=list)
+    confirms: list[tuple[Connection, list[bytes]]] = field(default_factory=list)
+    held: list[Consumer] = field(default_factory=list)
+    """Consumers that get nothing before their confirm."""
+    taken: list[tuple["Queue", int]] = field(default_factory=list)
+    """For each change its queue, and below which number that was durable before."""
+
+    @property
+    def has_metadata(self) -> bool:
+        return bool(self.queues or self.bindings or self.errors)
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is anything to write; confirms alone need no commit."""
+        return bool(self.changes) or self.has_metadata

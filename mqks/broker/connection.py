@@ -1,0 +1,51 @@
+"""One client as the broker sees it: where its lines come from and where its replies gather.
+
+The one rule: nothing here sends. The server takes the outbox once a turn, as one joined write.
+"""
+
+from typing import TYPE_CHECKING
+
+from mqks.protocol.lines import LineSplitter
+
+if TYPE_CHECKING:
+    from mqks.broker.consumer import Consumer
+
+
+class Connection:
+    """State of one connection.
+
+    `blocked` says that the peer takes its replies too slowly: its consumers get nothing until the
+    server has got rid of what is waiting.
+    """
+
+    __slots__ = (
+        "address",
+        "blocked",
+        "closed",
+        "consumers",
+        "id",
+        "local",
+        "outbox",
+        "outbox_bytes",
+        "published",
+        "splitter",
+        "touched",
+        "unconfirmed",
+    )
+
+    def __init__(self, connection_id: int, address: str, local: bool, line_bytes_max: int) -> None:
+        self.id = connection_id
+        self.address = address
+        self.local = local
+        """Whether the peer is on this machine."""
+        self.splitter = LineSplitter(line_bytes_max)
+        self.outbox: list[bytes] = []
+        self.outbox_bytes = 0
+        self.touched = False
+        self.blocked = False
+        self.closed = False
+        self.published = False
+        """Whether the chunk in hand held a publish: only publishers are slowed down."""
+        self.unconfirmed = 0
+        """Confirms that wait for a commit."""
+        self.consumers: dict[bytes, Consumer] = {}

@@ -1,0 +1,129 @@
+"""One consumer: what it was given and has not settled.
+
+The one rule: with manual ack, every delivery is in `unacked` until it is acked or goes back.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mqks.protocol import replies
+
+if TYPE_CHECKING:
+    from mqks.broker.connection import Connection
+    from mqks.broker.queue import Queue
+
+UNLIMITED: Final = 1 << 62
+
+Delivery = tuple[int, bytes]
+"""Sequence number and message."""
+
+
+class Consumer:
+    __slots__ = (
+        "connection",
+        "deleted",
+        "held",
+        "id",
+        "in_ring",
+        "manual_ack",
+        "prefix",
+        "queue",
+        "repeated",
+        "separator",
+        "unacked",
+        "unacked_max",
+    )
+
+    def __init__(
+        self,
+        consumer_id: bytes,
+        connection: "Connection",
+        queue: "Queue",
+        manual_ack: bool,
+        unacked_max: int,
+    ) -> None:
+        self.id = consumer_id
+        self.connection = connection
+        self.queue = queue
+        self.manual_ack = manual_ack
+        self.unacked_max = unacked_max
+        self.prefix = consumer_id + b" ok "
+        self.separator = b"\n" + self.prefix
+        self.held = False
+        """Waits for the confirm of its own consume."""
+        self.deleted = False
+        self.in_ring = False
+        self.unacked: dict[bytes, Delivery] = {}
+        """Message id → its oldest unsettled delivery."""
+        self.repeated: dict[bytes, deque[Delivery]] = {}
+        """Message id → later deliveries under the same id."""
+
+    def room(self) -> int:
+        """How many more messages it can take now."""
+        if self.connection.blocked or self.held or self.deleted:
+            return 0
+        if self.manual_ack:
+            return self.unacked_max - len(self.unacked) - sum(map(len, self.repeated.values()))
+        return UNLIMITED
+
+    def take(
+        self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
+    ) -> bytes:
+        """Take messages and return the joined deliveries.
+
+        `ids` are the message ids where the caller has them at hand.
+        """
+        queue = self.queue
+        told = lines
+        if queue.retries:
+            told = queue.redelivered(numbers, lines, self.manual_ack)
+        if self.manual_ack:
+            if ids is None:
+                ids = [line[: line.index(b" ")] for line in lines]
+            taken = dict(zip(ids, zip(numbers, lines, strict=True), strict=True))
+            if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked):
+                self.unacked.update(taken)
+            else:
+                for message_id, number, line in zip(ids, numbers, lines, strict=True):
+                    self._take_one(message_id, (number, line))
+        return self.prefix + self.separator.join(told) + b"\n"
+
+    def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
+        if message_id in self.unacked:
+            self.repeated.setdefault(message_id, deque()).append(delivery)
+        else:
+            self.unacked[message_id] = delivery
+
+    def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:
+        """Take the oldest delivery of each id out of the unacked; ids that are not there: none."""
+        pop = self.unacked.pop
+        return [
+            delivery
+            for message_id in message_ids
+            if (delivery := pop(message_id, None)) is not None
+            and (not self.repeated or self._promote(message_id))
+        ]
+
+    def _promote(self, message_id: bytes) -> bool:
+        """The next delivery under a settled id becomes its oldest. Always true."""
+        if later := self.repeated.get(message_id):
+            self.unacked[message_id] = later.popleft()
+            if not later:
+                del self.repeated[message_id]
+        return True
+
+    def settle_all(self) -> list[Delivery]:
+        """Take everything out of the unacked, in the order in which it was delivered."""
+        deliveries = list(self.unacked.values())
+        if self.repeated:
+            for later in self.repeated.values():
+                deliveries.extend(later)
+            deliveries.sort()
+        self.unacked.clear()
+        self.repeated.clear()
+        return deliveries
+
+    def update(self, events: Sequence[bytes]) -> bytes:
+        """Tell what the queue is bound to now."""
+        return replies.update(self.id, self.queue.name, events, self.queue.rule, self.manual_ack)

@@ -1,0 +1,480 @@
+"""The read-only Python expressions of `_eval`, for looking into a running broker.
+
+The one rule: everything is paid for before it is done. An expression has a budget of steps; a node
+visited, an item taken and 16 characters of text read or built cost a step each, so one number
+bounds time and memory alike. Nothing is lazy but `range`: generator expressions, `zip`,
+`enumerate` and `reversed` give lists. What is not named in this file does not exist.
+"""
+
+import ast
+import builtins
+import json
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from mqks.errors import BadRequest
+
+
+class ExpressionError(BadRequest):
+    """The expression is malformed, not allowed, too costly, or failed; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one expression may use."""
+
+    source_bytes_max: int = 4096
+    nodes_max: int = 2000
+    depth_max: int = 100
+    steps_max: int = 200_000
+    int_bits_max: int = 1024  # As wide as the widest float, and still quick to multiply.
+
+
+Scope = dict[str, Any]
+LIMITS = Limits()
+RESULT_BYTES_MAX = 64 * 1024
+
+
+def evaluate(source: str, names: Mapping[str, object], *, limits: Limits = LIMITS) -> object:
+    """The value of `source`, a Python expression over `names`; raises nothing but ExpressionError.
+
+    An object in `names` shows its public attributes that are data. Each is read once per
+    expression, because a property may have to copy. Nothing is ever written.
+    """
+    with _refusals():
+        return _Evaluation(limits).visit(_parse(source, limits), dict(names))
+
+
+def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
+    """`value` as one line, without its end: text as it is, anything else as JSON.
+
+    Control characters are escaped as in JSON. Sets become sorted lists, bytes become text.
+    Raises ExpressionError for what JSON cannot hold and for a line of more than `bytes_max`.
+    """
+    with _refusals():
+        # An item or a character fills a byte at least: out of steps means out of bytes.
+        plain = _plain(value, _Budget(bytes_max, "the result is too long"))
+        text = plain if isinstance(value, str) else _json(plain)
+        line = text.translate(_ESCAPES).encode("utf-8", "surrogateescape")
+        if len(line) > bytes_max:
+            raise ExpressionError("the result is too long")
+        return line
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns whatever goes wrong into an ExpressionError, and silences Python's warnings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ExpressionError:
+        raise
+    except Exception as error:  # RecursionError and MemoryError among them.
+        raise ExpressionError(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _parse(source: str, limits: Limits) -> ast.AST:
+    if len(source.encode()) > limits.source_bytes_max:
+        raise ExpressionError("the expression is too long")
+    tree = ast.parse(source.strip(), mode="eval").body
+    level: list[ast.AST] = [tree]
+    nodes = depth = 0
+    while level:
+        nodes, depth = nodes + len(level), depth + 1
+        if nodes > limits.nodes_max or depth > limits.depth_max:
+            raise ExpressionError("the expression is too complex")
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return tree
+
+
+class _Budget:
+    """The steps left. Every method pays for what its caller does next, or raises."""
+
+    def __init__(self, steps: int, refusal: str) -> None:
+        self.steps = steps
+        self.refusal = refusal
+
+    def spend(self, steps: int) -> None:
+        self.steps -= steps
+        if self.steps < 0:
+            raise ExpressionError(self.refusal)
+
+    def items(self, value: Any) -> Any:
+        """Pays for one walk through `value`, and gives it back."""
+        if not isinstance(value, _ITERABLE):
+            raise ExpressionError(f"{type(value).__name__} has no items")
+        self.spend(len(value))
+        return value
+
+    def weigh(self, value: Any, times: int = 1) -> None:
+        """Pays for reading all of `value`, as comparing, hashing and printing it do.
+
+        Shared parts count each time they occur: ten small lists can spell out 10**20 items.
+        """
+        self.spend(_size(value) * times)
+        if isinstance(value, _ITERABLE) and not isinstance(value, str | bytes):
+            inner: Any = value.items() if isinstance(value, Mapping) else [value]
+            for item in chain.from_iterable(inner):
+                self.weigh(item, times)
+
+    def search(self, text: str | bytes, needles: Iterable[Any]) -> None:
+        """Pays for looking through `text`; at worst each needle is compared at each place."""
+        width = sum(len(needle) for needle in needles if isinstance(needle, str | bytes))
+        self.spend(1 + len(text) * (16 + width) // 256)
+
+    def mapping(self, pairs: Iterable[Any]) -> dict[Any, Any]:
+        """A dict of `pairs`. Keys of one hash are compared in turn, so each pays for the others."""
+        result: dict[Any, Any] = {}
+        alike: dict[int, int] = {}
+        for key, value in pairs:
+            self.weigh(key)
+            if others := alike.get(hash(key), 0):
+                self.weigh(key, others)
+            if key not in result:
+                alike[hash(key)] = others + 1
+            result[key] = value
+        return result
+
+    def set(self, items: Iterable[Any]) -> set[Any]:
+        return {*self.mapping((item, None) for item in items)}
+
+
+class _Evaluation(_Budget):
+    """One walk through one expression."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits.steps_max, "the expression takes too many steps")
+        self.bits_max = limits.int_bits_max
+        self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def visit(self, node: ast.AST | None, scope: Scope) -> Any:
+        self.spend(1)
+        value = self.value(node, scope)
+        if isinstance(value, int) and value.bit_length() > self.bits_max:
+            raise ExpressionError("the number is too large")
+        return value
+
+    def value(self, node: Any, scope: Scope) -> Any:
+        """The whole language: a case for each kind of node."""
+        visit = self.visit
+        match node:
+            case ast.Constant(None | int() | float() | str() | bytes() as value):
+                return value
+            case ast.Name(name) if name in scope and not name.startswith("_"):
+                return scope[name]
+            case ast.Attribute(owner, name):
+                return self.attribute(visit(owner, scope), name)
+            case ast.Subscript(owner, index):
+                return self.subscript(visit(owner, scope), visit(index, scope))
+            case ast.Slice(start, stop, step):
+                return slice(*(part and visit(part, scope) for part in (start, stop, step)))
+            case ast.Call(ast.Name(name), args, keywords):
+                options = dict(self.option(keyword, scope) for keyword in keywords)
+                return self.call(name, [visit(arg, scope) for arg in args], options)
+            case ast.Call(ast.Attribute(owner, name), args, []):
+                return self.method(visit(owner, scope), name, [visit(arg, scope) for arg in args])
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+                return self.binary(op, visit(left, scope), visit(right, scope))
+            case ast.UnaryOp(op, operand):
+                return _OPERATORS[type(op)](visit(operand, scope))
+            case ast.Compare(first, ops, others):
+                left = visit(first, scope)
+                for relation, other in zip(ops, others, strict=True):
+                    right = visit(other, scope)
+                    if not self.compare(relation, left, right):
+                        return False
+                    left = right
+                return True
+            case ast.BoolOp(op, [*operands, last]):
+                for operand in operands:
+                    value = visit(operand, scope)
+                    if bool(value) is isinstance(op, ast.Or):
+                        return value
+                return visit(last, scope)
+            case ast.IfExp(test, body, orelse):
+                return visit(body if visit(test, scope) else orelse, scope)
+            case ast.List(parts):
+                return [visit(part, scope) for part in parts]
+            case ast.Tuple(parts):
+                return tuple([visit(part, scope) for part in parts])
+            case ast.Set(parts):
+                return self.set([visit(part, scope) for part in parts])
+            case ast.Dict(keys, values) if None not in keys:
+                pairs = zip(keys, values, strict=True)
+                return self.mapping([(visit(k, scope), visit(v, scope)) for k, v in pairs])
+            case ast.ListComp(part, loops) | ast.GeneratorExp(part, loops):
+                return [visit(part, turn) for turn in self.loop(loops, {**scope})]
+            case ast.SetComp(part, loops):
+                return self.set([visit(part, turn) for turn in self.loop(loops, {**scope})])
+            case ast.DictComp(key, value, loops):
+                turns = self.loop(loops, {**scope})
+                return self.mapping([(visit(key, turn), visit(value, turn)) for turn in turns])
+        raise ExpressionError(f"not known or not allowed: {ast.unparse(node)}"[:200])
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        # What Python itself brings (frames, code, modules) leads out of here by public names.
+        if name.startswith("_") or type(owner).__module__ == "builtins":
+            raise ExpressionError(f"{type(owner).__name__} has no attribute {name}")
+        key = id(owner), name
+        if key not in self.attributes:  # The owner is kept too, so that its id stays its own.
+            self.attributes[key] = owner, getattr(owner, name)
+        value = self.attributes[key][1]
+        if callable(value):
+            raise ExpressionError(f"{name} is not data")
+        return value
+
+    def subscript(self, owner: Any, index: Any) -> Any:
+        match owner:
+            case Mapping():
+                self.weigh(index)
+                if index not in owner:  # A defaultdict would add it.
+                    raise KeyError(index)
+            case str() | bytes() | list() | tuple() | range():
+                if isinstance(index, slice):
+                    self.spend(len(range(*index.indices(len(owner)))))
+            case _:
+                raise ExpressionError(f"{type(owner).__name__} has no items")
+        return owner[index]
+
+    def loop(self, loops: list[ast.comprehension], scope: Scope, depth: int = 0) -> Iterator[Scope]:
+        """Runs the `for` and `if` clauses; each turn binds its names in `scope`, ever the same."""
+        if depth == len(loops):
+            self.spend(depth)  # Each turn comes up through all the loops around it.
+            yield scope
+            return
+        loop = loops[depth]
+        if loop.is_async:
+            raise ExpressionError("async is not allowed")
+        for item in self.items(self.visit(loop.iter, scope)):
+            self.bind(loop.target, item, scope)
+            if all(self.visit(test, scope) for test in loop.ifs):
+                yield from self.loop(loops, scope, depth + 1)
+
+    def bind(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        match target:
+            case ast.Name(name) if not name.startswith("_"):
+                scope[name] = value
+            case ast.Tuple(parts) | ast.List(parts):
+                for part, item in zip(parts, self.items(value), strict=True):
+                    self.bind(part, item, scope)
+            case _:
+                raise ExpressionError(f"cannot be bound: {ast.unparse(target)}"[:200])
+
+    def binary(self, op: ast.operator, left: Any, right: Any) -> Any:
+        left, right = (
+            self.set(self.items(side)) if isinstance(side, MappingView) else side
+            for side in (left, right)
+        )
+        self.weigh(left)
+        self.weigh(right)
+        match op, left, right:
+            case (ast.Mult(), sequence, int(times)) | (ast.Mult(), int(times), sequence):
+                if not isinstance(sequence, int | float):
+                    self.spend(_size(sequence) * max(times, 0))
+            case ast.Pow(), int(), int() if left.bit_length() * right > self.bits_max:
+                raise ExpressionError("the number is too large")
+            case ast.LShift(), _, int() if right > self.bits_max:
+                raise ExpressionError("the number is too large")
+            case ast.Mod(), str() | bytes(), _:
+                raise ExpressionError("% does not format text here")
+        return _OPERATORS[type(op)](left, right)
+
+    def compare(self, op: ast.cmpop, left: Any, right: Any) -> Any:
+        match op, right:
+            case ((ast.Is() | ast.IsNot()), _):
+                pass
+            case ((ast.In() | ast.NotIn()), str() | bytes()):
+                self.search(right, [left])
+            case ((ast.In() | ast.NotIn()), Mapping() | AbstractSet()):
+                self.weigh(left)
+            case ((ast.In() | ast.NotIn()), range()) if isinstance(left, int):
+                pass
+            case _:
+                self.weigh(left)
+                self.weigh(right)
+        return _OPERATORS[type(op)](left, right)
+
+    def option(self, keyword: ast.keyword, scope: Scope) -> tuple[str, Any]:
+        match keyword:
+            case ast.keyword("key", ast.Name(name)):
+                return "key", lambda item: self.call(name, [item], {})
+            case ast.keyword("default" | "reverse" | "start" as name, value):
+                return name, self.visit(value, scope)
+        raise ExpressionError(f"not allowed: {ast.unparse(keyword)}"[:200])
+
+    def call(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
+        match name, args:
+            case (("bool" | "dict" | "float" | "int" | "list" | "set" | "str" | "tuple"), []) if (
+                not options
+            ):
+                pass
+            case (("abs" | "bool" | "len"), [_]):
+                pass
+            case "range", _:
+                pass
+            case (("all" | "any" | "enumerate" | "list" | "reversed" | "tuple"), [items, *_]):
+                self.items(items)
+            case "set", [items] if not options:
+                return self.set(self.items(items))
+            case "dict", [items] if not options:
+                self.items(items)
+                return self.mapping(items.items() if isinstance(items, Mapping) else items)
+            case (("max" | "min" | "sorted"), [first, *rest]):
+                items = self.items(args if rest else first)
+                times = len(items).bit_length() if name == "sorted" else 1
+                options = {**options, "key": self.weighed(options.get("key"), times)}
+            case "sum", [items, *start]:  # Of lists it would take quadratic time.
+                numbers = (*self.items(items), *start, *options.values())
+                if not all(isinstance(number, int | float) for number in numbers):
+                    raise ExpressionError("sum adds numbers only")
+            case "zip", _:
+                self.spend(len(args) * min(map(len, args), default=0))
+            case "str", [value]:
+                self.weigh(value)
+            case "float", [value]:
+                self.spend(_size(value))
+            case "int", [value, *_]:  # Reading decimals takes quadratic time.
+                if isinstance(value, str | bytes) and len(value) > self.bits_max:
+                    raise ExpressionError("the number is too large")
+            case "round", [_, *digits] if all(abs(n) <= self.bits_max for n in digits if n):
+                pass  # round(n, -digits) computes 10**digits.
+            case _:
+                raise ExpressionError(f"{name} is not a function of these arguments")
+        result = getattr(builtins, name)(*args, **options)  # Only the names above come so far.
+        return [*result] if isinstance(result, Iterator) else result
+
+    def weighed(self, key: Callable[[Any], Any] | None, times: int) -> Callable[[Any], Any]:
+        """`key`, paying for `times` comparisons of what it returns."""
+
+        def weigh(item: Any) -> Any:
+            value = key(item) if key else item
+            self.weigh(value, times)
+            return value
+
+        return weigh
+
+    def method(self, owner: Any, name: str, args: list[Any]) -> Any:
+        if not any(isinstance(owner, of) and name in names.split() for of, names in _METHODS):
+            raise ExpressionError(f"{type(owner).__name__} has no method {name}")
+        for arg in args:
+            self.weigh(arg)
+        match owner:
+            case list() | tuple():
+                self.weigh(owner)
+            case set() | frozenset():
+                self.weigh(owner)
+                args = [arg if isinstance(arg, set | frozenset) else self.set(arg) for arg in args]
+            case str() | bytes():
+                self.search(owner, args)
+        match name, args:
+            case (("split" | "rsplit"), _):
+                self.spend(len(owner))  # Each character may become a piece.
+            case "replace", [old, new, *_]:
+                self.spend(owner.count(old) * len(new) // 16)
+            case "join", [items]:
+                self.spend(len(owner) * len(self.items(items)) // 16)
+            case "decode", [codec, *repair] if not (
+                codec in _CODECS and _REPAIRS.issuperset(repair)
+            ):
+                raise ExpressionError("unknown codec")
+        return getattr(owner, name)(*args)
+
+
+_ITERABLE = (str, bytes, list, tuple, AbstractSet, Mapping, MappingView, range)
+_METHODS = (
+    (str | bytes, "lower upper strip lstrip rstrip split rsplit startswith endswith replace join"),
+    (str | bytes, "find count isdigit isalpha title partition decode"),
+    (Mapping, "get keys values items"),
+    (list | tuple, "count index"),
+    (set | frozenset, "union intersection difference issubset issuperset"),
+)
+_CODECS = frozenset({"utf-8", "ascii", "latin-1"})  # To look up others may import a module.
+_REPAIRS = frozenset({"strict", "ignore", "replace", "backslashreplace", "surrogateescape"})
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
+}
+
+
+def _size(value: Any) -> int:
+    """The steps of a shallow copy. This also turns away whatever is not plain data."""
+    match value:
+        case None | float():
+            return 1
+        case int():
+            return 1 + value.bit_length() // 64
+        case str() | bytes():
+            return 1 + len(value) // 16
+    if isinstance(value, _ITERABLE):
+        return 1 + len(value)
+    raise ExpressionError(f"{type(value).__name__} is not plain data")
+
+
+def _plain(value: Any, budget: _Budget) -> Any:
+    """`value` in terms of JSON."""
+
+    def plain(items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            budget.spend(1)
+            yield _plain(item, budget)
+
+    match value:
+        case None | int() | float():
+            return value
+        case str():
+            budget.spend(len(value))
+            return value
+        case bytes():
+            budget.spend(len(value))
+            return value.decode("utf-8", "backslashreplace")
+        case Mapping():
+            names = [name if isinstance(name, str) else _json(name) for name in plain(value)]
+            if len({*names}) < len(names):
+                raise ExpressionError("two keys look the same as text")
+            return dict(zip(names, plain(value.values()), strict=True))
+        case list() | tuple() | range() | MappingView() | Iterator():
+            items: Any = value
+            return [*plain(items)]
+        case AbstractSet():
+            items = [*plain(value)]
+            try:
+                return sorted(items)
+            except TypeError:
+                return sorted(items, key=_json)
+    raise ExpressionError(f"{type(value).__name__} cannot be shown")
+
+
+_json = partial(json.dumps, ensure_ascii=False, allow_nan=False)
+_ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}

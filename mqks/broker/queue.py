@@ -1,0 +1,434 @@
+"""One queue: messages in order, the consumers that take turns, and what the journal must learn.
+
+The one rule: numbers from `cursor` up to `next_seq` have never been delivered and are all alive.
+They lie in three stretches without gaps: `head` in memory, then `paged` of them only on disk,
+then `tail` in memory. What was delivered and came back lies in `redo`, below the cursor.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from mqks.broker.changes import QueueChange, Run
+from mqks.broker.consumer import Consumer, Delivery
+from mqks.broker.ranges import Range, compress, subtract, union
+from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES
+from mqks.protocol import replies
+from mqks.protocol.requests import DeleteRule
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+
+MESSAGE_OVERHEAD_BYTES: Final = 64
+"""A bytes object and its place in a deque, beside its length (measured: 33 + 8, rounded up by
+the allocator)."""
+
+
+class Queue:
+    __slots__ = (
+        "acked",
+        "acked_ranges",
+        "boundary",
+        "broker",
+        "consumers",
+        "cursor",
+        "cursor_moved",
+        "deadline",
+        "deleted",
+        "dirty",
+        "head",
+        "head_bytes",
+        "id",
+        "marks",
+        "name",
+        "next_seq",
+        "paged",
+        "paging",
+        "pending",
+        "pending_first",
+        "pending_runs",
+        "redo",
+        "retries",
+        "ring",
+        "rule",
+        "tail",
+        "tail_bytes",
+    )
+
+    def __init__(self, broker: "Broker", queue_id: int, name: bytes) -> None:
+        self.broker = broker
+        self.id = queue_id
+        self.name = name
+        self.rule: DeleteRule | None = None
+        self.deadline: float | None = None
+        self.deleted = False
+
+        self.next_seq = 1
+        self.cursor = 1
+        self.head: deque[bytes] = deque()
+        self.head_bytes = 0
+        self.paged = 0
+        self.paging = False
+        """A page has been asked for and has not come yet."""
+        self.tail: deque[bytes] = deque()
+        self.tail_bytes = 0
+        self.redo: list[Delivery] = []
+        """A heap: the oldest comes first."""
+        self.retries: dict[int, int] = {}
+        """Number → retry, for those above zero."""
+
+        self.consumers: dict[Consumer, None] = {}
+        """In the order they came."""
+        self.ring: OrderedDict[Consumer, None] = OrderedDict()
+        """Those that may take, the next one first; who cannot take leaves it when that shows."""
+
+        self.dirty = False
+        self.boundary = 1
+        """Everything below it was taken by an earlier batch."""
+        self.pending: list[bytes] = []
+        self.pending_first = 1
+        self.pending_runs: list[Run] = []
+        self.acked: list[int] = []
+        self.acked_ranges: list[Range] = []
+        self.marks: dict[int, int] = {}
+        self.cursor_moved = False
+
+    # -- what there is
+
+    @property
+    def ready(self) -> int:
+        """Messages that wait for a consumer."""
+        return self.next_seq - self.cursor + len(self.redo)
+
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers hold."""
+        return sum(
+            len(consumer.unacked) + sum(map(len, consumer.repeated.values()))
+            for consumer in self.consumers
+        )
+
+    # -- messages come in
+
+    def publish(self, ids: Sequence[bytes], lines: list[bytes]) -> None:
+        """Append messages; where consumers wait, deliver them in this very turn."""
+        first = self.next_seq
+        self.next_seq = first + len(lines)
+        if self.ring and self.cursor == first and not self.redo:
+            taken = self._dispatch(first, lines, ids, stored=False)
+            if taken == len(lines):
+                return
+            if taken:
+                first += taken
+                lines = lines[taken:]
+        self._append(first, lines)
+        if self.ring:
+            self.deliver()
+
+    def _append(self, first: int, lines: list[bytes]) -> None:
+        size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)
+        self.broker.memory_bytes += size
+        if self.paged:
+            self.tail.extend(lines)
+            self.tail_bytes += size
+        else:
+            self.head.extend(lines)
+            self.head_bytes += size
+        self._remember(first, lines)
+
+    def requeue(self, deliveries: Iterable[Delivery]) -> None:
+        """Rejected by a consumer: to the tail, under new numbers, with one more retry."""
+        for number, line in deliveries:
+            retry = self.retries.pop(number, 0) + 1
+            self._settled([number])
+            first = self.next_seq
+            self.next_seq = first + 1
+            self.retries[first] = retry
+            self._mark(first, 2 * retry)
+            self._append(first, [line])
+        self.deliver()
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Returned because its consumer is gone: to the place it had, with one more retry."""
+        for delivery in deliveries:
+            number = delivery[0]
+            retry = self.retries[number] = self.retries.get(number, 0) + 1
+            self._mark(number, 2 * retry)
+            heapq.heappush(self.redo, delivery)
+
+    # -- consumers come and go
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers[consumer] = None
+        self.deadline = None
+        self.wake(consumer)
+
+    def detach(self, consumer: Consumer) -> None:
+        del self.consumers[consumer]
+        self.ring.pop(consumer, None)
+        consumer.in_ring = False
+
+    def wake(self, consumer: Consumer) -> None:
+        """This consumer may be able to take (again): give it its place behind the others."""
+        if not consumer.in_ring and not consumer.held:
+            consumer.in_ring = True
+            self.ring[consumer] = None
+
+    # -- messages go out
+
+    def deliver(self) -> None:
+        """Give waiting messages to consumers, as long as both are there."""
+        while self.redo and self.ring:
+            number, line = heapq.heappop(self.redo)
+            if not self._dispatch(number, [line], None, stored=True):
+                heapq.heappush(self.redo, (number, line))
+        head = self.head
+        while head and self.ring:
+            count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
+            if count >= len(head):
+                lines = list(head)
+                head.clear()
+                size = self.head_bytes
+            else:
+                popleft = head.popleft
+                lines = [popleft() for _ in range(count)]
+                size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * count
+            taken = self._dispatch(self.cursor, lines, None, stored=True)
+            if taken < len(lines):
+                back = lines[taken:]
+                size -= sum(map(len, back)) + MESSAGE_OVERHEAD_BYTES * len(back)
+                head.extendleft(reversed(back))
+            self.head_bytes -= size
+            self.broker.memory_bytes -= size
+        if self.paged and self.ring and not self.paging and self.head_bytes < READ_AHEAD_BYTES:
+            self.paging = True
+            self.broker.page_requests.append(self)
+
+    def _dispatch(
+        self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
+    ) -> int:
+        """Share out messages with consecutive numbers among the ring; return how many were taken.
+
+        Consumers take turns message by message; each gets its share of the batch in one piece.
+        `stored` says that the messages are in `pending` or in the journal already; what is not,
+        and goes to consumers without manual ack only, never gets there.
+        """
+        ring = self.ring
+        taken, total = 0, len(lines)
+        while ring and taken < total:
+            wanted = total - taken
+            takers = list(ring) if wanted >= len(ring) else list(islice(ring, wanted))
+            room = min(taker.room() for taker in takers)
+            if room <= 0:
+                for taker in takers:
+                    if taker.room() <= 0:
+                        del ring[taker]
+                        taker.in_ring = False
+                continue
+            turns = len(takers)
+            count = min(wanted, room * turns)
+            manual = any(taker.manual_ack for taker in takers)
+            start, end = taken, taken + count
+            if manual and not stored:
+                self._remember(first + start, lines[start:end])
+            for index, taker in enumerate(takers):
+                numbers = range(first + start + index, first + end, turns)
+                share = lines[start + index : end : turns]
+                share_ids = ids and ids[start + index : end : turns]
+                self.broker.write(taker.connection, taker.take(numbers, share, share_ids))
+                if not taker.manual_ack:
+                    self.broker.consumed += len(share)
+                    if manual or stored:
+                        self._settled(numbers)
+            if stored and manual and first >= self.cursor:
+                self.cursor_moved = True
+                self._touch()
+            taken = end
+            if turns > 1:
+                for taker in takers[: count % turns] if count >= turns else takers[:count]:
+                    ring.move_to_end(taker)
+        if first >= self.cursor:
+            self.cursor += taken
+        return taken
+
+    def redelivered(
+        self, numbers: Sequence[int], lines: Sequence[bytes], manual_ack: bool
+    ) -> list[bytes]:
+        """Tell the retry of those messages that have one, and mark them as delivered again."""
+        told = []
+        for number, line in zip(numbers, lines, strict=True):
+            retry = self.retries.get(number)
+            if retry is None:
+                told.append(line)
+                continue
+            told.append(replies.with_retry(line, retry))
+            if manual_ack:
+                self._mark(number, 2 * retry + 1)
+        return told
+
+    def settle(self, deliveries: Sequence[Delivery]) -> None:
+        """Acked by a consumer."""
+        self.broker.consumed += len(deliveries)
+        self._settled([number for number, _ in deliveries])
+
+    def _settled(self, numbers: Sequence[int]) -> None:
+        """These messages are done with: the journal may forget them."""
+        if self.retries:
+            for number in numbers:
+                self.retries.pop(number, None)
+        if isinstance(numbers, range) and numbers.step == 1:
+            self.acked_ranges.append((numbers.start, len(numbers)))
+        else:
+            self.acked.extend(numbers)
+        self.broker.pending_records += len(numbers)
+        self._touch()
+
+    # -- what the journal must learn
+
+    def _touch(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self.broker.dirty.append(self)
+
+    def _remember(self, first: int, lines: list[bytes]) -> None:
+        """These messages must last."""
+        if self.pending and self.pending_first + len(self.pending) != first:
+            self.pending_runs.append(Run(self.pending_first, self.pending))
+            self.pending = []
+        if self.pending:
+            self.pending.extend(lines)
+        else:
+            self.pending_first = first
+            self.pending = lines.copy()
+        self.broker.pending_records += len(lines)
+        self._touch()
+
+    def _mark(self, number: int, mark: int) -> None:
+        self.marks[number] = mark
+        self._touch()
+
+    def take_change(self, *, settled_only: bool = False) -> QueueChange | None:
+        """Take what is pending. What was published and settled within the batch leaves no trace.
+
+        `settled_only` leaves the messages pending, and tells only of what is on disk already.
+        """
+        runs, acks = self.pending_runs, union([*self.acked_ranges, *compress(self.acked)])
+        if self.pending:
+            runs.append(Run(self.pending_first, self.pending))
+        boundary, marks = self.boundary, self.marks
+        if acks and acks[-1][0] + acks[-1][1] > boundary:
+            runs = [
+                Run(start, run.lines[start - run.first : start - run.first + count])
+                for run in runs
+                for start, count in subtract(run.first, run.first + len(run.lines), acks)
+            ]
+            acks = [
+                (first, min(count, boundary - first)) for first, count in acks if first < boundary
+            ]
+        moved = self.cursor_moved
+        self.dirty = self.cursor_moved = False
+        self.acked, self.acked_ranges = [], []
+        self.pending, self.pending_runs, self.marks = [], [], {}
+        next_seq, cursor = self.next_seq, self.cursor
+        if settled_only:
+            self.pending_runs, runs = runs, []
+            self.marks = {number: mark for number, mark in marks.items() if number >= boundary}
+            marks = {number: mark for number, mark in marks.items() if number < boundary}
+            next_seq, cursor = boundary, min(boundary, cursor)
+            if self.pending_runs:
+                self._touch()
+        else:
+            self.boundary = next_seq
+        if not (runs or acks or marks or moved):
+            return None
+        return QueueChange(self.id, next_seq, cursor, runs, acks, marks)
+
+    def put_back(self, change: QueueChange, boundary: int) -> None:
+        """A change could not be written: it is pending again; `boundary` as it was before."""
+        self.boundary = boundary
+        self.pending_runs[:0] = change.runs
+        self.acked_ranges.extend(change.acks)
+        self.marks = change.marks | self.marks
+        self.cursor_moved = True
+        self._touch()
+
+    # -- recovery and paging
+
+    def restore(
+        self, next_seq: int, cursor: int, returned: Iterable[tuple[int, bytes, int]]
+    ) -> None:
+        """Begin with what the journal knows: everything from the cursor on is on disk.
+
+        `returned` are the living messages below the cursor, with their mark: 2 x retry when it
+        waited in the queue, odd when a consumer held it at the crash, which counts as rejected.
+        """
+        self.next_seq = self.boundary = next_seq
+        self.cursor = cursor
+        self.paged = next_seq - cursor
+        for number, line, mark in returned:
+            retry = (mark + 1) // 2
+            if retry:
+                self.retries[number] = retry
+            if mark % 2:
+                self._mark(number, 2 * retry)
+            self.redo.append((number, line))
+        heapq.heapify(self.redo)
+
+    def spill(self, committed: int) -> None:
+        """Let go of bodies in memory that are on disk: what is below `committed` has been synced.
+
+        A queue that is being consumed keeps its next page.
+        """
+        if self.paged:
+            count = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
+            self.paged += max(0, count)
+            size = sum(len(self.tail.popleft()) + MESSAGE_OVERHEAD_BYTES for _ in range(count))
+            self.tail_bytes -= size
+            self.broker.memory_bytes -= size
+            return
+        keep = 0
+        if self.consumers and self.head_bytes:
+            keep = READ_AHEAD_BYTES * len(self.head) // self.head_bytes
+        durable = min(len(self.head), committed - self.cursor)
+        if durable <= keep:
+            return
+        uncommitted = len(self.head) - durable
+        self.tail.extendleft(self.head.pop() for _ in range(uncommitted))
+        while len(self.head) > keep:
+            self.head.pop()
+        self.paged = durable - keep
+        self.broker.memory_bytes -= self.head_bytes
+        self.head_bytes = sum(map(len, self.head)) + MESSAGE_OVERHEAD_BYTES * len(self.head)
+        self.tail_bytes = sum(map(len, self.tail)) + MESSAGE_OVERHEAD_BYTES * len(self.tail)
+        self.broker.memory_bytes += self.head_bytes + self.tail_bytes
+
+    @property
+    def page_first(self) -> int:
+        """Number of the first message that is only on disk."""
+        return self.cursor + len(self.head)
+
+    def page_in(self, first: int, lines: list[bytes]) -> None:
+        """A page has come from disk: `lines` have consecutive numbers from `first` on."""
+        self.paging = False
+        if self.deleted or first != self.page_first or not self.paged:
+            return
+        del lines[self.paged :]
+        size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)
+        self.broker.memory_bytes += size
+        self.head_bytes += size
+        self.head.extend(lines)
+        self.paged -= len(lines)
+        if not self.paged:
+            self.head.extend(self.tail)
+            self.head_bytes += self.tail_bytes
+            self.tail.clear()
+            self.tail_bytes = 0
+        self.deliver()
+
+    def drop_all(self) -> None:
+        """Forget every message, also those that consumers hold."""
+        self.broker.memory_bytes -= self.head_bytes + self.tail_bytes
+        for consumer in self.consumers:
+            consumer.settle_all()

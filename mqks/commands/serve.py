@@ -1,0 +1,63 @@
+"""`mqks serve`: its flags are the fields of `Settings`, so there is nothing to keep in step."""
+
+import os
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mqks.settings import SETTINGS, Setting, load
+
+_METAVARS: dict[Any, str] = {
+    Path: "PATH",
+    Path | None: "PATH",
+    int: "NUMBER",
+    float: "NUMBER",
+    bool: " ",
+}
+
+
+def serve(config: Path | None, **flags: object) -> None:
+    """Run the broker until SIGTERM or SIGINT.
+
+    Every setting may also stand in mqks.toml (port = 25000) or in the environment
+    (MQKS_PORT=25000); a flag beats the environment, and that beats the file.
+    """
+    settings = load(flags, os.environ, config)
+    from mqks.server import run  # here, so that --help does not load the broker
+
+    raise typer.Exit(run(settings))
+
+
+def _flag(setting: Setting) -> Parameter:
+    """The option for one setting: None when not given, or else what `Setting.parse` takes."""
+    switch = setting.type is bool
+    option: Any = typer.Option(
+        f"{setting.flag}/--no-{setting.flag[2:]}" if switch else setting.flag,
+        help=_help(setting),
+        metavar=_METAVARS.get(setting.type, "WORD"),
+        rich_help_panel=setting.about.group,
+    )
+    kind: Any = bool if switch else str
+    return _parameter(setting.name, Annotated[kind | None, option])
+
+
+def _help(setting: Setting) -> str:
+    """Why, then the default in brackets with its unit or the other choices."""
+    default, unit = setting.default_text, setting.about.unit
+    if setting.choices:
+        default += ", or " + ", ".join(word for word in setting.choices if word != default)
+    if unit not in ("", "bytes"):
+        default += f" {unit}"
+    return f"{setting.about.why} \\[{default}]" if default else setting.about.why
+
+
+def _parameter(name: str, annotation: object) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+_config: Any = typer.Option(help="The file of settings, instead of ./mqks.toml.", metavar="PATH")
+serve.__signature__ = Signature(  # type: ignore[attr-defined]
+    [_parameter("config", Annotated[Path | None, _config]), *map(_flag, SETTINGS.values())]
+)

@@ -1,0 +1,84 @@
+"""Every exception MQKS raises on purpose.
+
+    MqksError                  70
+    ├── BadRequest             the request gets an error reply, the connection goes on
+    │   ├── LineTooLong        the line is longer than line_bytes_max
+    │   ├── LimitExceeded      the request would pass one of the limits
+    │   └── DiskFull           what must last cannot be written for now
+    ├── ConfigurationError     78  a setting is unknown, bad or unsafe
+    ├── DatabaseLocked         69  another process serves this database
+    ├── AddressUnavailable     69  the address cannot be listened on
+    ├── SchemaTooNew           65  a newer MQKS wrote this database
+    ├── JournalDamaged         65  the journal fails its checksums
+    ├── InspectionFailed       65  what was asked for is not there or cannot be read
+    └── JournalFailed          74  the journal could not be written
+
+The one rule: the message is a single line for the person who has to act on it. The number is
+the exit code when the exception ends the process, as in BSD's sysexits.h.
+"""
+
+from typing import ClassVar
+
+
+class MqksError(Exception):
+    """The root; by itself it tells of a fault inside MQKS."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class BadRequest(MqksError):
+    """A request that gets an error reply and changes nothing."""
+
+
+class LineTooLong(BadRequest):
+    """A line longer than `line_bytes_max`; the connection is closed after the reply."""
+
+
+class LimitExceeded(BadRequest):
+    """A request that would pass one of the limits."""
+
+
+class DiskFull(BadRequest):
+    """A request that must last while nothing can be written."""
+
+
+class ConfigurationError(MqksError):
+    """A setting that is unknown, bad or unsafe; the message tells its place and the reason."""
+
+    exit_code = 78
+
+
+class DatabaseLocked(MqksError):
+    """Another process serves this database."""
+
+    exit_code = 69
+
+
+class AddressUnavailable(MqksError):
+    """The address cannot be listened on."""
+
+    exit_code = 69
+
+
+class SchemaTooNew(MqksError):
+    """The database was written by a newer MQKS."""
+
+    exit_code = 65
+
+
+class JournalDamaged(MqksError):
+    """The journal fails its checksums, and `salvage` is off."""
+
+    exit_code = 65
+
+
+class InspectionFailed(MqksError):
+    """What was asked for is not there, or the file cannot be read."""
+
+    exit_code = 65
+
+
+class JournalFailed(MqksError):
+    """The journal could not be written; what is not yet confirmed may be lost."""
+
+    exit_code = 74

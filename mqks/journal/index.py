@@ -1,0 +1,240 @@
+"""Where every living message lies, and which segments may go.
+
+The one rule: a segment may be dropped when none of its messages is alive and nothing that it says
+(acks, marks) is about a message of a segment that is still there.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator
+
+from mqks.broker.ranges import Range, subtract, union
+from mqks.limits import SEGMENT_SMALL_BYTES
+
+
+class Segment:
+    """`about`: ids of other segments whose messages this one settles or marks; `named_by`: the
+    same seen from there."""
+
+    __slots__ = ("about", "bytes", "count", "has_marks", "id", "live", "named_by", "queues")
+
+    def __init__(self, segment_id: int, size: int) -> None:
+        self.id = segment_id
+        self.bytes = size
+        self.count = 0
+        """Messages it was written with."""
+        self.live = 0
+        self.queues: list[int] = []
+        self.has_marks = False
+        self.about: set[int] = set()
+        self.named_by: set[int] = set()
+
+
+class Span:
+    """Messages of one queue with numbers from `first` up to `end` in one segment; `dead` ones
+    have been settled."""
+
+    __slots__ = ("bytes", "dead", "dead_count", "end", "first", "segment")
+
+    def __init__(self, first: int, end: int, size: int, segment: Segment) -> None:
+        self.first = first
+        self.end = end
+        self.bytes = size
+        self.segment = segment
+        self.dead: list[Range] = []
+        self.dead_count = 0
+
+    def living(self) -> list[Range]:
+        return subtract(self.first, self.end, union(self.dead))
+
+
+class QueueIndex:
+    """Spans of one queue in the order of their numbers, and what was last said of it."""
+
+    __slots__ = ("cursor", "firsts", "latest", "next_seq", "spans")
+
+    def __init__(self, next_seq: int, cursor: int) -> None:
+        self.next_seq = next_seq
+        self.cursor = cursor
+        self.latest: Segment | None = None
+        """The segment that told next_seq and cursor; None: the queue's own row."""
+        self.firsts: list[int] = []
+        self.spans: list[Span] = []
+
+    def find(self, number: int) -> Span | None:
+        position = bisect_right(self.firsts, number) - 1
+        if position >= 0 and number < self.spans[position].end:
+            return self.spans[position]
+        return None
+
+    def insert(self, span: Span) -> None:
+        if not self.firsts or span.first > self.firsts[-1]:
+            self.firsts.append(span.first)
+            self.spans.append(span)
+        else:
+            position = bisect_left(self.firsts, span.first)
+            self.firsts.insert(position, span.first)
+            self.spans.insert(position, span)
+
+    def remove(self, span: Span) -> None:
+        position = bisect_left(self.firsts, span.first)
+        del self.firsts[position], self.spans[position]
+
+    def overlapping(self, first: int, end: int) -> list[Span]:
+        """Spans that have numbers in the range."""
+        position = max(0, bisect_right(self.firsts, first) - 1)
+        found = []
+        while position < len(self.spans) and self.firsts[position] < end:
+            if self.spans[position].end > first:
+                found.append(self.spans[position])
+            position += 1
+        return found
+
+    def from_number(self, number: int) -> Iterator[Span]:
+        """Spans without a gap from this number on."""
+        position = max(0, bisect_right(self.firsts, number) - 1)
+        for index in range(position, len(self.spans)):
+            span = self.spans[index]
+            if not span.first <= number < span.end:
+                return
+            yield span
+            number = span.end
+
+
+class Index:
+    """All segments of the journal. `droppable`, `small` and `sparse` are what maintenance looks
+    at; a segment is sparse when less than half of its messages are alive."""
+
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.queues: dict[int, QueueIndex] = {}
+        self.droppable: dict[int, Segment] = {}
+        self.small: dict[int, Segment] = {}
+        self.sparse: dict[int, Segment] = {}
+        self.sparse_bytes = 0
+
+    # -- what a segment says
+
+    def add_segment(self, segment_id: int, size: int) -> Segment:
+        segment = self.segments[segment_id] = Segment(segment_id, size)
+        if size < SEGMENT_SMALL_BYTES:
+            self.small[segment_id] = segment
+        return segment
+
+    def touch(self, segment: Segment, queue_id: int, next_seq: int, cursor: int) -> QueueIndex:
+        """A segment tells a queue's next sequence and cursor."""
+        queue = self.queues.get(queue_id)
+        if queue is None:
+            queue = self.queues[queue_id] = QueueIndex(next_seq, cursor)
+        queue.next_seq = max(queue.next_seq, next_seq)
+        queue.cursor = max(queue.cursor, cursor)
+        queue.latest = segment
+        segment.queues.append(queue_id)
+        return queue
+
+    def add_messages(
+        self, segment: Segment, queue: QueueIndex, first: int, count: int, size: int
+    ) -> None:
+        queue.insert(Span(first, first + count, size, segment))
+        segment.count += count
+        segment.live += count
+
+    def settle(self, segment: Segment, queue: QueueIndex, first: int, count: int) -> None:
+        """A segment says that these numbers are done with."""
+        end = first + count
+        for span in queue.overlapping(first, end):
+            start, stop = max(first, span.first), min(end, span.end)
+            self._name(segment, span.segment)
+            self._kill(queue, span, start, stop - start)
+
+    def still_settles(self, queue: QueueIndex, acked: Range, gone: Container[Segment]) -> bool:
+        """Whether an old ack is about a segment that is still there and not in `gone`."""
+        return any(
+            span.segment not in gone for span in queue.overlapping(acked[0], acked[0] + acked[1])
+        )
+
+    def name_settled(self, segment: Segment, queue: QueueIndex, acked: Range) -> None:
+        """A segment repeats an ack that has been counted already."""
+        for span in queue.overlapping(acked[0], acked[0] + acked[1]):
+            self._name(segment, span.segment)
+
+    def move(self, queue: QueueIndex, span: Span) -> None:
+        """What is alive in this span is written elsewhere now."""
+        span.segment.live -= span.end - span.first - span.dead_count
+        queue.remove(span)
+
+    def mark(self, segment: Segment, queue: QueueIndex, number: int) -> None:
+        """A segment says something of a living message."""
+        span = queue.find(number)
+        if span is not None:
+            segment.has_marks = True
+            self._name(segment, span.segment)
+
+    def _name(self, segment: Segment, other: Segment) -> None:
+        if segment is not other:
+            segment.about.add(other.id)
+            other.named_by.add(segment.id)
+
+    def _kill(self, queue: QueueIndex, span: Span, start: int, count: int) -> None:
+        span.dead.append((start, count))
+        span.dead_count += count
+        if len(span.dead) > 64 and len(span.dead) % 64 == 0:
+            span.dead = union(span.dead)
+        if span.dead_count == span.end - span.first:
+            queue.remove(span)
+        span.segment.live -= count
+        self.look_at(span.segment)
+
+    def forget_queue(self, queue_id: int) -> None:
+        """A queue was deleted: its messages are dead wherever they are."""
+        queue = self.queues.pop(queue_id, None)
+        if queue is None:
+            return
+        for span in queue.spans:
+            span.segment.live -= span.end - span.first - span.dead_count
+        for segment in {span.segment for span in queue.spans}:
+            self.look_at(segment)
+
+    # -- which segments may go
+
+    def look_at(self, segment: Segment) -> None:
+        """Something in or about this segment has died: may it be dropped or rewritten now?"""
+        if segment.live == 0 and not segment.about:
+            self.droppable[segment.id] = segment
+        elif segment.live * 2 < segment.count and segment.id not in self.sparse:
+            self.sparse[segment.id] = segment
+            self.sparse_bytes += segment.bytes
+
+    def last_words(self, segments: list[Segment]) -> list[tuple[int, int, int]]:
+        """Next sequence, cursor and queue id of queues of which these segments told last: what
+        must stand elsewhere before they go."""
+        words = []
+        for queue_id in {queue_id for segment in segments for queue_id in segment.queues}:
+            queue = self.queues.get(queue_id)
+            if queue is not None and queue.latest in segments:
+                words.append((queue.next_seq, queue.cursor, queue_id))
+        return words
+
+    def drop(self, segments: list[Segment], heir: Segment | None = None) -> None:
+        """These segments are gone. `heir` holds what was alive in them."""
+        for segment in segments:
+            for queue_id in segment.queues:
+                queue = self.queues.get(queue_id)
+                if queue is not None and queue.latest is segment:
+                    queue.latest = None
+            del self.segments[segment.id]
+            self.droppable.pop(segment.id, None)
+            self.small.pop(segment.id, None)
+            if self.sparse.pop(segment.id, None) is not None:
+                self.sparse_bytes -= segment.bytes
+            for other_id in segment.about:
+                if (other := self.segments.get(other_id)) is not None:
+                    other.named_by.discard(segment.id)
+        for segment in segments:
+            for speaker_id in segment.named_by:
+                speaker = self.segments.get(speaker_id)
+                if speaker is None or speaker is heir:
+                    continue
+                speaker.about.discard(segment.id)
+                if heir is not None and speaker.has_marks:
+                    self._name(speaker, heir)
+                self.look_at(speaker)

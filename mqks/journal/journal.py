@@ -1,0 +1,452 @@
+"""The journal: one writing connection, one reading connection, and the index of what lies where.
+
+The one rule: one task writes. It takes a batch, writes it in one statement and one commit, and
+between batches lets go of what has died.
+"""
+
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from mqks.broker.changes import Batch
+from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.journal.index import Index, Segment
+from mqks.journal.lock import FileLock
+from mqks.journal.migrations import migrate
+from mqks.journal.segment import Lines, Section, checksum, decode, encode
+from mqks.limits import (
+    PAGE_BYTES,
+    SEGMENT_MERGE_COUNT,
+    SEGMENTS_DROPPED_MAX,
+)
+from mqks.settings import Settings
+
+INSERT_SEGMENT: Final = "insert into segment (id, crc, body) values (?, ?, ?)"
+PAGE_SIZE: Final = 4096
+COMPACT_BYTES: Final = 4 * 1024 * 1024
+"""One compaction reads about this much."""
+SPARSE_BYTES_MIN: Final = 1024 * 1024
+"""Sparse segments are left alone until they hold this much together."""
+DROP_COUNT_MIN: Final = 16
+"""Dead segments are dropped this many at a time, while there is other work."""
+VACUUM_PAGES: Final = 1000
+"""Free pages given back to the file system in one step."""
+FREE_PAGES_KEPT: Final = 256
+"""Free pages that an idle database keeps for what comes next: 1 MiB."""
+FREE_PAGES_BUSY: Final = 16384
+"""Free pages that a busy database keeps: 64 MiB."""
+VACUUM_LOOK_S: Final = 1.0
+"""How often a busy journal looks for free pages."""
+FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+"""Failures that pass when there is room again; any other ends the process."""
+
+
+class Journal:
+    def __init__(
+        self,
+        db: aiosqlite.Connection,
+        reader: aiosqlite.Connection,
+        lock: FileLock,
+        path: Path,
+        settings: Settings,
+    ) -> None:
+        self.db = db
+        self.reader = reader
+        self.path = path
+        self.index = Index()
+        self.next_segment = 1
+        self._lock = lock
+        self._errors_kept_max = settings.errors_kept_max
+        self._checkpoint_pages = settings.wal_autocheckpoint_pages
+        self._db_bytes_max = settings.db_bytes_max
+        self._room_bytes = settings.batch_bytes_max
+        self._wal_pages = 0
+        """Pages written to the WAL since the last checkpoint, about."""
+        self._looked_s = 0.0
+        self._freed = True
+        """Whether pages may have become free since the last look."""
+
+    # -- opening and closing
+
+    @classmethod
+    async def open(cls, settings: Settings) -> "Journal":
+        """Take the lock, open the file and bring its schema up to date.
+
+        Raises DatabaseLocked, SchemaTooNew, JournalDamaged, ConfigurationError.
+        """
+        path = Path(settings.db)
+        try:
+            lock = FileLock(path).take()
+        except OSError as error:
+            raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
+        try:
+            db = await aiosqlite.connect(path, isolation_level=None, cached_statements=32)
+            try:
+                await cls._prepare(db, path, settings)
+                reader = await aiosqlite.connect(
+                    f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
+                )
+            except BaseException:
+                await db.close()
+                raise
+        except sqlite3.DatabaseError as error:
+            lock.release()
+            if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
+            raise ConfigurationError(f"can't open {path}: {error}") from error
+        except BaseException:
+            lock.release()
+            raise
+        return cls(db, reader, lock, path, settings)
+
+    @staticmethod
+    async def _prepare(db: aiosqlite.Connection, path: Path, settings: Settings) -> None:
+        # Page size and auto_vacuum count only before the first table and before WAL.
+        for pragma in (
+            f"page_size = {PAGE_SIZE}",
+            "auto_vacuum = incremental",
+            "journal_mode = wal",
+            f"synchronous = {settings.synchronous}",
+            # SQLite's own checkpoints hide their failures: `_checkpoint` does them.
+            "wal_autocheckpoint = 0",
+            f"journal_size_limit = {16 * 1024 * 1024}",
+            # Debian's SQLite overwrites what it frees unless told not to: 1.7 times the writes.
+            "secure_delete = off",
+            "cache_size = -16384",
+            "busy_timeout = 5000",
+        ):
+            await db.execute_fetchall(f"pragma {pragma}")
+        await migrate(db, path)
+        if settings.db_bytes_max:
+            pages = max(1, settings.db_bytes_max // PAGE_SIZE)
+            await db.execute_fetchall(f"pragma max_page_count = {pages}")
+
+    async def close(self) -> None:
+        # The writer last: the last connection to close checkpoints.
+        await self.reader.close()
+        await self.db.close()
+        self._lock.release()
+
+    # -- writing
+
+    async def write(self, batch: Batch) -> None:
+        """Write a batch in one commit. Returns when it is durable.
+
+        Raises DiskFull when there is no room (nothing of it was written then; the same batch may
+        be tried again) and JournalFailed when the disk can't be trusted any more.
+        """
+        time_us = time.time_ns() // 1000
+        sections = [
+            Section(
+                change.queue_id,
+                change.next_seq,
+                change.cursor,
+                [Lines(run.first, time_us, run.lines) for run in change.runs],
+                change.acks,
+                list(change.marks.items()),
+            )
+            for change in batch.changes
+        ]
+        segment_id = self.next_segment
+        body = encode(sections) if sections else b""
+        row = (segment_id, checksum(segment_id, body), body)
+        with_segment: list[tuple[str, list[Any]]] = [(INSERT_SEGMENT, [row])] if sections else []
+        async with self._failures():
+            if batch.has_metadata:
+                await self._transaction(self._metadata(batch) + with_segment)
+            elif sections:
+                await self.db.execute(INSERT_SEGMENT, row)
+        self._wal_pages += len(body) // PAGE_SIZE + 3
+        for queue_id, state in batch.queues.items():
+            if state is None:
+                self.index.forget_queue(queue_id)
+        if sections:
+            self.next_segment += 1
+            self._account(segment_id, len(body), sections)
+
+    def _account(self, segment_id: int, size: int, sections: Iterable[Section]) -> Segment:
+        index = self.index
+        segment = index.add_segment(segment_id, size)
+        for section in sections:
+            queue = index.touch(segment, section.queue_id, section.next_seq, section.cursor)
+            for first, _, lines in section.runs:
+                index.add_messages(segment, queue, first, len(lines), sum(map(len, lines)))
+            for first, count in section.acks:
+                index.settle(segment, queue, first, count)
+            for number, _ in section.marks:
+                index.mark(segment, queue, number)
+        index.look_at(segment)
+        return segment
+
+    def _metadata(self, batch: Batch) -> list[tuple[str, list[Any]]]:
+        statements: list[tuple[str, list[Any]]] = []
+        deleted = [(queue_id,) for queue_id, state in batch.queues.items() if state is None]
+        if deleted:
+            statements.append(("delete from queue where id = ?", deleted))
+        states = [
+            (queue_id, state.name, state.rule is not None, state.rule and state.rule.delay_s)
+            for queue_id, state in batch.queues.items()
+            if state is not None
+        ]
+        if states:
+            statements.append(
+                (
+                    "insert into queue (id, name, delete_when_unused, delete_delay_s)"
+                    " values (?, ?, ?, ?) on conflict (id) do update set"
+                    " delete_when_unused = excluded.delete_when_unused,"
+                    " delete_delay_s = excluded.delete_delay_s",
+                    states,
+                )
+            )
+        unbound = [key for key, is_bound in batch.bindings.items() if not is_bound]
+        if unbound:
+            statements.append(("delete from binding where queue = ? and event = ?", unbound))
+        bound = [key for key, is_bound in batch.bindings.items() if is_bound]
+        if bound:
+            statements.append(("insert or ignore into binding (queue, event) values (?, ?)", bound))
+        if batch.errors:
+            statements.append(
+                ("insert or ignore into error values (?, ?, ?, ?, ?, ?)", list(batch.errors))
+            )
+            statements.append(
+                (
+                    "delete from error where id <="
+                    " (select id from error order by id desc limit 1 offset ?)",
+                    [(self._errors_kept_max,)],
+                )
+            )
+        return statements
+
+    async def _transaction(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        await self.db.execute("begin immediate")
+        try:
+            for sql, rows in statements:
+                await self.db.executemany(sql, rows)
+            await self.db.commit()
+        except BaseException:
+            await self.db.rollback()
+            raise
+
+    @asynccontextmanager
+    async def _failures(self) -> AsyncIterator[None]:
+        """Tell a full disk, which passes, from one that can't be trusted any more."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code & 0xFF in FULL_CODES:
+                raise DiskFull(f"the journal can't be written: {error}") from error
+            name = getattr(error, "sqlite_errorname", "")
+            raise JournalFailed(f"the journal can't be written: {error} {name}") from error
+
+    # -- letting go
+
+    async def maintain(self, *, idle: bool) -> bool:
+        """Do one step of what is due; return whether there may be more.
+
+        While there is other work, only what has gathered enough to be worth a commit.
+        """
+        index = self.index
+        async with self._failures():
+            if self._wal_pages >= self._checkpoint_pages:
+                await self._checkpoint()
+            if len(index.droppable) >= (1 if idle else DROP_COUNT_MIN):
+                await self._drop(list(index.droppable.values())[:SEGMENTS_DROPPED_MAX])
+                return True
+            if len(index.small) >= SEGMENT_MERGE_COUNT:
+                victims = list(index.small.values())[:SEGMENT_MERGE_COUNT]
+                await self._compact(victims)
+                return True
+            if index.sparse_bytes >= SPARSE_BYTES_MIN:
+                victims, size = [], 0
+                for segment in index.sparse.values():
+                    victims.append(segment)
+                    size += segment.bytes
+                    if size >= COMPACT_BYTES or len(victims) >= SEGMENT_MERGE_COUNT:
+                        break
+                await self._compact(victims)
+                return True
+            if self._freed and (idle or time.monotonic() > self._looked_s + VACUUM_LOOK_S):
+                return await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY)
+            return False
+
+    async def _drop(self, segments: list[Segment]) -> None:
+        """One script, one hop to the writer's thread; every value is a number of ours."""
+        words = self.index.last_words(segments)
+        updates = "".join(
+            f"update queue set next_seq = {next_seq}, cursor = {cursor} where id = {queue_id};"
+            for next_seq, cursor, queue_id in words
+        )
+        ids = ",".join(str(segment.id) for segment in segments)
+        try:
+            await self.db.executescript(
+                f"begin immediate;{updates}delete from segment where id in ({ids});commit;"
+            )
+        except BaseException:
+            await self.db.rollback()
+            raise
+        self._wal_pages += 2 * len(segments)
+        self.index.drop(segments)
+        self._freed = True
+
+    async def _compact(self, victims: list[Segment]) -> None:
+        """Write what is alive in these segments into one new segment, and drop them."""
+        index = self.index
+        victims = [victim for victim in victims if victim.id not in index.droppable]
+        bodies = await self._bodies(self.db, [victim.id for victim in victims])
+        gone = set(victims)
+        carried: dict[int, Section] = {}
+        moved = []
+        for victim in victims:
+            body = bodies[victim.id]
+            for stored in decode(body):
+                queue = index.queues.get(stored.queue_id)
+                if queue is None:
+                    continue
+                section = carried.get(stored.queue_id)
+                if section is None:
+                    section = Section(stored.queue_id, queue.next_seq, queue.cursor, [], [], [])
+                    carried[stored.queue_id] = section
+                for run in stored.runs:
+                    span = queue.find(run.first)
+                    if span is None or span.segment is not victim:
+                        continue
+                    lines = run.lines(body)
+                    section.runs.extend(
+                        Lines(first, run.time_us, lines[first - run.first :][:count])
+                        for first, count in span.living()
+                    )
+                    moved.append((queue, span))
+                section.acks.extend(
+                    acked for acked in stored.acks if index.still_settles(queue, acked, gone)
+                )
+                section.marks.extend(
+                    (number, mark) for number, mark in stored.marks if queue.find(number)
+                )
+        sections = [
+            section
+            for queue_id, section in carried.items()
+            if section.runs
+            or section.acks
+            or section.marks
+            or index.queues[queue_id].latest in gone
+        ]
+        segment_id = self.next_segment
+        body = encode(sections)
+        ids = [(victim.id,) for victim in victims]
+        statements: list[tuple[str, Sequence[Any]]] = [("delete from segment where id = ?", ids)]
+        if sections:
+            row = (segment_id, checksum(segment_id, body), body)
+            statements.append((INSERT_SEGMENT, [row]))
+        await self._transaction(statements)
+        self._freed = True
+        self._wal_pages += len(body) // PAGE_SIZE + 3
+        for queue, span in moved:
+            index.move(queue, span)
+        heir = None
+        if sections:
+            self.next_segment += 1
+            heir = index.add_segment(segment_id, len(body))
+            for section in sections:
+                queue = index.touch(heir, section.queue_id, section.next_seq, section.cursor)
+                for first, _, lines in section.runs:
+                    index.add_messages(heir, queue, first, len(lines), sum(map(len, lines)))
+            for section in sections:
+                queue = index.queues[section.queue_id]
+                for acked in section.acks:
+                    index.name_settled(heir, queue, acked)
+                for number, _ in section.marks:
+                    index.mark(heir, queue, number)
+        index.drop(victims, heir)
+        if heir is not None:
+            index.look_at(heir)
+
+    async def _vacuum(self, keep: int) -> bool:
+        self._looked_s = time.monotonic()
+        surplus = await self._number("pragma freelist_count") - keep
+        if surplus <= 0:
+            self._freed = False
+            return False
+        # `execute` would free one page only: the statement must be stepped to its end.
+        await self.db.executescript(f"pragma incremental_vacuum({min(surplus, VACUUM_PAGES)})")
+        return True
+
+    async def _checkpoint(self) -> None:
+        """Fold the WAL back into the database file, as far as readers let it.
+
+        SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
+        would keep silent about a failed fsync.
+        """
+        ((_, wal_pages, folded),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
+        self._wal_pages = wal_pages - folded
+
+    async def has_room(self) -> bool:
+        """Whether the database may grow by a batch or two, as far as its own limit goes."""
+        if not self._db_bytes_max:
+            return True
+        pages = await self._number("pragma page_count")
+        free = await self._number("pragma freelist_count")
+        room = self._db_bytes_max - (pages - free) * PAGE_SIZE
+        return room > min(2 * self._room_bytes, self._db_bytes_max // 4)
+
+    async def _number(self, sql: str) -> int:
+        ((number,),) = await self.db.execute_fetchall(sql)
+        return int(number)
+
+    # -- reading
+
+    async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[bytes]:
+        """Return waiting messages of a queue with consecutive numbers from `first` on, about
+        `bytes_max` bytes of them, at least one when there is one."""
+        while True:
+            wanted = []
+            size = 0
+            queue = self.index.queues.get(queue_id)
+            for span in queue.from_number(first) if queue is not None else ():
+                wanted.append((span.segment.id, span.first))
+                size += span.bytes
+                if size >= bytes_max:
+                    break
+            bodies = await self._bodies(self.reader, list({segment for segment, _ in wanted}))
+            # A compaction may have moved something meanwhile: then look again.
+            if all(segment in bodies for segment, _ in wanted):
+                return self._lines(bodies, queue_id, wanted, first)
+
+    @staticmethod
+    def _lines(
+        bodies: dict[int, bytes], queue_id: int, wanted: list[tuple[int, int]], first: int
+    ) -> list[bytes]:
+        lines: list[bytes] = []
+        runs = {
+            (segment_id, run.first): (run, body)
+            for segment_id, body in bodies.items()
+            for section in decode(body)
+            if section.queue_id == queue_id
+            for run in section.runs
+        }
+        for key in wanted:
+            run, body = runs[key]
+            lines.extend(run.lines(body)[max(0, first - run.first) :])
+        return lines
+
+    async def bodies(self, ids: list[int]) -> dict[int, bytes]:
+        """Bodies of segments that are there, by id."""
+        return await self._bodies(self.reader, ids)
+
+    async def _bodies(self, db: aiosqlite.Connection, ids: list[int]) -> dict[int, bytes]:
+        """Bodies by segment id, those that are there, each checked."""
+        marks = ",".join("?" * len(ids))
+        rows = await db.execute_fetchall(
+            f"select id, crc, body from segment where id in ({marks})", ids
+        )
+        bodies = {}
+        for segment_id, crc, body in rows:
+            if checksum(segment_id, body) != crc:
+                raise JournalFailed(f"segment {segment_id} of {self.path} is damaged")
+            bodies[segment_id] = body
+        return bodies

@@ -1,0 +1,44 @@
+"""Schema versions, forward only.
+
+The one rule: each migration and its mark, `pragma user_version`, are one transaction.
+"""
+
+from pathlib import Path
+
+import aiosqlite
+
+from mqks.errors import SchemaTooNew
+
+
+def _directory() -> Path:
+    """Inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def migrations() -> list[tuple[int, str]]:
+    """Version and SQL of each, in order."""
+    files = sorted(_directory().glob("[0-9]*.sql"))
+    if not files:
+        raise FileNotFoundError(f"no migrations in {_directory()}")
+    return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
+
+
+async def migrate(db: aiosqlite.Connection, path: Path) -> int:
+    """Bring the schema up to date and return its version. Raises SchemaTooNew."""
+    rows = list(await db.execute_fetchall("pragma user_version"))
+    version = int(rows[0][0])
+    known = migrations()
+    newest = known[-1][0]
+    if version > newest:
+        raise SchemaTooNew(
+            f"{path} has schema version {version}, this mqks knows versions up to {newest}: "
+            "use a newer mqks"
+        )
+    for number, sql in known:
+        if number > version:
+            await db.executescript(
+                f"begin immediate;\n{sql}\npragma user_version = {number};\ncommit;"
+            )
+    return newest

@@ -1,0 +1,211 @@
+"""From the journal back to a broker, as it was at the last commit.
+
+The one rule: what is damaged is told and refused, or, when told to salvage, told and set aside;
+nothing is skipped silently.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import itemgetter
+
+from mqks.broker.broker import Broker
+from mqks.broker.queue import Queue
+from mqks.broker.ranges import subtract, union
+from mqks.errors import JournalDamaged
+from mqks.journal.index import QueueIndex, Segment
+from mqks.journal.journal import Journal
+from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode
+from mqks.protocol.requests import DeleteRule
+
+
+class Recovery:
+    """One start of one server. `report` is called with a line for each thing that is damaged."""
+
+    def __init__(self, journal: Journal, broker: Broker, report: Callable[[str], None]) -> None:
+        self._journal = journal
+        self._index = journal.index
+        self._broker = broker
+        self._report = report
+        self._marks: dict[int, dict[int, int]] = {}
+        self._damaged: list[int] = []
+        self._lost: list[str] = []
+
+    async def run(self, *, salvage: bool) -> None:
+        """Restore queues, bindings, rules, messages in order, unacked ones as rejected.
+
+        Raises JournalDamaged, unless told to salvage what is whole.
+        """
+        queues = await self._queues()
+        await self._segments(queues)
+        gaps = self._gaps(queues)
+        if self._lost and not salvage:
+            for line in self._lost:
+                self._report(line)
+            raise JournalDamaged(
+                f"{self._journal.path} is damaged ({len(self._lost)} places, told above): restore "
+                "a backup, or start with --salvage to go on with what is whole"
+            )
+        if self._damaged:
+            await self._set_aside()
+        for line in self._lost:
+            self._report(f"salvaged without it: {line}")
+        for queue_id, queue in queues.items():
+            await self._messages(queue_id, queue, whole=queue_id not in gaps)
+        while self._index.droppable:
+            await self._journal.maintain(idle=True)
+
+    async def _queues(self) -> dict[int, Queue]:
+        """Queues and bindings, from their own tables."""
+        db, broker = self._journal.db, self._broker
+        bindings = await db.execute_fetchall("select queue, event from binding order by queue")
+        for name, rows in groupby(bindings, key=itemgetter(0)):
+            broker.restore_bindings(name, [event for _, event in rows])
+        queues = {}
+        for queue_id, name, has_rule, delay_s, next_seq, cursor in await db.execute_fetchall(
+            "select id, name, delete_when_unused, delete_delay_s, next_seq, cursor from queue"
+        ):
+            rule = DeleteRule(delay_s) if has_rule else None
+            queues[queue_id] = broker.restore_queue(queue_id, name, rule)
+            self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
+        # A deleted queue's id is never used again.
+        for (last,) in await db.execute_fetchall(
+            "select seq from sqlite_sequence where name = 'queue'"
+        ):
+            broker.next_queue_id = max(broker.next_queue_id, last + 1)
+        return queues
+
+    async def _segments(self, queues: dict[int, Queue]) -> None:
+        """Every segment, checked: first all messages find their place, then acks and marks."""
+        said: list[tuple[Segment, list[StoredSection]]] = []
+        async with self._journal.db.execute(
+            "select id, crc, body from segment order by id"
+        ) as cursor:
+            cursor.arraysize = 16
+            while rows := await cursor.fetchmany():
+                for segment_id, crc, body in rows:
+                    self._journal.next_segment = segment_id + 1
+                    sections = self._checked(segment_id, crc, body, queues)
+                    if sections is not None:
+                        segment = self._index.add_segment(segment_id, len(body))
+                        said.append((segment, sections))
+                        self._place(segment, sections)
+        for segment, sections in said:
+            for section in sections:
+                queue = self._index.queues.get(section.queue_id)
+                if queue is None:
+                    continue
+                for first, count in section.acks:
+                    self._index.settle(segment, queue, first, count)
+                for number, mark in section.marks:
+                    self._index.mark(segment, queue, number)
+                    known = self._marks.setdefault(section.queue_id, {})
+                    known[number] = max(mark, known.get(number, 0))
+        for segment, _ in said:
+            self._index.look_at(segment)
+
+    def _checked(
+        self, segment_id: int, crc: object, body: object, queues: dict[int, Queue]
+    ) -> list[StoredSection] | None:
+        reason = "its checksum does not match"
+        try:
+            if isinstance(body, bytes) and checksum(segment_id, body) == crc:
+                return decode(body)
+        except SegmentDamaged as error:
+            reason = str(error)
+        self._damaged.append(segment_id)
+        self._lost.append(f"segment {segment_id}: {reason}; it held {self._guess(body, queues)}")
+        return None
+
+    @staticmethod
+    def _guess(body: object, queues: dict[int, Queue]) -> str:
+        """What a damaged segment says that it held, as far as that can be read."""
+        try:
+            sections = decode(body) if isinstance(body, bytes) else []
+        except (SegmentDamaged, MemoryError):
+            sections = []
+        told = [
+            f"{sum(run.total for run in section.runs)} messages and "
+            f"{sum(count for _, count in section.acks)} acks of queue "
+            f"{_shown(queues[section.queue_id].name)}"
+            for section in sections[:20]
+            if section.queue_id in queues
+        ]
+        return ", ".join(told) or "what can't be read any more"
+
+    def _place(self, segment: Segment, sections: list[StoredSection]) -> None:
+        for section in sections:
+            if section.queue_id not in self._index.queues:
+                continue
+            queue = self._index.touch(segment, section.queue_id, section.next_seq, section.cursor)
+            for run in section.runs:
+                self._index.add_messages(segment, queue, run.first, run.total, run.end - run.start)
+
+    def _gaps(self, queues: dict[int, Queue]) -> set[int]:
+        """Queues of which never delivered messages are missing."""
+        gaps = set()
+        for queue_id, queue in queues.items():
+            index = self._index.queues[queue_id]
+            there = [
+                (span.first, span.end - span.first)
+                for span in index.overlapping(index.cursor, index.next_seq)
+            ]
+            missing = subtract(index.cursor, index.next_seq, union(there))
+            if missing:
+                gaps.add(queue_id)
+                count = sum(count for _, count in missing)
+                self._lost.append(
+                    f"queue {_shown(queue.name)}: {count} waiting messages are missing"
+                )
+        return gaps
+
+    async def _set_aside(self) -> None:
+        """Damaged segments are kept, where nothing reads them."""
+        ids = [(segment_id,) for segment_id in self._damaged]
+        db = self._journal.db
+        await db.execute("begin immediate")
+        await db.executemany(
+            "insert into damaged_segment select id, crc, body from segment where id = ?", ids
+        )
+        await db.executemany("delete from segment where id = ?", ids)
+        await db.commit()
+
+    async def _messages(self, queue_id: int, queue: Queue, *, whole: bool) -> None:
+        """Everything from the cursor on stays on disk until a consumer comes; what was delivered
+        and is alive goes back. A queue with gaps has no stretch to page: all of it goes back."""
+        index = self._index.queues[queue_id]
+        marks = self._marks.get(queue_id, {})
+        cursor = index.cursor if whole else index.next_seq
+        returned: list[tuple[int, bytes, int]] = []
+        for segment_id, wanted in _living_below(index, cursor).items():
+            bodies = await self._journal.bodies([segment_id])
+            lines_of = {
+                run.first: run.lines(bodies[segment_id])
+                for section in decode(bodies[segment_id])
+                if section.queue_id == queue_id
+                for run in section.runs
+            }
+            for run_first, first, count in wanted:
+                lines = lines_of[run_first]
+                for number in range(first, first + count):
+                    # Below the cursor without a mark: delivered once, held at the crash.
+                    unmarked = 1 if number < index.cursor else 0
+                    returned.append(
+                        (number, lines[number - run_first], marks.get(number, unmarked))
+                    )
+        queue.restore(index.next_seq, cursor, returned)
+
+
+def _living_below(queue: QueueIndex, cursor: int) -> dict[int, Iterable[tuple[int, int, int]]]:
+    """Living messages below the cursor: segment id → (first number of their run, first, count)."""
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for span in queue.overlapping(0, cursor):
+        for first, count in span.living():
+            if first < cursor:
+                found.setdefault(span.segment.id, []).append(
+                    (span.first, first, min(count, cursor - first))
+                )
+    return dict(found)
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,34 @@
+"""Every fixed maximum, its unit in its name. What an operator may change is in `settings`.
+
+The one rule: a number here bounds something that a peer or a disk could otherwise make grow.
+"""
+
+from typing import Final
+
+DELETE_DELAY_S_MAX: Final = 1e9
+"""Longest delay of a delete rule."""
+
+MASK_BYTES_MAX: Final = 1024
+"""Longest event mask: a mask is turned into a regular expression."""
+
+PAGE_BYTES: Final = 2 * 1024 * 1024
+"""One read of a queue's waiting messages from disk, about."""
+
+READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
+"""Below this many bytes in memory, a queue that is being consumed asks for its next page."""
+
+DELIVERY_BYTES: Final = 256 * 1024
+"""One step of a delivery from a backlog, about: the connection's high-water mark is looked at
+between steps."""
+
+SEGMENTS_DROPPED_MAX: Final = 64
+"""Segments dropped in one commit, so that no commit takes long."""
+
+SEGMENT_MERGE_COUNT: Final = 128
+"""This many small segments are merged into one."""
+
+SEGMENT_SMALL_BYTES: Final = 128 * 1024
+"""A segment below this size counts as small."""
+
+REASON_CHARACTERS_MAX: Final = 500
+"""Longest reason kept with an error."""

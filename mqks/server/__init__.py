@@ -1,0 +1,5 @@
+"""anyio: listeners, connections, signals, drain, and the wiring of broker and journal."""
+
+from mqks.server.server import run
+
+__all__ = ["run"]

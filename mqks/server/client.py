@@ -1,0 +1,109 @@
+"""One connected client: bytes in, bytes out, and when not to read.
+
+The one rule: whatever arrives is handled in the turn in which it arrives. That is why this is a
+protocol on the event loop and no task that awaits: a reply leaves in the turn in which it was made,
+and a request and its reply cost one turn, not three.
+"""
+
+import asyncio
+import ipaddress
+from enum import IntFlag
+from typing import TYPE_CHECKING, cast
+
+from mqks.broker.connection import Connection
+from mqks.errors import LimitExceeded
+from mqks.server import log
+
+if TYPE_CHECKING:
+    from mqks.server.server import Server
+
+
+class Hold(IntFlag):
+    """Why a client is not read for now."""
+
+    TURN = 1
+    """It has sent a large chunk: let the others have a turn."""
+    JOURNAL = 2
+    """Too much waits for the journal."""
+    OUTBOX = 4
+    """It does not take its replies."""
+
+
+class Client(asyncio.Protocol):
+    connection: Connection
+    transport: asyncio.Transport
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._holds = Hold(0)
+        self.ended = False
+        """It sends no more; it is closed when its confirms are out."""
+        self.paused = False
+        """It takes its replies more slowly than they come."""
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        address, local = _peer(transport)
+        try:
+            self.connection = self._server.add_client(self, address, local=local)
+        except LimitExceeded as failure:
+            log.warning("connection_refused", connection=address, reason=failure)
+            self.transport.close()
+            self.ended = True
+            return
+        self.transport.set_write_buffer_limits(high=self._server.settings.outbox_high_water_bytes)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.ended:
+            self._server.receive(self, data)
+
+    def eof_received(self) -> bool:
+        if not self.ended:
+            self._server.end_of_stream(self)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if hasattr(self, "connection"):
+            self._server.remove_client(self)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self.connection.blocked = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.release(Hold.OUTBOX)
+        self._server.caught_up(self)
+
+    # -- called by the server
+
+    def send(self, data: bytes) -> None:
+        """Hand bytes to the socket; whether it takes them at once shows in `paused`."""
+        self.transport.write(data)
+        if self.paused and (
+            self.transport.get_write_buffer_size() > self._server.settings.outbox_bytes_max
+        ):
+            self.hold(Hold.OUTBOX)
+
+    def hold(self, why: Hold) -> None:
+        """Stop reading from this client until released."""
+        if not self._holds and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._holds |= why
+
+    def release(self, why: Hold) -> None:
+        if self._holds and not self._holds & ~why and not self.transport.is_closing():
+            self.transport.resume_reading()
+        self._holds &= ~why
+
+
+def _peer(transport: asyncio.BaseTransport) -> tuple[str, bool]:
+    """Address of the peer as people write it, and whether it is on this machine."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return "unix", True
+    host, port = peer[:2]
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return shown, ipaddress.ip_address(host.split("%")[0]).is_loopback

@@ -1,0 +1,64 @@
+"""One line per event to standard error, as key=value or JSON.
+
+The one rule: a line says what happened to whom, and never holds a payload.
+"""
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Final
+
+from mqks.settings import Settings
+
+_log: Final = logging.getLogger("mqks")
+_PLAIN: Final = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;_-+/@#%*()[]{}<>"
+)
+
+
+class _Format(logging.Formatter):
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, Any] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.msg,
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        if self._as_json:
+            return json.dumps(fields, ensure_ascii=True)
+        return " ".join(f"{key}={_value(value)}" for key, value in fields.items())
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return text if text and _PLAIN.issuperset(text) else json.dumps(text)
+
+
+def configure(settings: Settings) -> None:
+    output = logging.StreamHandler(sys.stderr)
+    output.setFormatter(_Format(settings.log_format == "json"))
+    _log.handlers[:] = [output]
+    _log.propagate = False
+    _log.setLevel(settings.log_level.upper())
+
+
+def event(name: str, level: int = logging.INFO, **fields: object) -> None:
+    """Log that something happened."""
+    if _log.isEnabledFor(level):
+        _log.log(level, name, extra={"fields": fields})
+
+
+def warning(name: str, **fields: object) -> None:
+    event(name, logging.WARNING, **fields)
+
+
+def error(name: str, **fields: object) -> None:
+    event(name, logging.ERROR, **fields)

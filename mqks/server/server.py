@@ -1,0 +1,334 @@
+"""The server: broker and journal wired to sockets.
+
+The one rule: each touched connection is flushed once a turn, with one joined write; at once when
+the chunk was large, so that a consumer works while its publisher is read.
+"""
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import anyio
+from anyio.abc import TaskStatus
+
+from mqks import __version__
+from mqks.broker.broker import Broker
+from mqks.broker.changes import ErrorRecord
+from mqks.broker.connection import Connection
+from mqks.broker.queue import Queue
+from mqks.errors import AddressUnavailable, LineTooLong, MqksError
+from mqks.journal.ballast import Ballast
+from mqks.journal.journal import Journal
+from mqks.journal.recovery import Recovery
+from mqks.server import log
+from mqks.server.client import Client, Hold
+from mqks.server.error_ids import ErrorIds
+from mqks.server.writer import Writer
+from mqks.settings import Settings
+
+LARGE_CHUNK_BYTES = 32 * 1024
+"""A chunk this large is flushed at once."""
+FAIR_CHUNK_BYTES = 64 * 1024
+"""After a chunk this large the others have a turn."""
+LISTEN_BACKLOG = 4096
+
+
+class Server:
+    def __init__(self, settings: Settings, broker: Broker, journal: Journal) -> None:
+        self.settings = settings
+        self._broker = broker
+        self._journal = journal
+        self._clients: dict[int, Client] = {}
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
+        self._pending_bytes = 0
+        self._publishers_held: set[Client] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pages: list[Queue] = []
+        self._page_wanted = anyio.Event()
+        self._stopping = False
+        ballast = Ballast(journal.path, settings.ballast_bytes)
+        if not ballast.fill():
+            log.warning("no_ballast", reason="the disk has no room for it")
+        self._writer = Writer(broker, journal, ballast, self._committed)
+
+    # -- clients
+
+    def add_client(self, client: Client, address: str, *, local: bool) -> Connection:
+        connection = self._broker.connect(address, local=local)
+        self._clients[connection.id] = client
+        log.event("connected", logging.DEBUG, connection=address)
+        return connection
+
+    def remove_client(self, client: Client) -> None:
+        connection = client.connection
+        connection.closed = True
+        self._clients.pop(connection.id, None)
+        self._publishers_held.discard(client)
+        log.event("disconnected", logging.DEBUG, connection=connection.address)
+        if not self._stopping:
+            if not client.ended:
+                self._tell_tail(connection)
+            self._broker.disconnect(connection)
+            self._schedule_flush()
+
+    def receive(self, client: Client, data: bytes) -> None:
+        """A chunk has come: handle all of it, now."""
+        broker, connection = self._broker, client.connection
+        published, pending = broker.published, broker.pending_records
+        try:
+            broker.receive(connection, data)
+        except LineTooLong:
+            self._end(client)
+        size = len(data)
+        if broker.published != published and broker.pending_records > pending:
+            self._pending_bytes += size
+            if (
+                broker.pending_records > self.settings.batch_records_max
+                or self._pending_bytes > self.settings.batch_bytes_max
+            ):
+                self._publishers_held.add(client)
+                client.hold(Hold.JOURNAL)
+        if size >= LARGE_CHUNK_BYTES:
+            self._flush()
+            if size >= FAIR_CHUNK_BYTES:
+                client.hold(Hold.TURN)
+                self._loop.call_soon(client.release, Hold.TURN)
+        else:
+            self._schedule_flush()
+
+    def end_of_stream(self, client: Client) -> None:
+        """The peer sends no more: its consumers end, its replies still go out."""
+        self._tell_tail(client.connection)
+        self._end(client)
+
+    def _end(self, client: Client) -> None:
+        client.ended = True
+        if not self._stopping:
+            self._broker.disconnect(client.connection)
+        self._schedule_flush()
+        self._loop.call_soon(self._close_if_done, client)
+
+    def _close_if_done(self, client: Client) -> None:
+        connection = client.connection
+        if not connection.unconfirmed and not connection.outbox:
+            client.transport.close()
+
+    @staticmethod
+    def _tell_tail(connection: Connection) -> None:
+        if connection.splitter.tail_bytes:
+            log.warning(
+                "line_dropped",
+                connection=connection.address,
+                reason="the stream ended before the line did",
+                line_bytes=connection.splitter.tail_bytes,
+            )
+
+    def caught_up(self, client: Client) -> None:
+        """A slow client has taken what was waiting for it."""
+        client.connection.outbox_bytes = 0
+        if not client.paused and not client.connection.closed:
+            self._broker.unblock(client.connection)
+            self._schedule_flush()
+
+    # -- the end of a turn
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what is in the outboxes, and pass on what the turn left to do."""
+        self._flush_scheduled = False
+        broker = self._broker
+        self._writer.wake()
+        touched, broker.touched = broker.touched, []
+        for connection in touched:
+            connection.touched = False
+            outbox = connection.outbox
+            data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
+            outbox.clear()
+            client = self._clients.get(connection.id)
+            if client is None:
+                continue
+            client.send(data)
+            if not client.paused:
+                connection.outbox_bytes = 0
+                if connection.blocked:
+                    self._loop.call_soon(self.caught_up, client)
+            if client.ended:
+                self._close_if_done(client)
+        if broker.page_requests:
+            self._pages += broker.page_requests
+            broker.page_requests = []
+            self._page_wanted.set()
+        deadline = broker.next_deadline()
+        if deadline != (self._timer.when() if self._timer else None):
+            if self._timer:
+                self._timer.cancel()
+            self._timer = None
+            if deadline is not None:
+                self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._broker.expire()
+        self._flush()
+
+    def _committed(self) -> None:
+        """A batch is durable: its confirms go out, and publishers may go on."""
+        self._pending_bytes = 0
+        for client in self._publishers_held:
+            client.release(Hold.JOURNAL)
+        self._publishers_held.clear()
+        self._flush()
+
+    # -- tasks
+
+    async def _page(self) -> None:
+        """Bring waiting messages back from disk, ahead of their consumers."""
+        while True:
+            await self._page_wanted.wait()
+            self._page_wanted = anyio.Event()
+            while self._pages:
+                queue = self._pages.pop()
+                first = queue.page_first
+                lines = await self._journal.read(queue.id, first)
+                if not lines and not queue.deleted:
+                    raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
+                queue.page_in(first, lines)
+                self._flush()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen until SIGTERM or SIGINT, then stop accepting, write what is pending, flush."""
+        listeners: list[asyncio.Server] = []
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with anyio.create_task_group() as tasks:
+                listeners = await self._listen()
+                tasks.start_soon(self._page)
+                tasks.start_soon(self._write)
+                self._schedule_flush()
+                task_status.started()
+                async for number in signals:
+                    log.event("stopping", signal=signal.Signals(number).name)
+                    break
+                await self._drain(listeners)
+                tasks.cancel_scope.cancel()
+        log.event("stopped")
+
+    async def _write(self) -> None:
+        # The batch in hand is written to its end whatever happens around it.
+        with anyio.CancelScope(shield=True):
+            await self._writer.run()
+
+    async def _listen(self) -> list[asyncio.Server]:
+        settings = self.settings
+        listeners = []
+        make_client: Callable[[], Client] = lambda: Client(self)  # noqa: E731
+        try:
+            where = f"{settings.host}:{settings.port}"
+            listener = await self._loop.create_server(
+                make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
+            )
+            listeners.append(listener)
+            for socket in listener.sockets:
+                host, port = socket.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                log.event("listening", address=f"{shown}:{port}")
+            if settings.unix:
+                where = str(settings.unix)
+                listeners.append(
+                    await self._loop.create_unix_server(
+                        make_client, settings.unix, backlog=LISTEN_BACKLOG
+                    )
+                )
+                log.event("listening", address=f"unix:{settings.unix}")
+        except OSError as error:
+            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
+        return listeners
+
+    async def _drain(self, listeners: list[asyncio.Server]) -> None:
+        self._stopping = True
+        for listener in listeners:
+            listener.close()
+        if self.settings.unix:
+            self.settings.unix.unlink(missing_ok=True)
+        for client in self._clients.values():
+            client.hold(Hold.TURN)
+        self._writer.stop()
+        with anyio.move_on_after(self.settings.drain_timeout_s):
+            while self._broker.has_pending or self._writer.busy:
+                await anyio.sleep(0.005)
+            self._flush()
+            while any(
+                client.transport.get_write_buffer_size() for client in self._clients.values()
+            ):
+                await anyio.sleep(0.005)
+        for client in list(self._clients.values()):
+            client.transport.close()
+
+
+async def _serve(settings: Settings) -> None:
+    log.event("starting", version=__version__, db=settings.db)
+    journal = await Journal.open(settings)
+    try:
+        broker = Broker(
+            settings,
+            clock=asyncio.get_running_loop().time,
+            new_error_id=ErrorIds(),
+            on_error=_log_error,
+        )
+        recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
+        await recovery.run(salvage=settings.salvage)
+        log.event(
+            "recovered",
+            queues=len(broker.queues),
+            ready=sum(queue.ready for queue in broker.queues.values()),
+        )
+        broker.start_timers()
+        # What was recovered stays: collections need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+        await Server(settings, broker, journal).run()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await journal.close()
+
+
+def _log_error(record: ErrorRecord) -> None:
+    log.warning(
+        "request_failed",
+        error_id=record.id,
+        connection=record.connection,
+        request_id=record.request_id.decode("utf-8", "backslashreplace"),
+        action=record.action.decode("utf-8", "backslashreplace"),
+        reason=record.reason,
+    )
+
+
+def _raise_open_files_limit() -> None:
+    """As many connections as the system lets us have without being asked."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
+    log.configure(settings)
+    _raise_open_files_limit()
+    use_uvloop = settings.uvloop and find_spec("uvloop") is not None
+    try:
+        anyio.run(_serve, settings, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+    except* MqksError as failures:
+        failure: BaseException = failures
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        log.error("failed", reason=failure)
+        raise failure from None
+    return 0

@@ -1,0 +1,414 @@
+"""Every setting, once: its default, its bounds and one line of why.
+
+The one rule: a setting is one field of `Settings`. Flags, variables, the keys of mqks.toml and
+their checks all follow from that field; a test holds mqks.toml.example and docs/operations.md
+against it.
+"""
+
+import ipaddress
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
+
+from mqks.errors import ConfigurationError
+
+MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
+_SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+# These start like settings and are none: the place of mqks.toml, and what clients connect to.
+_OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a field of `Settings` says of itself beyond its type and default."""
+
+    group: str
+    why: str
+    unit: str = ""
+    bounds: tuple[float, float] = (0, 0)  # of numbers, both included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a server is told from outside; made by `load`, which checks every value."""
+
+    db: Annotated[
+        Path,
+        About("Storage", "The SQLite file that keeps everything that must last."),
+    ] = Path("mqks.db")
+    synchronous: Annotated[
+        Literal["full", "normal", "off"],
+        About("Storage", "How far a commit waits for the disk; only full outlives a power cut."),
+    ] = "full"
+    db_bytes_max: Annotated[
+        int,
+        About(
+            "Storage",
+            "Where the database stops growing; 0 lets it fill the disk.",
+            unit="bytes",
+            bounds=(0, 128 * TIB),
+        ),
+    ] = 0
+    ballast_bytes: Annotated[
+        int,
+        About(
+            "Storage",
+            "A file given back when the disk is full, so that acks can still be written.",
+            unit="bytes",
+            bounds=(0, 16 * GIB),
+        ),
+    ] = 16 * MIB
+    wal_autocheckpoint_pages: Annotated[
+        int,
+        About(
+            "Storage",
+            "How far the WAL grows before it is folded back; more slows the slowest confirms.",
+            unit="pages",
+            bounds=(1, 1_000_000),
+        ),
+    ] = 250
+    errors_kept_max: Annotated[
+        int,
+        About(
+            "Storage",
+            "Errors that mqks inspect can look up; older ones are forgotten.",
+            unit="errors",
+            bounds=(0, 10_000_000),
+        ),
+    ] = 1000
+
+    host: Annotated[str, About("Listening", "The address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        About("Listening", "The TCP port; 0 takes any free one and logs it.", bounds=(0, 65535)),
+    ] = 25000
+    unix: Annotated[Path | None, About("Listening", "A Unix socket to listen on as well.")] = None
+    insecure: Annotated[
+        bool,
+        About("Listening", "Listen beyond loopback, where whoever can connect may do anything."),
+    ] = False
+    eval: Annotated[
+        Literal["off", "loopback", "on"],
+        About("Listening", "Who may send _eval, which looks into the running server."),
+    ] = "loopback"
+
+    connections_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Connections at once; each costs a file descriptor.",
+            unit="connections",
+            bounds=(1, 1_000_000),
+        ),
+    ] = 20_000
+    line_bytes_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "The longest request, without its line end; a longer one closes its connection.",
+            unit="bytes",
+            bounds=(64, GIB),
+        ),
+    ] = MIB
+    queues_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Queues at once, so that a client inventing names is stopped.",
+            unit="queues",
+            bounds=(1, 100_000_000),
+        ),
+    ] = 100_000
+    bindings_per_queue_max: Annotated[
+        int,
+        About("Limits", "Events bound to one queue.", unit="bindings", bounds=(1, 100_000_000)),
+    ] = 100_000
+    consumers_per_connection_max: Annotated[
+        int,
+        About("Limits", "Consumers on one connection.", unit="consumers", bounds=(1, 10_000_000)),
+    ] = 10_000
+    consumer_unacked_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Deliveries one consumer may leave unacked before it gets no more.",
+            unit="deliveries",
+            bounds=(1, 100_000_000),
+        ),
+    ] = 100_000
+
+    memory_bytes: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Bodies of waiting messages kept in memory; beyond it they live on disk only.",
+            unit="bytes",
+            bounds=(0, 128 * TIB),
+        ),
+    ] = 512 * MIB
+    outbox_high_water_bytes: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Unsent replies above which a connection's consumers get nothing more.",
+            unit="bytes",
+            bounds=(1, 16 * GIB),
+        ),
+    ] = MIB
+    outbox_bytes_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Unsent replies above which a slow connection is no longer read.",
+            unit="bytes",
+            bounds=(1, 16 * GIB),
+        ),
+    ] = 16 * MIB
+    batch_records_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Records waiting for the journal before publishers are paused.",
+            unit="records",
+            bounds=(1, 10_000_000),
+        ),
+    ] = 16_384
+    batch_bytes_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Bytes waiting for the journal before publishers are paused.",
+            unit="bytes",
+            bounds=(1, GIB),
+        ),
+    ] = 4 * MIB
+
+    salvage: Annotated[
+        bool,
+        About("Running", "Start on a damaged journal with what can still be read."),
+    ] = False
+    drain_timeout_s: Annotated[
+        float,
+        About(
+            "Running",
+            "How long a stopping server waits for its replies to be taken.",
+            unit="seconds",
+            bounds=(0, 3600),
+        ),
+    ] = 10.0
+    uvloop: Annotated[
+        bool,
+        About("Running", "Run on uvloop where it is installed, faster than plain asyncio."),
+    ] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        About("Running", "The least grave lines that are still logged."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        About("Running", "Log lines as key=value text for people, or as JSON for collectors."),
+    ] = "text"
+
+    def public(self) -> dict[str, object]:
+        """Every setting that a client may see, in plain values."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of `Settings` as the command line, the variables and the documents see it."""
+
+    name: str
+    type: Any  # bool, int, float, str, Path, Path | None, or a Literal of words
+    default: Any
+    about: About
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "MQKS_" + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed words; empty where the type alone decides."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def default_text(self) -> str:
+        """The default as one writes it: sizes in their largest unit, nothing for none."""
+        if self.about.unit == "bytes":
+            for name, size in _SIZES.items():
+                if self.default and self.default % size == 0:
+                    return f"{self.default // size}{name}"
+        if self.type is bool:
+            return str(self.default).lower()
+        return "" if self.default is None else str(self.default)
+
+    def parse(self, value: object) -> object:
+        """Turn text, or a native TOML value, into this setting's type.
+
+        Raises ValueError with the reason alone; the caller knows the place.
+        """
+        if self.choices:
+            return self._parse_choice(value)
+        if self.type is bool:
+            return self._parse_bool(value)
+        if self.type in (int, float):
+            return self._parse_number(value)
+        return self._parse_text(value)
+
+    def _parse_choice(self, value: object) -> object:
+        if value not in self.choices:
+            raise ValueError(f"must be one of {', '.join(self.choices)}, not {value!r}")
+        return value
+
+    def _parse_bool(self, value: object) -> bool:
+        word = str(value).lower() if isinstance(value, bool | str) else ""
+        if word not in _TRUE + _FALSE:
+            raise ValueError(f"must be true or false, not {value!r}")
+        return word in _TRUE
+
+    def _parse_number(self, value: Any) -> Any:
+        number = self._read_number(value) if isinstance(value, str) else value
+        # bool is an int to Python; a float is never cut down to an int unasked.
+        if type(number) not in (int, self.type):
+            kind = "a whole number" if self.type is int else "a number"
+            of_unit = f" of {self.about.unit}" if self.about.unit else ""
+            raise ValueError(f"must be {kind}{of_unit}, not {value!r}")
+        low, high = self.about.bounds
+        if not low <= number <= high:
+            raise ValueError(f"must be from {low} to {high}, not {value!r}")
+        return self.type(number)
+
+    def _read_number(self, text: str) -> Any:
+        suffix = next((name for name in _SIZES if text.endswith(name)), "")
+        if suffix and self.about.unit != "bytes":
+            return None
+        try:
+            return self.type(text.removesuffix(suffix)) * _SIZES.get(suffix, 1)
+        except ValueError:
+            return None
+
+    def _parse_text(self, value: object) -> str | Path | None:
+        text = str(value) if isinstance(value, str | Path) else "\0"
+        if "\0" in text:
+            raise ValueError(f"must be text, not {value!r}")
+        if not text and self.default is not None:
+            raise ValueError("must not be empty")
+        if self.type is str:
+            return text
+        return Path(text) if text else None
+
+
+SETTINGS = {
+    each.name: Setting(each.name, annotation.__origin__, each.default, *annotation.__metadata__)
+    for each in fields(Settings)
+    for annotation in [cast(Any, each.type)]
+}
+
+
+def load(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config: Path | None = None,
+) -> Settings:
+    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default.
+
+    `flags` maps names of settings to values, None for a flag not given. `config` is the file;
+    without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
+
+    Raises ConfigurationError, with the place and the reason, also for a bad value that a
+    stronger place would have hidden.
+    """
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for place, setting, value in (
+        *_from_file(_config_file(environ, config)),
+        *_from_environ(environ),
+        *_from_flags(flags),
+    ):
+        try:
+            values[setting.name] = setting.parse(value)
+        except ValueError as error:
+            raise ConfigurationError(f"{place}: {error}") from None
+        places[setting.name] = place
+    settings = Settings(**values)
+    _check_together(settings, places)
+    return settings
+
+
+def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None:
+    if config is not None:
+        return config
+    if named := environ.get("MQKS_CONFIG"):
+        return Path(named)
+    usual = Path("mqks.toml")
+    return usual if usual.exists() else None
+
+
+_Given = tuple[str, Setting, object]  # the place, the setting, the value
+
+
+def _from_file(path: Path | None) -> Iterator[_Given]:
+    if path is None:
+        return
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    for key, value in table.items():
+        place = f"{path}: {key}"
+        yield place, _known(SETTINGS, key, place), value
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
+    known = {setting.variable: setting for setting in SETTINGS.values()}
+    for variable, value in environ.items():
+        if variable.startswith("MQKS_") and variable not in _OTHER_VARIABLES:
+            yield variable, _known(known, variable, variable), value
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
+    for name, value in flags.items():
+        if value is not None:
+            setting = _known(SETTINGS, name, name)
+            yield setting.flag, setting, value
+
+
+def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
+    if key in settings:
+        return settings[key]
+    near = get_close_matches(key, settings, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigurationError(f"{place}: unknown setting{hint}")
+
+
+def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
+    if not settings.insecure and not _is_loopback(settings.host):
+        raise ConfigurationError(
+            f"{places['host']}: {settings.host!r} is not loopback, and there is no authentication "
+            "yet: set insecure to let everyone who can connect do anything"
+        )
+    if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
+        place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
+        raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
