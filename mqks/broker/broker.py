@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from mqks.broker.actions import Action
 
 
+NOTHING = b"\n"
+"""A name that no line can hold."""
+
+
 class Broker:
     """`clock` gives seconds that only grow; `new_error_id` a text and a time in microseconds;
     `actions` is the table of what a client can ask for."""
@@ -121,13 +125,15 @@ class Broker:
         self._handle(connection, lines, splitter.has_tab)
         if splitter.too_long is not None:
             failure = LineTooLong(f"a line may have {splitter.line_bytes_max} bytes at most")
-            self._refuse(connection, splitter.too_long, failure)
+            # A line without an id is told as such, not by its first megabyte.
+            line = splitter.too_long if b" " in splitter.too_long else b""
+            self._refuse(connection, line, failure)
             raise failure
 
     def _handle(self, connection: Connection, lines: list[bytes], has_tab: bool) -> None:
         """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
         consumer, gather until something else comes, and are then done in one go."""
-        event = acker = b""
+        event = acker = NOTHING
         middle = b""
         ids: list[bytes] = []
         bodies: list[bytes] = []
@@ -382,8 +388,7 @@ class Broker:
         self.bindings.remove_all(name, queue)
         if queue is None:
             return
-        queue.deleted = True
-        queue.drop_all()
+        queue.delete()
         self.pending.queues[queue.id] = None
         if queue.consumers:
             self.orphans[name] = queue

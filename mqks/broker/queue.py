@@ -246,9 +246,8 @@ class Queue:
                 self.cursor_moved = True
                 self._touch()
             taken = end
-            if turns > 1:
-                for taker in takers[: count % turns] if count >= turns else takers[:count]:
-                    ring.move_to_end(taker)
+            for taker in takers[: count % len(ring)]:
+                ring.move_to_end(taker)
         if first >= self.cursor:
             self.cursor += taken
         return taken
@@ -427,8 +426,12 @@ class Queue:
             self.tail_bytes = 0
         self.deliver()
 
-    def drop_all(self) -> None:
-        """Forget every message, also those that consumers hold."""
+    def delete(self) -> None:
+        """Forget every message, also those that consumers hold, and the rule."""
+        self.deleted = True
+        self.rule = None
         self.broker.memory_bytes -= self.head_bytes + self.tail_bytes
+        self.ring.clear()
         for consumer in self.consumers:
             consumer.settle_all()
+            consumer.in_ring = False

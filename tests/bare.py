@@ -1,0 +1,88 @@
+"""The broker without sockets, disk or clock: what a transcript is played against.
+
+The one rule: every commit completes at once after each send.
+"""
+
+from itertools import count
+from typing import Any
+
+from mqks.broker.broker import Broker
+from mqks.broker.connection import Connection
+from mqks.errors import LineTooLong
+from mqks.settings import Settings
+
+
+class BareWorld:
+    def __init__(self, **settings: Any) -> None:
+        self.now_s = 1000.0
+        numbers = count(1)
+        self.broker = Broker(
+            Settings(**settings),
+            clock=lambda: self.now_s,
+            new_error_id=lambda: (f"{next(numbers):024x}", 0),
+            on_error=lambda record: None,
+        )
+        self._connections: dict[str, Connection] = {}
+        self._received: dict[str, bytes] = {}
+        self._closed: set[str] = set()
+
+    def connect(self, name: str) -> None:
+        self._connections[name] = self.broker.connect(f"test:{name}", local=True)
+        self._received[name] = b""
+        self._closed.discard(name)
+
+    def send(self, name: str, data: bytes) -> None:
+        connection = self._connections[name]
+        if name in self._closed:
+            return
+        try:
+            self.broker.receive(connection, data)
+        except LineTooLong:
+            self._end(name)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Commit and flush until nothing is left to do."""
+        broker = self.broker
+        while broker.has_pending or broker.touched:
+            for connection in broker.touched:
+                for name, known in self._connections.items():
+                    if known is connection:
+                        self._received[name] += b"".join(connection.outbox)
+                connection.touched = False
+                connection.outbox.clear()
+                connection.outbox_bytes = 0
+            blocked = [connection for connection in broker.touched if connection.blocked]
+            broker.touched = []
+            for connection in blocked:
+                broker.unblock(connection)
+            if broker.has_pending:
+                broker.committed(broker.take_batch())
+
+    def received(self, name: str) -> bytes:
+        """Drain what has been sent to it so far."""
+        data, self._received[name] = self._received[name], b""
+        return data
+
+    def disconnect(self, name: str) -> None:
+        connection = self._connections.pop(name)
+        connection.closed = True
+        self.broker.disconnect(connection)
+        self._closed.add(name)
+        self._settle()
+
+    def end_of_stream(self, name: str) -> None:
+        self._end(name)
+        self._settle()
+
+    def _end(self, name: str) -> None:
+        self.broker.disconnect(self._connections[name])
+        self._closed.add(name)
+
+    def is_closed(self, name: str) -> bool:
+        return name in self._closed
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.broker.expire()
+        self._settle()

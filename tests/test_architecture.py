@@ -1,0 +1,176 @@
+"""The arrows between the rooms, read from the imports, and the documents that must keep step."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqks.settings import SETTINGS, Settings, load
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted((ROOT / "mqks").rglob("*.py"))
+
+# What each room may import of the others; itself always. `*` is everything.
+ARROWS = {
+    "__init__": {"errors", "client"},
+    "__main__": {"commands"},
+    "errors": set[str](),
+    "limits": {"errors"},
+    "settings": {"errors", "limits"},
+    "protocol": {"errors", "limits"},
+    "broker": {"protocol", "errors", "limits", "settings"},
+    "journal": {"broker", "protocol", "errors", "limits", "settings"},
+    "server": {"journal", "broker", "protocol", "errors", "limits", "settings"},
+    "client": {"protocol", "errors", "limits"},
+    "pipeline": {"client", "protocol", "errors", "limits"},
+    "commands": {"*"},
+}
+PURE_ROOMS = {"protocol", "broker"}
+# The pure rooms use the standard library alone, and of it nothing that reaches outside.
+IO_CLOCK_AND_CHANCE = {
+    *("asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib"),
+    *("queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket"),
+    *("socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid"),
+}
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def room(module: str) -> str:
+    """The room of a module's dotted name: its part below mqks."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(module: str, source: str, *, package: bool = False) -> Iterator[str]:
+    """The dotted names a module imports, relative ones resolved, wherever in it they stand."""
+    around = module if package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = around.split(".")[: 1 - node.level or None] if node.level else []
+            origin = ".".join([*base, node.module] if node.module else base)
+            if origin == "mqks":
+                yield from (f"mqks.{alias.name}" for alias in node.names)
+            else:
+                yield origin
+
+
+def is_allowed(module: str, name: str) -> bool:
+    """Whether the house lets this module import this name."""
+    mine, top = room(module), name.split(".")[0]
+    if top == "mqks":
+        other = room(name)  # not a room: a name that mqks itself holds
+        return other == mine or other not in ARROWS or bool(ARROWS[mine] & {other, "*"})
+    if mine in PURE_ROOMS:
+        return top in sys.stdlib_module_names and top not in IO_CLOCK_AND_CHANCE
+    if top in ("sqlite3", "aiosqlite"):
+        return mine == "journal" or module == "mqks.commands.inspect"
+    return True
+
+
+def faults(module: str, source: str, *, package: bool = False) -> list[str]:
+    return [
+        name for name in imports(module, source, package=package) if not is_allowed(module, name)
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_arrows_point_down(path: Path) -> None:
+    module = dotted(path)
+    assert room(module) in ARROWS, "a new room needs its row in ARROWS"
+
+    assert faults(module, path.read_text(), package=path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mqks.broker.queue", "from mqks.journal import Journal"),
+        ("mqks.broker.queue", "import mqks.server.listener"),
+        ("mqks.broker.queue", "from mqks import commands"),
+        ("mqks.broker.queue", "from ..journal import Journal"),
+        ("mqks.broker.queue", "from .. import client"),
+        ("mqks.broker.queue", "def f():\n    from mqks.server import run"),
+        ("mqks.broker.queue", "import time"),
+        ("mqks.broker.queue", "import os.path"),
+        ("mqks.broker.queue", "from random import random"),
+        ("mqks.protocol.lines", "import anyio"),
+        ("mqks.protocol.lines", "from mqks.settings import Settings"),
+        ("mqks.client.session", "from mqks.broker import Broker"),
+        ("mqks.pipeline.source", "from mqks.server import run"),
+        ("mqks.journal.writer", "from mqks.server import run"),
+        ("mqks.server.listener", "import sqlite3"),
+        ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
+    ],
+)
+def test_an_arrow_that_turns_is_noticed(module: str, source: str) -> None:
+    assert len(faults(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mqks.broker.queue", "from mqks.protocol import lines"),
+        ("mqks.broker.queue", "from mqks.settings import Settings"),
+        ("mqks.broker.queue", "from .binding import Binding"),
+        ("mqks.broker.queue", "from . import binding"),
+        ("mqks.broker.queue", "from collections import deque"),
+        ("mqks.journal.recovery", "from mqks.broker import Broker"),
+        ("mqks.journal.writer", "import aiosqlite"),
+        ("mqks.server.listener", "import anyio"),
+        ("mqks.server.listener", "from mqks import __version__"),
+        ("mqks.commands.serve", "from mqks.server import run"),
+    ],
+)
+def test_an_arrow_that_points_down_is_let_through(module: str, source: str) -> None:
+    assert faults(module, source) == []
+
+
+def test_relative_imports_of_a_package_start_at_the_package() -> None:
+    assert list(imports("mqks.broker", "from .queue import Queue", package=True)) == [
+        "mqks.broker.queue"
+    ]
+    assert list(imports("mqks.broker", "from ..server import run", package=True)) == ["mqks.server"]
+
+
+def example_lines() -> list[str]:
+    """mqks.toml.example with its settings uncommented."""
+    lines = (ROOT / "mqks.toml.example").read_text().splitlines()
+    keys = tuple(f"# {name} = " for name in SETTINGS)
+    return [line[2:] if line.startswith(keys) else line for line in lines]
+
+
+def test_the_example_is_all_comments_and_changes_nothing() -> None:
+    assert tomllib.loads((ROOT / "mqks.toml.example").read_text()) == {}
+
+
+def test_the_example_holds_every_setting_once_at_its_default(tmp_path: Path) -> None:
+    uncommented = tmp_path / "mqks.toml"
+    uncommented.write_text("\n".join(example_lines()))
+
+    assert list(tomllib.loads(uncommented.read_text())) == list(SETTINGS)
+    assert load({}, {}, uncommented) == Settings()
+    assert all(line.startswith("#") for line in example_lines() if line and " = " not in line)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_example_tells_why(name: str) -> None:
+    lines = example_lines()
+    at = next(index for index, line in enumerate(lines) if line.startswith(f"{name} = "))
+
+    assert lines[at - 1].startswith(f"# {SETTINGS[name].about.why}")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_operations_page_tells_every_setting(name: str) -> None:
+    default = SETTINGS[name].default_text
+    row = f"| `{name}` | " + (f"`{default}` |" if default else "none |")
+
+    assert row in (ROOT / "docs/operations.md").read_text()

@@ -1,0 +1,148 @@
+"""Every story under `tests/conformance/`, and every example in `docs/protocol.md`, holds.
+
+Each is played over TCP against a server process and, unless the server itself dies in it, against
+the bare broker: a line at a time and a byte at a time. No way of playing knows the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from pathlib import Path
+
+import pytest
+
+from tests.bare import BareWorld
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.transcripts import Story, play, stories_of
+
+HERE = Path(__file__).parent
+STORIES = list(stories_of(sorted((HERE / "conformance").glob("*.txt"))))
+EXAMPLES = list(stories_of([HERE.parent / "docs" / "protocol.md"]))
+assert STORIES and EXAMPLES, "no stories: the tests below would check nothing"
+
+
+class TcpWorld:
+    """A server process and real sockets. Time passes by itself."""
+
+    patience_seconds = 10.0
+
+    def __init__(self, db: Path, story: Story) -> None:
+        self._db = db
+        self._flags = [
+            text
+            for key, value in story.settings.items()
+            for text in (f"--{key.replace('_', '-')}", str(value))
+        ]
+        self._clients: dict[str, LineClient] = {}
+        self.server = ServerProcess(db, *self._flags)
+
+    def connect(self, name: str) -> None:
+        self._clients[name] = LineClient(self.server.address)
+
+    def send(self, name: str, data: bytes) -> None:
+        self._clients[name].send(data)
+
+    def read_line(self, name: str) -> bytes:
+        return self._clients[name].line()
+
+    def disconnect(self, name: str) -> None:
+        self._clients.pop(name).leave()
+
+    def break_off(self, name: str) -> None:
+        self._clients.pop(name).break_off()
+
+    def end_of_stream(self, name: str) -> None:
+        self._clients[name].close_sending_side()
+
+    def advance(self, seconds: float) -> None:
+        """What follows is asked until it is so."""
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            self.server.kill()
+        else:
+            assert self.server.terminate() == 0, self.server.log
+        self._close_clients()
+        self.server = ServerProcess(self._db, *self._flags)
+
+    def close(self) -> None:
+        self._close_clients()
+        self.server.kill()
+
+    def _close_clients(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+
+class BrokerWorld:
+    """The broker without sockets, disk or clock, fed in pieces of one line or of one byte."""
+
+    patience_seconds = 0.0
+
+    def __init__(self, story: Story, *, byte_by_byte: bool) -> None:
+        self._broker = BareWorld(**story.settings)
+        self._byte_by_byte = byte_by_byte
+        self._tails: defaultdict[str, bytes] = defaultdict(bytes)
+        self._lines: defaultdict[str, deque[bytes]] = defaultdict(deque)
+
+    def connect(self, name: str) -> None:
+        self._broker.connect(name)
+
+    def send(self, name: str, data: bytes) -> None:
+        pieces = [data[i : i + 1] for i in range(len(data))] if self._byte_by_byte else [data]
+        for piece in pieces:
+            self._broker.send(name, piece)
+
+    def read_line(self, name: str) -> bytes:
+        lines = self._lines[name]
+        *new, self._tails[name] = (self._tails[name] + self._broker.received(name)).split(b"\n")
+        lines.extend(new)
+        if lines:
+            return lines.popleft()
+        if self._broker.is_closed(name):
+            raise EOFError("the connection is closed")
+        raise TimeoutError("nothing comes")
+
+    def disconnect(self, name: str) -> None:
+        self._broker.disconnect(name)
+        self._lines.pop(name, None)
+        self._tails.pop(name, None)
+
+    def break_off(self, name: str) -> None:
+        self.disconnect(name)
+
+    def end_of_stream(self, name: str) -> None:
+        self._broker.end_of_stream(name)
+
+    def advance(self, seconds: float) -> None:
+        self._broker.advance(seconds)
+
+    def restart(self, *, crash: bool) -> None:
+        raise AssertionError("there is nothing to start again")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+def test_over_tcp(story: Story, tmp_path: Path) -> None:
+    world = TcpWorld(tmp_path / "mqks.db", story)
+    try:
+        play(story, world)
+        assert world.server.is_running, "the server died"
+    except BaseException as error:
+        error.add_note(f"log of the server:\n{world.server.log}")
+        raise
+    finally:
+        world.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("byte_by_byte", [False, True], ids=["lines", "bytes"])
+@pytest.mark.parametrize(
+    "story",
+    [story for story in STORIES + EXAMPLES if not story.needs_a_process],
+    ids=lambda story: story.name,
+)
+def test_on_the_bare_broker(story: Story, byte_by_byte: bool) -> None:
+    play(story, BrokerWorld(story, byte_by_byte=byte_by_byte))

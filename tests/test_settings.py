@@ -1,0 +1,190 @@
+"""Where settings come from, which place wins, and what is refused with which words."""
+
+from pathlib import Path
+
+import pytest
+
+from mqks.errors import ConfigurationError
+from mqks.settings import SETTINGS, Settings, load
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, so that no mqks.toml is found by accident."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(
+    flags: dict[str, object] | None = None,
+    environ: dict[str, str] | None = None,
+    config: Path | None = None,
+) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(flags or {}, environ or {}, config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing_given_gives_the_defaults() -> None:
+    assert load({}, {}) == Settings()
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+def test_every_default_passes_its_own_check(setting: object) -> None:
+    assert isinstance(setting, type(SETTINGS["db"]))
+    assert setting.parse(setting.default_text) == setting.default
+
+
+def test_a_flag_beats_a_variable_that_beats_the_file(directory: Path) -> None:
+    config = directory / "mqks.toml"
+    config.write_text("port = 1\nqueues_max = 1\nconnections_max = 1\n")
+    environ = {"MQKS_PORT": "2", "MQKS_QUEUES_MAX": "2"}
+
+    settings = load({"port": "3", "queues_max": None}, environ, config)
+
+    assert (settings.port, settings.queues_max, settings.connections_max) == (3, 2, 1)
+
+
+def test_the_file_is_the_named_one_or_the_variables_or_the_one_here(directory: Path) -> None:
+    for port, name in enumerate(("mqks.toml", "variable.toml", "flag.toml"), start=1):
+        (directory / name).write_text(f"port = {port}\n")
+    environ = {"MQKS_CONFIG": "variable.toml"}
+
+    assert load({}, {}).port == 1
+    assert load({}, environ).port == 2
+    assert load({}, environ, Path("flag.toml")).port == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("port", "0", 0),
+        ("port", "65535", 65535),
+        ("memory_bytes", "1000", 1000),
+        ("memory_bytes", "3KiB", 3 * 1024),
+        ("memory_bytes", "512MiB", 512 * 1024**2),
+        ("memory_bytes", "2 GiB", 2 * 1024**3),
+        ("db_bytes_max", "1TiB", 1024**4),
+        ("drain_timeout_s", "2", 2.0),
+        ("drain_timeout_s", "0.25", 0.25),
+        ("insecure", "true", True),
+        ("insecure", "Yes", True),
+        ("uvloop", "off", False),
+        ("uvloop", "0", False),
+        ("synchronous", "normal", "normal"),
+        ("unix", "run/mqks.sock", Path("run/mqks.sock")),
+        ("unix", "", None),
+        ("db", "/var/lib/mqks.db", Path("/var/lib/mqks.db")),
+    ],
+)
+def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
+    found = getattr(load({}, {f"MQKS_{name.upper()}": text}), name)
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_toml_values_keep_their_types(directory: Path) -> None:
+    config = directory / "mqks.toml"
+    config.write_text(
+        'memory_bytes = "1MiB"\nbatch_bytes_max = 4096\ndrain_timeout_s = 3\nuvloop = false\n'
+    )
+
+    settings = load({}, {}, config)
+
+    assert (settings.memory_bytes, settings.batch_bytes_max) == (1024**2, 4096)
+    assert type(settings.drain_timeout_s) is float
+    assert settings.uvloop is False
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("port", "-1", "must be from 0 to 65535, not '-1'"),
+        ("port", "65536", "must be from 0 to 65535, not '65536'"),
+        ("port", "", "must be a whole number, not ''"),
+        ("port", "1.5", "must be a whole number, not '1.5'"),
+        ("port", "1KiB", "must be a whole number, not '1KiB'"),
+        ("memory_bytes", "1MB", "must be a whole number of bytes, not '1MB'"),
+        ("memory_bytes", "MiB", "must be a whole number of bytes, not 'MiB'"),
+        ("queues_max", "0", "must be from 1 to 100000000, not '0'"),
+        ("drain_timeout_s", "soon", "must be a number of seconds, not 'soon'"),
+        ("drain_timeout_s", "nan", "must be from 0 to 3600, not 'nan'"),
+        ("drain_timeout_s", "inf", "must be from 0 to 3600, not 'inf'"),
+        ("insecure", "maybe", "must be true or false, not 'maybe'"),
+        ("synchronous", "FULL", "must be one of full, normal, off, not 'FULL'"),
+        ("db", "", "must not be empty"),
+        ("host", "", "must not be empty"),
+    ],
+)
+def test_bad_text_is_refused_with_place_and_reason(name: str, text: str, reason: str) -> None:
+    variable, flag = f"MQKS_{name.upper()}", "--" + name.replace("_", "-")
+
+    assert refusal(environ={variable: text}) == f"{variable}: {reason}"
+    assert refusal(flags={name: text}) == f"{flag}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("port = true", "port: must be a whole number, not True"),
+        ("port = 1.0", "port: must be a whole number, not 1.0"),
+        ("port = [1]", "port: must be a whole number, not [1]"),
+        ("insecure = 1", "insecure: must be true or false, not 1"),
+        ("host = 127", "host: must be text, not 127"),
+        ('db = "a\\u0000b"', "db: must be text, not 'a\\x00b'"),
+        ("synchronous = {}", "synchronous: must be one of full, normal, off, not {}"),
+        ("prot = 1", "prot: unknown setting; did you mean port?"),
+        ("[server]\nport = 1", "server: unknown setting"),
+        ("port = \n", "Invalid value (at line 1, column 8)"),
+    ],
+)
+def test_a_bad_file_is_refused_with_place_and_reason(
+    directory: Path, line: str, reason: str
+) -> None:
+    config = directory / "mqks.toml"
+    config.write_text(line)
+
+    assert refusal(config=config).startswith(f"{config}: {reason}")
+
+
+def test_a_file_that_cannot_be_read_is_refused(directory: Path) -> None:
+    (directory / "latin1.toml").write_bytes(b'host = "\xe9"\n')
+
+    assert refusal(config=Path("nowhere.toml")) == "nowhere.toml: No such file or directory"
+    assert refusal(environ={"MQKS_CONFIG": "gone.toml"}).startswith("gone.toml: ")
+    assert refusal(config=directory).startswith(f"{directory}: ")
+    assert refusal(config=Path("latin1.toml")).startswith("latin1.toml: ")
+
+
+def test_a_bad_value_is_refused_even_where_a_flag_would_hide_it() -> None:
+    assert refusal({"port": "1"}, {"MQKS_PORT": "x"}).startswith("MQKS_PORT: ")
+
+
+def test_unknown_names_are_refused_except_what_clients_read() -> None:
+    assert refusal(environ={"MQKS_PROT": "1"}) == (
+        "MQKS_PROT: unknown setting; did you mean MQKS_PORT?"
+    )
+    assert refusal(environ={"MQKS_port": "1"}).startswith("MQKS_port: unknown setting")
+    assert refusal(flags={"prot": "1"}) == "prot: unknown setting; did you mean port?"
+    assert load({}, {"MQKS_URL": "mqks://localhost", "PORT": "x"}) == Settings()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_may_be_listened_on(host: str) -> None:
+    assert load({"host": host}, {}).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "example.org"])
+def test_anything_else_needs_insecure(host: str) -> None:
+    assert refusal(environ={"MQKS_HOST": host}).startswith(f"MQKS_HOST: '{host}' is not loopback")
+    assert load({"host": host, "insecure": True}, {}).host == host
+
+
+def test_the_high_water_mark_is_not_above_the_limit() -> None:
+    assert refusal({"outbox_bytes_max": "1KiB"}) == (
+        "--outbox-bytes-max: outbox_high_water_bytes is above outbox_bytes_max"
+    )
+    both = {"outbox_bytes_max": "1KiB", "outbox_high_water_bytes": "1KiB"}
+    assert load(both, {}).outbox_high_water_bytes == 1024
