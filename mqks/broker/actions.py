@@ -88,7 +88,7 @@ def reject(broker: Broker, connection: Connection, request: Request) -> None:
 def delete_consumer(broker: Broker, connection: Connection, request: Request) -> None:
     consumer = broker.consumers.get(parse_name("delete_consumer", request.rest))
     if consumer is not None:
-        broker.delete_consumer(consumer)
+        broker.delete_consumers([consumer])
 
 
 def delete_queue(broker: Broker, connection: Connection, request: Request) -> None:

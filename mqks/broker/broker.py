@@ -93,8 +93,7 @@ class Broker:
 
     def disconnect(self, connection: Connection) -> None:
         """A client has gone, or sends no more: its consumers end, what they held goes back."""
-        for consumer in list(connection.consumers.values()):
-            self.delete_consumer(consumer)
+        self.delete_consumers(list(connection.consumers.values()))
         self.connections.pop(connection.id, None)
 
     def unblock(self, connection: Connection) -> None:
@@ -337,7 +336,7 @@ class Broker:
         consumer.connection.consumers[consumer.id] = consumer
         consumer.queue.attach(consumer)
         if earlier is not None:
-            self.delete_consumer(earlier)
+            self.delete_consumers([earlier])
 
     def wake(self, consumer: Consumer) -> None:
         """A consumer may have room again."""
@@ -346,24 +345,27 @@ class Broker:
             queue.wake(consumer)
             queue.deliver()
 
-    def delete_consumer(self, consumer: Consumer) -> None:
-        """End a consumer; what it held goes back to its place in the queue."""
-        consumer.deleted = True
-        if self.consumers.get(consumer.id) is consumer:
-            del self.consumers[consumer.id]
-        if consumer.connection.consumers.get(consumer.id) is consumer:
-            del consumer.connection.consumers[consumer.id]
-        queue = consumer.queue
-        queue.detach(consumer)
-        if queue.deleted:
-            if not queue.consumers:
+    def delete_consumers(self, consumers: list[Consumer]) -> None:
+        """End consumers. What all of them held goes back to its place before any of it is given
+        to others."""
+        queues: dict[Queue, None] = {}
+        for consumer in consumers:
+            consumer.deleted = True
+            if self.consumers.get(consumer.id) is consumer:
+                del self.consumers[consumer.id]
+            if consumer.connection.consumers.get(consumer.id) is consumer:
+                del consumer.connection.consumers[consumer.id]
+            queue = consumer.queue
+            queue.detach(consumer)
+            queue.give_back(consumer.settle_all())
+            queues[queue] = None
+        for queue in queues:
+            if queue.consumers:
+                queue.deliver()
+            elif queue.deleted:
                 self.orphans.pop(queue.name, None)
-            return
-        queue.give_back(consumer.settle_all())
-        if queue.consumers:
-            queue.deliver()
-        else:
-            self.unused(queue)
+            else:
+                self.unused(queue)
 
     def unused(self, queue: Queue) -> None:
         """A queue has no consumer (any more): its delete rule applies."""
@@ -478,7 +480,7 @@ class Broker:
                 self._error(connection, request_id, b"", str(failure))
         for consumer in batch.held:
             if not consumer.deleted:
-                self.delete_consumer(consumer)
+                self.delete_consumers([consumer])
         batch.confirms, batch.held = [], []
 
     # -- recovery

@@ -5,7 +5,7 @@ The one rule: a segment may be dropped when none of its messages is alive and no
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from mqks.broker.ranges import Range, subtract, union
 from mqks.limits import SEGMENT_SMALL_BYTES
@@ -15,7 +15,17 @@ class Segment:
     """`about`: ids of other segments whose messages this one settles or marks; `named_by`: the
     same seen from there."""
 
-    __slots__ = ("about", "bytes", "count", "has_marks", "id", "live", "named_by", "queues")
+    __slots__ = (
+        "about",
+        "bytes",
+        "count",
+        "has_marks",
+        "id",
+        "live",
+        "named_by",
+        "queues",
+        "spans",
+    )
 
     def __init__(self, segment_id: int, size: int) -> None:
         self.id = segment_id
@@ -24,6 +34,7 @@ class Segment:
         """Messages it was written with."""
         self.live = 0
         self.queues: list[int] = []
+        self.spans: list[tuple[QueueIndex, Span]] = []
         self.has_marks = False
         self.about: set[int] = set()
         self.named_by: set[int] = set()
@@ -31,7 +42,8 @@ class Segment:
 
 class Span:
     """Messages of one queue with numbers from `first` up to `end` in one segment; `dead` ones
-    have been settled."""
+    have been settled. A span stays until its segment goes, also when all of it is dead: as long
+    as the messages are on disk, so must be what settles them."""
 
     __slots__ = ("bytes", "dead", "dead_count", "end", "first", "segment")
 
@@ -134,7 +146,9 @@ class Index:
     def add_messages(
         self, segment: Segment, queue: QueueIndex, first: int, count: int, size: int
     ) -> None:
-        queue.insert(Span(first, first + count, size, segment))
+        span = Span(first, first + count, size, segment)
+        queue.insert(span)
+        segment.spans.append((queue, span))
         segment.count += count
         segment.live += count
 
@@ -144,7 +158,7 @@ class Index:
         for span in queue.overlapping(first, end):
             start, stop = max(first, span.first), min(end, span.end)
             self._name(segment, span.segment)
-            self._kill(queue, span, start, stop - start)
+            self._kill(span, start, stop - start)
 
     def still_settles(self, queue: QueueIndex, acked: Range, gone: Container[Segment]) -> bool:
         """Whether an old ack is about a segment that is still there and not in `gone`."""
@@ -157,10 +171,14 @@ class Index:
         for span in queue.overlapping(acked[0], acked[0] + acked[1]):
             self._name(segment, span.segment)
 
-    def move(self, queue: QueueIndex, span: Span) -> None:
-        """What is alive in this span is written elsewhere now."""
-        span.segment.live -= span.end - span.first - span.dead_count
-        queue.remove(span)
+    @staticmethod
+    def withdraw(segments: Iterable[Segment]) -> None:
+        """The messages of these segments are not there any more."""
+        for segment in segments:
+            for queue, span in segment.spans:
+                queue.remove(span)
+            segment.spans.clear()
+            segment.live = 0
 
     def mark(self, segment: Segment, queue: QueueIndex, number: int) -> None:
         """A segment says something of a living message."""
@@ -174,13 +192,11 @@ class Index:
             segment.about.add(other.id)
             other.named_by.add(segment.id)
 
-    def _kill(self, queue: QueueIndex, span: Span, start: int, count: int) -> None:
+    def _kill(self, span: Span, start: int, count: int) -> None:
         span.dead.append((start, count))
         span.dead_count += count
         if len(span.dead) > 64 and len(span.dead) % 64 == 0:
             span.dead = union(span.dead)
-        if span.dead_count == span.end - span.first:
-            queue.remove(span)
         span.segment.live -= count
         self.look_at(span.segment)
 
@@ -216,6 +232,7 @@ class Index:
 
     def drop(self, segments: list[Segment], heir: Segment | None = None) -> None:
         """These segments are gone. `heir` holds what was alive in them."""
+        self.withdraw(segments)
         for segment in segments:
             for queue_id in segment.queues:
                 queue = self.queues.get(queue_id)

@@ -301,7 +301,6 @@ class Journal:
         bodies = await self._bodies(self.db, [victim.id for victim in victims])
         gone = set(victims)
         carried: dict[int, Section] = {}
-        moved = []
         for victim in victims:
             body = bodies[victim.id]
             for stored in decode(body):
@@ -321,7 +320,6 @@ class Journal:
                         Lines(first, run.time_us, lines[first - run.first :][:count])
                         for first, count in span.living()
                     )
-                    moved.append((queue, span))
                 section.acks.extend(
                     acked for acked in stored.acks if index.still_settles(queue, acked, gone)
                 )
@@ -346,8 +344,7 @@ class Journal:
         await self._transaction(statements)
         self._freed = True
         self._wal_pages += len(body) // PAGE_SIZE + 3
-        for queue, span in moved:
-            index.move(queue, span)
+        index.withdraw(victims)
         heir = None
         if sections:
             self.next_segment += 1

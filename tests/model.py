@@ -1,0 +1,275 @@
+"""A broker so plain that it can be seen to be right: lists, one message at a time, no journal.
+
+The one rule: it says exactly which lines each consumer and each request gets, in their order.
+"""
+
+import re
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Message:
+    place: int
+    id: str
+    event: str
+    data: str
+    retry: int = 0
+
+    def told_to(self, consumer_id: str) -> str:
+        retry = f",retry={self.retry}" if self.retry else ""
+        return f"{consumer_id} ok {self.id} event={self.event}{retry} {self.data}"
+
+
+@dataclass
+class ModelConsumer:
+    id: str
+    connection: str
+    queue: str
+    manual_ack: bool
+    unacked: list[Message] = field(default_factory=list)
+
+
+@dataclass
+class ModelQueue:
+    rule: str | None = None
+    deadline: float | None = None
+    ready: list[Message] = field(default_factory=list)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.places = 0
+        self.bindings: dict[str, set[str]] = {}
+        self.queues: dict[str, ModelQueue] = {}
+        self.consumers: dict[str, ModelConsumer] = {}
+        self.rings: dict[str, list[ModelConsumer]] = {}
+        """By queue name, also while there is no such queue."""
+        self.held: list[ModelConsumer] = []
+        self.attached: list[ModelConsumer] = []
+        """All consumers in the order they came."""
+        self.told: dict[str, list[str]] = {}
+        self.confirms: list[tuple[str, str]] = []
+
+    # -- what a client asks for
+
+    def publish(self, message_id: str, event: str, data: str) -> None:
+        for name in sorted(self.queues):
+            if event in self.bindings.get(name, ()):
+                self._append(name, Message(0, message_id, event, data))
+                self.deliver(name)
+
+    def consume(
+        self,
+        connection: str,
+        consumer_id: str,
+        name: str,
+        events: list[str],
+        add: list[str],
+        rule: str | None,
+        manual_ack: bool,
+        confirm: bool,
+    ) -> None:
+        before = set(self.bindings.get(name, ()))
+        bound = (set(events) if events else before) | set(add)
+        self._bind(name, bound)
+        queue = self._make(name)
+        changed = bound != before or queue.rule != rule
+        queue.rule, queue.deadline = rule, None
+        consumer = ModelConsumer(consumer_id, connection, name, manual_ack)
+        earlier = self.consumers.get(consumer_id)
+        self.consumers[consumer_id] = consumer
+        self.attached.append(consumer)
+        if confirm:
+            self.held.append(consumer)
+            self.confirms.append((connection, consumer_id))
+        else:
+            self.rings.setdefault(name, []).append(consumer)
+        if earlier:
+            self._end([earlier])
+        if changed:
+            self._update(name, None if add else consumer)
+        self.deliver(name)
+
+    def rebind(
+        self, name: str, events: list[str], remove: list[str], masks: list[str], add: list[str]
+    ) -> None:
+        before = set(self.bindings.get(name, ()))
+        bound = set(events) if events or not (remove or masks or add) else before.copy()
+        bound -= set(remove)
+        for mask in masks:
+            pattern = "[^.]*".join(map(re.escape, mask.split("*")))
+            bound -= {event for event in bound if "." in event and re.fullmatch(pattern, event)}
+        bound |= set(add)
+        self._bind(name, bound)
+        if bound != before:
+            self._update(name, None)
+
+    def ack(self, consumer_id: str, message_id: str) -> None:
+        self._settle(consumer_id, message_id)
+
+    def reject(self, consumer_id: str, message_id: str) -> None:
+        for message in self._settle(consumer_id, message_id):
+            message.retry += 1
+            self._append(self.consumers[consumer_id].queue, message)
+            self.deliver(self.consumers[consumer_id].queue)
+
+    def delete_consumer(self, consumer_id: str) -> None:
+        if consumer_id in self.consumers:
+            self._end([self.consumers[consumer_id]])
+
+    def disconnect(self, connection: str) -> None:
+        self._end([each for each in self.attached if each.connection == connection])
+
+    def delete_queue(self, name: str) -> None:
+        self.bindings.pop(name, None)
+        if self.queues.pop(name, None):
+            for consumer in self.attached:
+                if consumer.queue == name:
+                    consumer.unacked.clear()
+            self._update(name, None)
+
+    def delete_when_unused(self, name: str, rule: str) -> None:
+        queue = self.queues.get(name)
+        if queue is None:
+            return
+        if queue.rule != rule:
+            queue.rule = rule
+            self._update(name, None)
+        if not self._consumers(name):
+            self._unused(name)
+
+    # -- what happens
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for name, queue in list(self.queues.items()):
+            if queue.deadline is not None and queue.deadline <= self.now:
+                self.delete_queue(name)
+
+    def commit(self) -> "Model":
+        """Confirms go out; return what a crash from here on comes back to."""
+        for connection, request_id in self.confirms:
+            self._tell(connection, f"{request_id} ok ")
+        self.confirms.clear()
+        held, self.held = self.held, []
+        for consumer in held:
+            if consumer in self.attached:
+                self.rings.setdefault(consumer.queue, []).append(consumer)
+                if consumer.queue in self.queues:
+                    self.deliver(consumer.queue)
+        return deepcopy(self)
+
+    def recover(self, now: float) -> None:
+        """Every connection is gone; what consumers held counts as rejected."""
+        self.now = now
+        self.told.clear()
+        self.confirms.clear()
+        self.held.clear()
+        for consumer in self.attached:
+            self._give_back(consumer)
+        self.consumers.clear()
+        self.attached.clear()
+        self.rings.clear()
+        for queue in self.queues.values():
+            queue.deadline = now + float(queue.rule) if queue.rule else None
+
+    # -- within
+
+    def deliver(self, name: str) -> None:
+        queue, ring = self.queues[name], self.rings.get(name, [])
+        while queue.ready and ring:
+            message, consumer = queue.ready.pop(0), ring.pop(0)
+            ring.append(consumer)
+            self._tell(consumer.connection, message.told_to(consumer.id))
+            if consumer.manual_ack:
+                consumer.unacked.append(message)
+
+    def _tell(self, connection: str, line: str) -> None:
+        self.told.setdefault(connection, []).append(line)
+
+    def _append(self, name: str, message: Message) -> None:
+        self.places += 1
+        message.place = self.places
+        self.queues[name].ready.append(message)
+
+    def _make(self, name: str) -> ModelQueue:
+        if name not in self.queues:
+            self.queues[name] = ModelQueue()
+            self.rings[name] = [
+                consumer
+                for consumer in self.attached
+                if consumer.queue == name and consumer not in self.held
+            ]
+        return self.queues[name]
+
+    def _bind(self, name: str, bound: set[str]) -> None:
+        if bound:
+            self.bindings[name] = bound
+        else:
+            self.bindings.pop(name, None)
+
+    def _consumers(self, name: str) -> list[ModelConsumer]:
+        return [consumer for consumer in self.attached if consumer.queue == name]
+
+    def _update(self, name: str, but: ModelConsumer | None) -> None:
+        queue = self.queues.get(name)
+        rule = queue.rule if queue else None
+        for consumer in self._consumers(name):
+            if consumer is but:
+                continue
+            words = [consumer.id, "ok --update", name, *sorted(self.bindings.get(name, ()))]
+            if rule is not None:
+                flag = "--delete-queue-when-unused"
+                words.append(f"{flag}={float(rule)}" if rule else flag)
+            if consumer.manual_ack:
+                words.append("--manual-ack")
+            self._tell(consumer.connection, " ".join(words))
+
+    def _settle(self, consumer_id: str, message_id: str) -> list[Message]:
+        consumer = self.consumers.get(consumer_id)
+        if consumer is None:
+            return []
+        settled = [message for message in consumer.unacked if message_id in ("--all", message.id)]
+        if message_id != "--all":
+            settled = settled[:1]
+        for message in settled:
+            consumer.unacked.remove(message)
+        return settled
+
+    def _end(self, consumers: list[ModelConsumer]) -> None:
+        names = {}
+        for consumer in consumers:
+            self.attached = [each for each in self.attached if each is not consumer]
+            self.held = [each for each in self.held if each is not consumer]
+            if self.consumers.get(consumer.id) is consumer:
+                del self.consumers[consumer.id]
+            ring = self.rings.get(consumer.queue, [])
+            ring[:] = [each for each in ring if each is not consumer]
+            self._give_back(consumer)
+            names[consumer.queue] = None
+        for name in names:
+            if name not in self.queues:
+                continue
+            if self._consumers(name):
+                self.deliver(name)
+            else:
+                self._unused(name)
+
+    def _give_back(self, consumer: ModelConsumer) -> None:
+        queue = self.queues.get(consumer.queue)
+        for message in consumer.unacked:
+            message.retry += 1
+            if queue:
+                queue.ready.append(message)
+        consumer.unacked.clear()
+        if queue:
+            queue.ready.sort(key=lambda message: message.place)
+
+    def _unused(self, name: str) -> None:
+        rule = self.queues[name].rule
+        if rule == "":
+            self.delete_queue(name)
+        elif rule is not None:
+            self.queues[name].deadline = self.now + float(rule)

@@ -1,0 +1,311 @@
+"""The broker with its real journal against the plain model, step by step, crashes included.
+
+Every line that any consumer gets must be the model's, in the model's order: so nothing confirmed
+is lost, nothing goes to two consumers at once, each queue keeps its order, and a confirmed ack
+never comes back.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from copy import deepcopy
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from mqks.broker.broker import Broker
+from mqks.broker.connection import Connection
+from mqks.errors import DiskFull
+from mqks.journal import index, journal
+from mqks.journal.journal import Journal
+from mqks.journal.recovery import Recovery
+from mqks.settings import Settings
+from tests.model import Model
+
+CONNECTIONS = st.sampled_from(["k1", "k2", "k3"])
+CONSUMERS = st.sampled_from(["c1", "c2", "c3"])
+QUEUES = st.sampled_from(["q1", "q2"])
+EVENTS = st.sampled_from(["e1", "a.b", "a.c.b"])
+SOME_EVENTS = st.lists(EVENTS, max_size=3)
+MESSAGES = st.sampled_from(["m1", "m2", "m3"])
+SETTLED = st.sampled_from(["m1", "m2", "m3", "--all"])
+RULES = st.sampled_from([None, None, "", "5"])
+MASKS = st.lists(st.sampled_from(["a.*", "*.b", "*", "a.*.*", "a*.b"]), max_size=2)
+
+
+def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
+    """Connection and request or consumer id → what it was told."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for connection, told in lines.items():
+        for line in told:
+            found.setdefault((connection, line.split(" ")[0]), []).append(line)
+    return found
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.directory = Path(tempfile.mkdtemp())
+        self.now = 0.0
+        self.model = Model()
+        self.on_disk = deepcopy(self.model)
+        self.requests = count(1)
+
+    @initialize(memory_bytes=st.sampled_from([0, 2**29]))
+    def begin(self, memory_bytes: int) -> None:
+        self.settings = Settings(
+            db=self.directory / "mqks.db",
+            # Without fsync it is quicker; what is tested is what the file says.
+            synchronous="off",
+            memory_bytes=memory_bytes,
+        )
+        self._open()
+
+    def _open(self) -> None:
+        self.journal = self.runner.run(Journal.open(self.settings))
+        numbers = count(1)
+        self.broker = Broker(
+            self.settings,
+            clock=lambda: self.now,
+            new_error_id=lambda: (f"{next(numbers):024x}", 0),
+            on_error=lambda record: pytest.fail(record.reason),
+        )
+        damage: list[str] = []
+        recovery = Recovery(self.journal, self.broker, damage.append)
+        self.runner.run(recovery.run(salvage=False))
+        assert not damage
+        self.broker.start_timers()
+        self.connections: dict[str, Connection] = {}
+        self.received: dict[str, list[str]] = {}
+
+    def teardown(self) -> None:
+        self.runner.run(self.journal.close())
+        self.runner.close()
+        shutil.rmtree(self.directory)
+
+    def send(self, name: str, line: str) -> None:
+        if name not in self.connections:
+            self.connections[name] = self.broker.connect(name, local=True)
+        self.broker.receive(self.connections[name], line.encode() + b"\n")
+
+    # -- rules: what clients do
+
+    @rule(connection=CONNECTIONS, ids=st.lists(MESSAGES, min_size=1, max_size=5), event=EVENTS)
+    def publish(self, connection: str, ids: list[str], event: str) -> None:
+        datas = [f"d{next(self.requests)}" for _ in ids]
+        lines = [f"{m} publish {event} {d}" for m, d in zip(ids, datas, strict=True)]
+        self.send(connection, "\n".join(lines))
+        for message_id, data in zip(ids, datas, strict=True):
+            self.model.publish(message_id, event, data)
+
+    @rule(connection=CONNECTIONS, message_id=MESSAGES, event=EVENTS)
+    def publish_confirmed(self, connection: str, message_id: str, event: str) -> None:
+        data = f"d{next(self.requests)}"
+        self.send(connection, f"{message_id} publish --confirm {event} {data}")
+        self.model.publish(message_id, event, data)
+        self.model.confirms.append((connection, message_id))
+
+    @rule(
+        connection=CONNECTIONS,
+        consumer_id=CONSUMERS,
+        queue=QUEUES,
+        events=SOME_EVENTS,
+        add=SOME_EVENTS,
+        delete=RULES,
+        manual_ack=st.booleans(),
+        confirm=st.booleans(),
+    )
+    def consume(
+        self,
+        connection: str,
+        consumer_id: str,
+        queue: str,
+        events: list[str],
+        add: list[str],
+        delete: str | None,
+        manual_ack: bool,
+        confirm: bool,
+    ) -> None:
+        words = [consumer_id, "consume"] + ["--confirm"] * confirm + [queue, *events]
+        words += ["--add", *add] if add else []
+        if delete is not None:
+            words.append("--delete-queue-when-unused" + (f"={delete}" if delete else ""))
+        words += ["--manual-ack"] * manual_ack
+        self.send(connection, " ".join(words))
+        self.model.consume(connection, consumer_id, queue, events, add, delete, manual_ack, confirm)
+
+    @rule(
+        connection=CONNECTIONS,
+        queue=QUEUES,
+        events=SOME_EVENTS,
+        remove=SOME_EVENTS,
+        masks=MASKS,
+        add=SOME_EVENTS,
+    )
+    def rebind(
+        self,
+        connection: str,
+        queue: str,
+        events: list[str],
+        remove: list[str],
+        masks: list[str],
+        add: list[str],
+    ) -> None:
+        words = ["rb", "rebind", queue, *events]
+        words += ["--add", *add] if add else []
+        words += ["--remove-mask", *masks] if masks else []
+        words += ["--remove", *remove] if remove else []
+        self.send(connection, " ".join(words))
+        self.model.rebind(queue, events, remove, masks, add)
+
+    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, message_id=SETTLED, confirm=st.booleans())
+    def ack(self, connection: str, consumer_id: str, message_id: str, confirm: bool) -> None:
+        flag = " --confirm" if confirm else ""
+        self.send(connection, f"a ack{flag} {consumer_id} {message_id}")
+        self.model.ack(consumer_id, message_id)
+        if confirm:
+            self.model.confirms.append((connection, "a"))
+
+    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, message_id=SETTLED)
+    def reject(self, connection: str, consumer_id: str, message_id: str) -> None:
+        self.send(connection, f"r reject {consumer_id} {message_id}")
+        self.model.reject(consumer_id, message_id)
+
+    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS)
+    def delete_consumer(self, connection: str, consumer_id: str) -> None:
+        self.send(connection, f"dc delete_consumer {consumer_id}")
+        self.model.delete_consumer(consumer_id)
+
+    @rule(connection=CONNECTIONS, queue=QUEUES)
+    def delete_queue(self, connection: str, queue: str) -> None:
+        self.send(connection, f"dq delete_queue {queue}")
+        self.model.delete_queue(queue)
+
+    @rule(connection=CONNECTIONS, queue=QUEUES, delete=st.sampled_from(["", "5"]))
+    def delete_when_unused(self, connection: str, queue: str, delete: str) -> None:
+        value = f"={delete}" if delete else ""
+        self.send(connection, f"dq delete_queue {queue} --when-unused{value}")
+        self.model.delete_when_unused(queue, delete)
+
+    @rule(connection=CONNECTIONS)
+    def disconnect(self, connection: str) -> None:
+        known = self.connections.pop(connection, None)
+        if known is not None:
+            known.closed = True
+            self.broker.disconnect(known)
+        self.model.disconnect(connection)
+        self.model.confirms = [each for each in self.model.confirms if each[0] != connection]
+        self.received.pop(connection, None)
+        self.model.told.pop(connection, None)
+
+    # -- rules: what happens around them
+
+    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.broker.expire()
+        self.model.advance(seconds)
+
+    @rule()
+    def commit(self) -> None:
+        self._flush()
+        batch = self.broker.take_batch()
+        self.runner.run(self.journal.write(batch))
+        # What the confirms set going is not in this commit any more.
+        self.on_disk = deepcopy(self.model)
+        self.model.commit()
+        self.broker.committed(batch)
+
+    @rule(queue=QUEUES)
+    def commit_fails(self, queue: str) -> None:
+        self._flush()
+        batch = self.broker.take_batch()
+        if batch.confirms or batch.held:
+            # What a failure tells to those who wait is the disk-full tests' to check.
+            self.broker.put_back(batch)
+            self.broker.pending.confirms[:0] = batch.confirms
+            self.broker.pending.held[:0] = batch.held
+            return
+        self.broker.failed(batch, DiskFull("full"))
+        self.broker.put_back(batch)
+
+    @rule(idle=st.booleans())
+    def maintain(self, idle: bool) -> None:
+        for _ in range(20):
+            if not self.runner.run(self.journal.maintain(idle=idle)):
+                break
+
+    @rule()
+    def crash(self) -> None:
+        self.runner.run(self.journal.close())
+        self.model = deepcopy(self.on_disk)
+        self.model.recover(self.now)
+        self._open()
+        # A start notes what it gave back; nothing else changes before the first commit.
+        self.on_disk = deepcopy(self.model)
+
+    # -- what must hold
+
+    def _flush(self) -> None:
+        broker = self.broker
+        while broker.touched or broker.page_requests:
+            while broker.page_requests:
+                queue = broker.page_requests.pop()
+                first = queue.page_first
+                lines = self.runner.run(self.journal.read(queue.id, first))
+                assert lines
+                queue.page_in(first, lines)
+            for connection in broker.touched:
+                lines = b"".join(connection.outbox).decode().split("\n")
+                self.received.setdefault(connection.address, []).extend(lines[:-1])
+                connection.touched = False
+                connection.outbox.clear()
+                connection.outbox_bytes = 0
+            broker.touched = []
+
+    @invariant()
+    def every_line_is_the_models(self) -> None:
+        self._flush()
+        told, self.model.told = self.model.told, {}
+        received, self.received = self.received, {}
+        assert by_id(received) == by_id(told)
+
+    @invariant()
+    def every_queue_is_the_models(self) -> None:
+        names = {name.decode(): queue for name, queue in self.broker.queues.items()}
+        assert {name: queue.ready for name, queue in names.items()} == {
+            name: len(queue.ready) for name, queue in self.model.queues.items()
+        }
+        events = self.broker.bindings.by_name
+        assert {name.decode(): {e.decode() for e in bound} for name, bound in events.items()} == (
+            self.model.bindings
+        )
+
+
+def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small numbers, so that a few steps are enough to merge, compact and page.
+    monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
+    monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
+    monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
+    monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Machine,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=40,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
