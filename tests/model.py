@@ -239,7 +239,7 @@ class Model:
         return settled
 
     def _end(self, consumers: list[ModelConsumer]) -> None:
-        names = {}
+        names: dict[str, None] = {}
         for consumer in consumers:
             self.attached = [each for each in self.attached if each is not consumer]
             self.held = [each for each in self.held if each is not consumer]

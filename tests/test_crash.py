@@ -13,7 +13,6 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path

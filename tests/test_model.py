@@ -267,8 +267,8 @@ class Machine(RuleBasedStateMachine):
                 assert lines
                 queue.page_in(first, lines)
             for connection in broker.touched:
-                lines = b"".join(connection.outbox).decode().split("\n")
-                self.received.setdefault(connection.address, []).extend(lines[:-1])
+                told = b"".join(connection.outbox).decode().split("\n")
+                self.received.setdefault(connection.address, []).extend(told[:-1])
                 connection.touched = False
                 connection.outbox.clear()
                 connection.outbox_bytes = 0
@@ -299,7 +299,7 @@ def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
     monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
     monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Machine,
         settings=settings(
             max_examples=150,

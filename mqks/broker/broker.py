@@ -228,11 +228,17 @@ class Broker:
         self._error(connection, request_id, action, str(failure))
 
     def _error(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
+        reply = self.error_reply(connection.address, request_id, action, reason)
+        if not connection.closed:
+            self.write(connection, reply)
+
+    def error_reply(self, address: str, request_id: bytes, action: bytes, reason: str) -> bytes:
+        """Record an error under a new id and return the reply that tells it."""
         error_id, time_us = self.new_error_id()
         record = ErrorRecord(
             error_id,
             time_us,
-            connection.address,
+            address,
             request_id[:256],
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
@@ -240,8 +246,7 @@ class Broker:
         if len(self.pending.errors) < self.settings.errors_kept_max:
             self.pending.errors.append(record)
         self.on_error(record)
-        if not connection.closed:
-            self.write(connection, replies.error(request_id, error_id))
+        return replies.error(request_id, error_id)
 
     # -- messages
 

@@ -34,12 +34,16 @@ SPARSE_BYTES_MIN: Final = 1024 * 1024
 """Sparse segments are left alone until they hold this much together."""
 DROP_COUNT_MIN: Final = 16
 """Dead segments are dropped this many at a time, while there is other work."""
+RESERVE_PAGES: Final = 1024
+"""Pages held back for acks, of a database with a size limit."""
 VACUUM_PAGES: Final = 1000
 """Free pages given back to the file system in one step."""
 FREE_PAGES_KEPT: Final = 256
 """Free pages that an idle database keeps for what comes next: 1 MiB."""
 FREE_PAGES_BUSY: Final = 16384
 """Free pages that a busy database keeps: 64 MiB."""
+WAL_PAGES_IDLE: Final = 16
+"""An idle journal folds a WAL of this many pages."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal looks for free pages."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -63,7 +67,8 @@ class Journal:
         self._lock = lock
         self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_autocheckpoint_pages
-        self._db_bytes_max = settings.db_bytes_max
+        self._pages_max = settings.db_bytes_max // PAGE_SIZE
+        self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
         self._room_bytes = settings.batch_bytes_max
         self._wal_pages = 0
         """Pages written to the WAL since the last checkpoint, about."""
@@ -102,7 +107,9 @@ class Journal:
         except BaseException:
             lock.release()
             raise
-        return cls(db, reader, lock, path, settings)
+        journal = cls(db, reader, lock, path, settings)
+        await journal.hold_reserve(True)
+        return journal
 
     @staticmethod
     async def _prepare(db: aiosqlite.Connection, path: Path, settings: Settings) -> None:
@@ -122,9 +129,6 @@ class Journal:
         ):
             await db.execute_fetchall(f"pragma {pragma}")
         await migrate(db, path)
-        if settings.db_bytes_max:
-            pages = max(1, settings.db_bytes_max // PAGE_SIZE)
-            await db.execute_fetchall(f"pragma max_page_count = {pages}")
 
     async def close(self) -> None:
         # The writer last: the last connection to close checkpoints.
@@ -140,6 +144,8 @@ class Journal:
         Raises DiskFull when there is no room (nothing of it was written then; the same batch may
         be tried again) and JournalFailed when the disk can't be trusted any more.
         """
+        if not batch.writes:
+            return
         time_us = time.time_ns() // 1000
         sections = [
             Section(
@@ -254,7 +260,7 @@ class Journal:
         index = self.index
         async with self._failures():
             if self._wal_pages >= self._checkpoint_pages:
-                await self._checkpoint()
+                await self._checkpoint("passive")
             if len(index.droppable) >= (1 if idle else DROP_COUNT_MIN):
                 await self._drop(list(index.droppable.values())[:SEGMENTS_DROPPED_MAX])
                 return True
@@ -270,6 +276,9 @@ class Journal:
                     if size >= COMPACT_BYTES or len(victims) >= SEGMENT_MERGE_COUNT:
                         break
                 await self._compact(victims)
+                return True
+            if idle and not self._freed and self._wal_pages >= WAL_PAGES_IDLE:
+                await self._checkpoint("truncate")
                 return True
             if self._freed and (idle or time.monotonic() > self._looked_s + VACUUM_LOOK_S):
                 return await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY)
@@ -371,25 +380,34 @@ class Journal:
             return False
         # `execute` would free one page only: the statement must be stepped to its end.
         await self.db.executescript(f"pragma incremental_vacuum({min(surplus, VACUUM_PAGES)})")
+        self._wal_pages += self._checkpoint_pages
         return True
 
-    async def _checkpoint(self) -> None:
-        """Fold the WAL back into the database file, as far as readers let it.
+    async def _checkpoint(self, mode: str) -> None:
+        """Fold the WAL back into the database file, as far as readers let it; "truncate" gives
+        its space back as well, and may take long.
 
         SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
         would keep silent about a failed fsync.
         """
-        ((_, wal_pages, folded),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
-        self._wal_pages = wal_pages - folded
+        ((_, wal_pages, folded),) = await self.db.execute_fetchall(f"pragma wal_checkpoint({mode})")
+        self._wal_pages = wal_pages - folded if mode == "passive" else 0
 
     async def has_room(self) -> bool:
         """Whether the database may grow by a batch or two, as far as its own limit goes."""
-        if not self._db_bytes_max:
+        if not self._pages_max:
             return True
         pages = await self._number("pragma page_count")
         free = await self._number("pragma freelist_count")
-        room = self._db_bytes_max - (pages - free) * PAGE_SIZE
-        return room > min(2 * self._room_bytes, self._db_bytes_max // 4)
+        wanted = min(2 * self._room_bytes // PAGE_SIZE, self._pages_max // 4)
+        return pages - free + self._reserve_pages + wanted < self._pages_max
+
+    async def hold_reserve(self, held: bool) -> None:
+        """A database with a size limit of its own keeps part of it back, as the ballast does on
+        the disk: what is written when the rest is full are acks."""
+        if self._pages_max:
+            pages = self._pages_max - (self._reserve_pages if held else 0)
+            await self.db.execute_fetchall(f"pragma max_page_count = {max(1, pages)}")
 
     async def _number(self, sql: str) -> int:
         ((number,),) = await self.db.execute_fetchall(sql)

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 from mqks.broker.connection import Connection
 from mqks.errors import LimitExceeded
-from mqks.server import log
 
 if TYPE_CHECKING:
     from mqks.server.server import Server
+
+
+LINGER_S = 2.0
+"""How long a connection that broke the rules is still read, to no effect."""
 
 
 class Hold(IntFlag):
@@ -38,6 +41,8 @@ class Client(asyncio.Protocol):
         self._holds = Hold(0)
         self.ended = False
         """It sends no more; it is closed when its confirms are out."""
+        self.lingers = False
+        """It broke the rules, and is told so before it is closed."""
         self.paused = False
         """It takes its replies more slowly than they come."""
 
@@ -49,9 +54,9 @@ class Client(asyncio.Protocol):
         try:
             self.connection = self._server.add_client(self, address, local=local)
         except LimitExceeded as failure:
-            log.warning("connection_refused", connection=address, reason=failure)
-            self.transport.close()
             self.ended = True
+            self.transport.write(self._server.refuse_client(address, failure))
+            self.transport.close()
             return
         self.transport.set_write_buffer_limits(high=self._server.settings.outbox_high_water_bytes)
 
@@ -78,6 +83,13 @@ class Client(asyncio.Protocol):
         self._server.caught_up(self)
 
     # -- called by the server
+
+    def linger(self) -> None:
+        """Close, but let the peer read its last reply first: closing with unread bytes in the
+        socket would reset the connection."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
 
     def send(self, data: bytes) -> None:
         """Hand bytes to the socket; whether it takes them at once shows in `paused`."""

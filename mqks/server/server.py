@@ -20,7 +20,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
 from mqks.broker.queue import Queue
-from mqks.errors import AddressUnavailable, LineTooLong, MqksError
+from mqks.errors import AddressUnavailable, LimitExceeded, LineTooLong, MqksError
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -48,6 +48,7 @@ class Server:
         self._pending_bytes = 0
         self._publishers_held: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -63,6 +64,11 @@ class Server:
         self._clients[connection.id] = client
         log.event("connected", logging.DEBUG, connection=address)
         return connection
+
+    def refuse_client(self, address: str, failure: LimitExceeded) -> bytes:
+        reply = self._broker.error_reply(address, b"-", b"", str(failure))
+        self._schedule_flush()
+        return reply
 
     def remove_client(self, client: Client) -> None:
         connection = client.connection
@@ -83,6 +89,7 @@ class Server:
         try:
             broker.receive(connection, data)
         except LineTooLong:
+            client.lingers = True
             self._end(client)
         size = len(data)
         if broker.published != published and broker.pending_records > pending:
@@ -115,7 +122,11 @@ class Server:
 
     def _close_if_done(self, client: Client) -> None:
         connection = client.connection
-        if not connection.unconfirmed and not connection.outbox:
+        if connection.unconfirmed or connection.outbox or client.transport.is_closing():
+            return
+        if client.lingers:
+            client.linger()
+        else:
             client.transport.close()
 
     @staticmethod
@@ -168,15 +179,15 @@ class Server:
             broker.page_requests = []
             self._page_wanted.set()
         deadline = broker.next_deadline()
-        if deadline != (self._timer.when() if self._timer else None):
+        if deadline != self._timer_at:
             if self._timer:
                 self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, deadline
             if deadline is not None:
                 self._timer = self._loop.call_at(deadline, self._expire)
 
     def _expire(self) -> None:
-        self._timer = None
+        self._timer = self._timer_at = None
         self._broker.expire()
         self._flush()
 
@@ -329,6 +340,5 @@ def run(settings: Settings) -> int:
         failure: BaseException = failures
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
-        log.error("failed", reason=failure)
         raise failure from None
     return 0

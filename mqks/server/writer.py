@@ -37,12 +37,12 @@ class Writer:
     def wake(self) -> None:
         """Something may be pending. Confirms that need no commit go at once."""
         broker = self._broker
-        if self._busy or not broker.has_pending:
+        if not broker.has_pending:
             return
-        if not broker.has_changes:
+        if self._busy or broker.has_changes:
+            self._wake.set()
+        else:
             broker.committed(broker.take_batch())
-            return
-        self._wake.set()
 
     @property
     def busy(self) -> bool:
@@ -62,17 +62,20 @@ class Writer:
             while self._broker.has_pending:
                 await self._commit(self._broker.take_batch())
                 await self._tidy(idle=False)
+                if self._stopping and self._broker.disk_full:
+                    return
             self._busy = False
             if self._stopping:
                 return
 
     async def _wait(self) -> None:
-        """Until something is pending; meanwhile tidy up, one step at a time."""
+        """Until something is pending; when nothing comes for a while, tidy up step by step."""
         while not (self._broker.has_pending or self._stopping):
             with anyio.move_on_after(IDLE_S):
                 await self._wake.wait()
-            if not self._wake.is_set() and not await self._tidy(idle=True):
-                await self._wake.wait()
+            while not self._wake.is_set() and await self._tidy(idle=True):
+                pass
+            await self._wake.wait()
             self._wake = anyio.Event()
 
     async def _tidy(self, *, idle: bool) -> bool:
@@ -86,7 +89,7 @@ class Writer:
         try:
             await self._journal.write(batch)
         except DiskFull as failure:
-            self._ballast.give_up()
+            await self._give_up_reserves()
             try:
                 await self._journal.write(batch)
             except DiskFull:
@@ -104,7 +107,7 @@ class Writer:
         broker, journal = self._broker, self._journal
         log.error("disk_full", reason=failure)
         broker.disk_full = True
-        self._ballast.give_up()
+        await self._give_up_reserves()
         for batch in (*unwritten, *([broker.take_batch()] if unwritten else [])):
             broker.failed(batch, failure)
             broker.put_back(batch)
@@ -125,9 +128,16 @@ class Writer:
                 break
             if self._stopping:
                 return
-            await anyio.sleep(DISK_FULL_RETRY_S)
+            with anyio.move_on_after(DISK_FULL_RETRY_S):
+                await self._wake.wait()
+            self._wake = anyio.Event()
+        await journal.hold_reserve(True)
         broker.disk_full = False
         log.event("disk_has_room")
+
+    async def _give_up_reserves(self) -> None:
+        self._ballast.give_up()
+        await self._journal.hold_reserve(False)
 
     async def _let_go(self) -> None:
         try:

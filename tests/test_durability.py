@@ -1,0 +1,423 @@
+"""What must last does, when the disk is full, fails or lies, and when the server is told to go.
+
+Real server processes on real files; what clients were promised is compared with what they get.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess, refusal
+
+KIB, MIB = 1024, 1024 * 1024
+EXIT_DAMAGED, EXIT_IN_USE, EXIT_CANNOT_WRITE = 65, 69, 74
+ERROR = re.compile(rb"\S+ error [0-9a-f]{24}")
+
+SHRUNK_FILE_BYTES_MAX = 4 * MIB
+SHRUNK_WAL_BYTES_MAX = 17 * MIB
+SHRINK_SECONDS = 20.0
+RESUME_SECONDS = 10.0
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "mqks.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    message: bytes
+    retry: int
+    data: bytes
+
+
+def delivery(line: bytes) -> Delivery:
+    found = re.fullmatch(rb"\S+ ok (\S+) event=[^ ,]+(?:,retry=(\d+))? (.*)", line, re.DOTALL)
+    assert found, line
+    return Delivery(found[1], int(found[2] or 0), found[3])
+
+
+def published(client: LineClient, message: bytes, event: bytes, data: bytes) -> bool:
+    """Publishes with --confirm; whether it was confirmed. It was an error reply otherwise."""
+    reply = client.ask(b"%s publish --confirm %s %s" % (message, event, data))
+    if reply == message + b" ok ":
+        return True
+    assert ERROR.fullmatch(reply), reply
+    return False
+
+
+def drained(server: ServerProcess, queue: bytes, event: bytes) -> list[Delivery]:
+    """All messages of a queue that is bound to `event`, in order; they are acked."""
+    with LineClient(server.address) as client:
+        assert published(client, b"end", event, b"")
+        client.send(b"drain consume %s --manual-ack\n" % queue)
+        found: list[Delivery] = []
+        while not found or found[-1].message != b"end":
+            found.extend(map(delivery, client.lines()))
+        assert client.ask(b"a ack --confirm drain --all") == b"a ok "
+    return found[:-1]
+
+
+def subscribed(client: LineClient, queue: bytes, event: bytes) -> None:
+    assert client.ask(b"s subscribe --confirm %s %s" % (queue, event)) == b"s ok "
+
+
+# ------------------------------------------------------------------------- refusing to start
+
+
+def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
+    with ServerProcess(db) as server:
+        code, log = refusal(db)
+        assert code == EXIT_IN_USE, log
+        [line] = [line for line in log.splitlines() if "event=starting" not in line]
+        assert str(db) in line
+        with LineClient(server.address) as client:
+            assert client.ask(b"p ping still here") == b"p ok still here"
+
+
+def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
+    with ServerProcess(db) as server:
+        server.terminate()
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("pragma user_version = 9999")
+    code, log = refusal(db)
+    assert code == EXIT_DAMAGED, log
+    assert "9999" in log
+    with closing(sqlite3.connect(db)) as connection:
+        assert connection.execute("pragma user_version").fetchone() == (9999,)
+
+
+def test_damage_is_refused_by_name_and_salvage_goes_on_without_it(db: Path) -> None:
+    def text(message: bytes) -> bytes:
+        return b"text of %s " % message + b"." * 500
+
+    messages = [b"%s-%d" % (queue, n) for n in range(5) for queue in (b"orders", b"invoices")]
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        for queue in (b"orders", b"invoices"):
+            subscribed(client, queue, queue)
+        for message in messages:  # each in a commit of its own, since it is waited for
+            assert published(client, message, message.split(b"-")[0], text(message))
+        server.kill()
+
+    with closing(sqlite3.connect(db)) as connection:
+        rows = connection.execute("select id, body from segment").fetchall()
+        [(segment, body)] = [row for row in rows if text(b"orders-2") in row[1]]
+        assert [m for m in messages if text(m) in body] == [b"orders-2"]
+        flipped = bytearray(body)
+        middle = body.index(text(b"orders-2")) + 250
+        flipped[middle : middle + 8] = bytes(byte ^ 0xFF for byte in body[middle : middle + 8])
+        with connection:
+            connection.execute("update segment set body = ? where id = ?", (flipped, segment))
+
+    for _ in range(2):  # the first refusal mends nothing by accident
+        code, log = refusal(db)
+        assert code == EXIT_DAMAGED, log
+        assert "orders" in log
+        assert "invoices" not in log
+
+    with ServerProcess(db, "--salvage") as server:
+        left = {q: [d.message for d in drained(server, q, q)] for q in (b"orders", b"invoices")}
+        assert left[b"orders"] == [b"orders-0", b"orders-1", b"orders-3", b"orders-4"]
+        assert left[b"invoices"] == [b"invoices-%d" % n for n in range(5)]
+    with ServerProcess(db) as server:  # salvaged once is enough
+        assert drained(server, b"orders", b"orders") == []
+
+
+# -------------------------------------------------------------------------------- a full disk
+
+
+def check_full_disk(db: Path, data: bytes, *flags: str) -> None:
+    """Publishes until there is no room, makes some by acking, and loses nothing meanwhile."""
+    confirmed: list[bytes] = []
+    errors = 0
+    with ServerProcess(db, *flags) as server:
+        with LineClient(server.address) as publisher, LineClient(server.address) as consumer:
+            subscribed(publisher, b"q", b"e")
+            for number in range(5_000):
+                message = b"m%d" % number
+                if published(publisher, message, b"e", data):
+                    assert not errors, "there was room again without an ack"
+                    confirmed.append(message)
+                elif (errors := errors + 1) == 5:
+                    break
+            assert len(confirmed) >= 10
+            assert errors == 5, "the disk was never full"
+
+            consumer.send(b"c consume q --manual-ack\n")
+            got = [delivery(consumer.line()) for _ in confirmed]
+            assert got == [Delivery(message, 0, data) for message in confirmed]
+            half = len(confirmed) // 2
+            for message in confirmed[:half]:
+                assert publisher.ask(b"a ack --confirm c %s" % message) == b"a ok "
+
+            limit = time.monotonic() + RESUME_SECONDS
+            attempt = 0
+            while not published(publisher, b"again-%d" % attempt, b"e", data):
+                assert time.monotonic() < limit, "publishing does not resume"
+                attempt += 1
+                time.sleep(0.05)
+            again = b"again-%d" % attempt
+            assert delivery(consumer.line()) == Delivery(again, 0, data)
+        server.kill()
+
+    with ServerProcess(db, *flags) as server:
+        expected = [Delivery(message, 1, data) for message in [*confirmed[half:], again]]
+        assert drained(server, b"q", b"e") == expected
+
+
+def test_a_full_database_lets_consumers_make_room(db: Path) -> None:
+    check_full_disk(db, b"x" * 10 * KIB, "--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, timeout=10, check=False)
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], timeout=10, check=True)
+
+
+def test_a_full_file_system_lets_consumers_make_room(small_disk: Path) -> None:
+    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB)
+
+
+# ----------------------------------------------------------------------------- a failing disk
+
+FAILING_SYNC = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int sync_file(const char *name, int fd) {
+    const char *trigger = getenv("SYNC_FAILS_ONCE_EXISTS");
+    if (trigger && access(trigger, F_OK) == 0) {
+        errno = EIO;
+        return -1;
+    }
+    return ((int (*)(int))dlsym(RTLD_NEXT, name))(fd);
+}
+
+int fsync(int fd) { return sync_file("fsync", fd); }
+int fdatasync(int fd) { return sync_file("fdatasync", fd); }
+"""
+
+
+@pytest.fixture
+def failing_sync(tmp_path: Path) -> Path:
+    """A library that makes every sync fail once a file exists."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler (cc)")
+    source, library = tmp_path / "sync.c", tmp_path / "sync.so"
+    source.write_text(FAILING_SYNC)
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, failing_sync: Path) -> None:
+    trigger = db.with_name("sync-fails")
+    environment = {"LD_PRELOAD": str(failing_sync), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}
+    before = [b"before-%d" % n for n in range(20)]
+    with ServerProcess(db, environment=environment) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            for message in before:
+                assert published(client, message, b"e", b"safe")
+            trigger.touch()
+            client.send(
+                b"".join(b"after-%d publish --confirm e unsafe\n" % n for n in range(20))
+                + b"s subscribe --confirm q2 e\n"
+            )
+            with pytest.raises((EOFError, ConnectionError)):
+                while True:
+                    assert not client.line().endswith(b" ok ")
+        assert server.wait() == EXIT_CANNOT_WRITE, server.log
+    with ServerProcess(db) as server:
+        after = drained(server, b"q", b"e")
+        assert [d.message for d in after[: len(before)]] == before
+
+
+# ------------------------------------------------------------------------------- a clean stop
+
+
+class Load:
+    """Two publishers that go on until the server leaves them: one waits for confirms."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.safe: set[bytes] = set()
+        """Confirmed, or received before a pong."""
+        self.under_way = threading.Barrier(3)
+        self._server = server
+        self._threads = [
+            threading.Thread(target=self._publish, args=(name, confirm))
+            for name, confirm in ((b"confirmed", True), (b"unconfirmed", False))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _publish(self, name: bytes, confirm: bool) -> None:
+        with LineClient(self._server.address) as client:
+            try:
+                for burst in range(100_000):
+                    messages = [b"%s-%d-%d" % (name, burst, n) for n in range(20)]
+                    flag = b" --confirm" if confirm else b""
+                    lines = [b"%s publish%s e data\n" % (message, flag) for message in messages]
+                    client.send(b"".join(lines) + b"p ping\n")
+                    awaited = {b"p ok "} | ({m + b" ok " for m in messages} if confirm else set())
+                    while awaited:
+                        awaited.remove(client.line())
+                    self.safe.update(messages)
+                    if burst == 20:
+                        self.under_way.wait(20)
+            except (EOFError, ConnectionError):
+                pass
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_sigterm_under_load_loses_nothing_received(db: Path) -> None:
+    with ServerProcess(db) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+        load = Load(server)
+        load.under_way.wait(20)
+        assert server.terminate() == 0, server.log
+        load.join()
+    assert len(load.safe) >= 2 * 20 * 20
+    with ServerProcess(db) as server:
+        messages = [d.message for d in drained(server, b"q", b"e")]
+        assert len(messages) == len(set(messages))
+        assert load.safe <= set(messages)
+
+
+# --------------------------------------------------------------------------- room given back
+
+
+def bytes_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:
+    count, data = 50_000, b"x" * KIB
+    wal = db.with_name(db.name + "-wal")
+    with ServerProcess(db) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            for start in range(0, count, 1_000):
+                numbers = range(start, start + 1_000)
+                client.send(b"".join(b"m%d publish e %s\n" % (n, data) for n in numbers))
+                assert client.ask(b"p ping") == b"p ok "
+            assert published(client, b"last", b"e", b"")
+            assert bytes_of(db) + bytes_of(wal) > count * KIB
+            client.send(b"c consume q\n")
+            left = count + 1
+            while left:
+                left -= len(client.lines())
+
+        def is_small() -> bool:
+            return bytes_of(db) <= SHRUNK_FILE_BYTES_MAX and bytes_of(wal) <= SHRUNK_WAL_BYTES_MAX
+
+        limit = time.monotonic() + SHRINK_SECONDS
+        while not is_small() and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert is_small(), (bytes_of(db), bytes_of(wal))
+        assert server.terminate() == 0
+    assert bytes_of(db) + bytes_of(wal) <= SHRUNK_FILE_BYTES_MAX
+
+
+# ---------------------------------------------------------------------------- after a restart
+
+
+def queue_count(client: LineClient) -> bytes:
+    return client.ask(b"ev _eval len(state.queues)").removeprefix(b"ev ok ")
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
+def test_timers_start_anew_after_a_restart(db: Path, crash: bool) -> None:
+    delay_seconds = 1.5
+    with ServerProcess(db) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"stays", b"e")
+            rule = b"--delete-queue-when-unused=%.1f" % delay_seconds
+            assert client.ask(b"c consume --confirm timed e " + rule) == b"c ok "
+            assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
+            left = time.monotonic()
+        server.kill() if crash else server.terminate()
+    # While nobody serves the queue its old timer runs out; that must not count.
+    time.sleep(max(0.0, left + delay_seconds + 0.1 - time.monotonic()))
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert queue_count(client) == b"2"
+        limit = time.monotonic() + delay_seconds + 10
+        while queue_count(client) != b"1":
+            assert time.monotonic() < limit, "the timer does not run"
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
+def test_a_rule_without_seconds_waits_for_a_consumer_after_a_restart(db: Path, crash: bool) -> None:
+    consume = b"c consume --confirm q e --delete-queue-when-unused"
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert client.ask(consume) == b"c ok "
+        server.kill() if crash else server.terminate()
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert published(client, b"m", b"e", b"kept")
+        assert queue_count(client) == b"1"
+        assert client.ask(consume) == b"c ok "
+        assert delivery(client.line()) == Delivery(b"m", 0, b"kept")
+        assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
+        assert queue_count(client) == b"0"
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
+def test_unacked_return_in_their_old_order_after_a_restart(db: Path, crash: bool) -> None:
+    with ServerProcess(db) as server:
+        with LineClient(server.address) as publisher, LineClient(server.address) as consumer:
+            assert consumer.ask(b"c1 consume --confirm q e --manual-ack") == b"c1 ok "
+            assert consumer.ask(b"c2 consume --confirm q --manual-ack") == b"c2 ok "
+            for n in range(10):  # in turns: c1 gets the even ones
+                assert published(publisher, b"m%d" % n, b"e", b"data")
+            assert {delivery(consumer.line()).message for _ in range(10)} == {
+                b"m%d" % n for n in range(10)
+            }
+            assert publisher.ask(b"a1 ack --confirm c1 m4") == b"a1 ok "
+            assert publisher.ask(b"a2 ack --confirm c2 m5") == b"a2 ok "
+            assert publisher.ask(b"d1 delete_consumer --confirm c1") == b"d1 ok "
+            # What c1 had went to c2, in this order, and had its one retry by that.
+            returned = [delivery(consumer.line()) for _ in range(4)]
+            assert returned == [Delivery(b"m%d" % n, 1, b"data") for n in (0, 2, 6, 8)]
+            assert published(publisher, b"later", b"e", b"data")
+        server.kill() if crash else server.terminate()
+    with ServerProcess(db) as server:
+        found = drained(server, b"q", b"e")
+    first, again = ({d.message: d.retry for d in found[:8]}, found[8:])
+    assert list(first) == [b"m%d" % n for n in (0, 1, 2, 3, 6, 7, 8, 9)]
+    assert first == {b"m%d" % n: 1 + (n % 2 == 0) for n in (0, 1, 2, 3, 6, 7, 8, 9)}
+    assert [d.message for d in again] == [b"later"]
