@@ -67,6 +67,12 @@ class ServerProcess:
         return self._process.poll() is None
 
     @property
+    def resident_bytes(self) -> int:
+        """Memory that the process has in RAM, as Linux tells it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+    @property
     def address(self) -> tuple[str, int]:
         """Host and port it listens on; waits until it does."""
         self._found_or_ended.wait(START_SECONDS)

@@ -101,7 +101,7 @@ def test_help_does_not_load_the_broker() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["frobnicate"], ["serve", "--frobnicate"], ["serve", "--port"], ["inspect", "error"]],
+    [["frobnicate"], ["serve", "--frobnicate"], ["serve", "--port"], ["inspect", "error"]],
 )
 def test_a_command_line_not_understood_ends_with_64(
     capsys: pytest.CaptureFixture[str], arguments: list[str]

@@ -176,7 +176,7 @@ class _Evaluation(_Budget):
                 return self.subscript(visit(owner, scope), visit(index, scope))
             case ast.Slice(start, stop, step):
                 return slice(*(part and visit(part, scope) for part in (start, stop, step)))
-            case ast.Call(ast.Name(name), args, keywords):
+            case ast.Call(ast.Name(name), args, keywords) if not keywords or name in _KEYWORDED:
                 options = dict(self.option(keyword, scope) for keyword in keywords)
                 return self.call(name, [visit(arg, scope) for arg in args], options)
             case ast.Call(ast.Attribute(owner, name), args, []):
@@ -269,17 +269,15 @@ class _Evaluation(_Budget):
                 raise ExpressionError(f"cannot be bound: {ast.unparse(target)}"[:200])
 
     def binary(self, op: ast.operator, left: Any, right: Any) -> Any:
-        left, right = (
-            self.set(self.items(side)) if isinstance(side, MappingView) else side
-            for side in (left, right)
-        )
+        if isinstance(left, MappingView) or isinstance(right, MappingView):
+            left, right = self.set(self.items(left)), self.set(self.items(right))
         self.weigh(left)
         self.weigh(right)
         match op, left, right:
             case (ast.Mult(), sequence, int(times)) | (ast.Mult(), int(times), sequence):
                 if not isinstance(sequence, int | float):
                     self.spend(_size(sequence) * max(times, 0))
-            case ast.Pow(), int(), int() if left.bit_length() * right > self.bits_max:
+            case ast.Pow(), int(), int() if (left.bit_length() - 1) * right >= self.bits_max:
                 raise ExpressionError("the number is too large")
             case ast.LShift(), _, int() if right > self.bits_max:
                 raise ExpressionError("the number is too large")
@@ -312,9 +310,7 @@ class _Evaluation(_Budget):
 
     def call(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
         match name, args:
-            case (("bool" | "dict" | "float" | "int" | "list" | "set" | "str" | "tuple"), []) if (
-                not options
-            ):
+            case (("bool" | "dict" | "float" | "int" | "list" | "set" | "str" | "tuple"), []):
                 pass
             case (("abs" | "bool" | "len"), [_]):
                 pass
@@ -322,9 +318,9 @@ class _Evaluation(_Budget):
                 pass
             case (("all" | "any" | "enumerate" | "list" | "reversed" | "tuple"), [items, *_]):
                 self.items(items)
-            case "set", [items] if not options:
+            case "set", [items]:
                 return self.set(self.items(items))
-            case "dict", [items] if not options:
+            case "dict", [items]:
                 self.items(items)
                 return self.mapping(items.items() if isinstance(items, Mapping) else items)
             case (("max" | "min" | "sorted"), [first, *rest]):
@@ -389,6 +385,7 @@ class _Evaluation(_Budget):
 
 
 _ITERABLE = (str, bytes, list, tuple, AbstractSet, Mapping, MappingView, range)
+_KEYWORDED = frozenset({"enumerate", "max", "min", "sorted", "sum"})
 _METHODS = (
     (str | bytes, "lower upper strip lstrip rstrip split rsplit startswith endswith replace join"),
     (str | bytes, "find count isdigit isalpha title partition decode"),

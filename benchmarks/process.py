@@ -1,0 +1,115 @@
+"""A server's process: started in a directory of its own, timed until it answers, ended by its id.
+
+The one rule: only what was started here is ended, as a process group, so that no child stays.
+"""
+
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.servers.base import Server
+
+START_S = 120.0
+POLL_S = 0.001
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def allow_open_files() -> None:
+    """Lets this process and its children have as many connections as the system grants it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Running:
+    """A server while it runs; a context that stops it."""
+
+    def __init__(self, server: Server, directory: Path) -> None:
+        self.server = server
+        self.directory = directory
+        self.starts = 0
+        allow_open_files()
+        self.start()
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end(signal.SIGTERM)
+
+    def start(self) -> float:
+        """Starts it and waits until it answers a ping; gives the seconds that took."""
+        began = time.monotonic()
+        proposed = free_port()
+        self.starts += 1
+        log = self.directory / f"log.{self.starts}"
+        data = self.directory / "data"
+        data.mkdir(exist_ok=True)
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                self.server.command(data, proposed),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+                },
+                start_new_session=True,
+            )
+        while time.monotonic() < began + START_S:
+            if self.process.poll() is not None:
+                break
+            port = self.server.listening(log, proposed)
+            if port is not None and self.answers(port):
+                self.port = port
+                return time.monotonic() - began
+            time.sleep(POLL_S)
+        self.end(signal.SIGKILL)
+        raise RuntimeError(f"{self.server.name} does not start: {log.read_text()[-2000:]}")
+
+    def answers(self, port: int) -> bool:
+        """Whether it takes a connection and answers a ping over it."""
+        try:
+            with self.server.connect(port) as sock:
+                return self.server.answers(sock)
+        except OSError:
+            return False
+
+    def end(self, how: signal.Signals) -> None:
+        """Sends a signal and waits until the process is gone."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, how)
+            self.process.wait(timeout=60)
+
+    def declare(self, queues: int = 1, manual_ack: bool = False) -> None:
+        """Makes so many queues that all get every message."""
+        with self.server.connect(self.port) as sock:
+            self.server.declare(sock, queues, manual_ack)
+
+    def resident_bytes(self, field: str = "VmRSS") -> int:
+        """Its resident memory now, or the most it ever was for `VmHWM`."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+
+    def cpu_s(self) -> float:
+        """The processor time it has used since it was started."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def disk_bytes(self) -> int:
+        """What its data takes on disk."""
+        files = [path.lstat() for path in (self.directory / "data").rglob("*") if path.is_file()]
+        return sum(file.st_blocks * 512 for file in files)

@@ -1,0 +1,20 @@
+"""The servers that can be compared: one module per kind, one name per setting."""
+
+from benchmarks.servers.base import Server
+from benchmarks.servers.beanstalkd import Beanstalkd
+from benchmarks.servers.mqks import Mqks
+from benchmarks.servers.nats import Nats
+from benchmarks.servers.redis import Redis
+from benchmarks.servers.sink import Sink
+
+SERVERS: dict[str, Server] = {
+    server.name: server
+    for server in (
+        Mqks(),
+        Redis("redis", "everysec"),
+        Redis("redis-always", "always"),
+        Nats(),
+        Beanstalkd(),
+        Sink(),
+    )
+}

@@ -1,0 +1,185 @@
+"""Everything that can grow has a limit: what happens at each, and that life goes on behind it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.bare import BareWorld
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
+MIB = 1024 * 1024
+
+
+def ask(world: BareWorld, line: bytes) -> bytes:
+    world.send("k", line + b"\n")
+    return world.received("k")
+
+
+def bare(**settings: object) -> BareWorld:
+    world = BareWorld(**settings)
+    world.connect("k")
+    return world
+
+
+def test_queues() -> None:
+    world = bare(queues_max=2)
+    assert ask(world, b"s1 subscribe --confirm q1 e") == b"s1 ok \n"
+    assert ask(world, b"c2 consume --confirm q2 e") == b"c2 ok \n"
+    assert ERROR.fullmatch(ask(world, b"s3 subscribe --confirm q3 e"))
+    assert ERROR.fullmatch(ask(world, b"c3 consume --confirm q3 e"))
+    assert ask(world, b"ev _eval state.events_by_queues") == (
+        b'ev ok {"q1": ["e"], "q2": ["e"]}\n'
+    )
+    assert ask(world, b"c1 consume --confirm q1") == b"c1 ok \n"
+    assert ask(world, b"d delete_queue --confirm q2").endswith(b"d ok \n")
+    assert ask(world, b"s3 subscribe --confirm q3 e") == b"s3 ok \n"
+
+
+def test_bindings_of_a_queue() -> None:
+    world = bare(bindings_per_queue_max=2)
+    assert ask(world, b"s subscribe --confirm q e1 e2") == b"s ok \n"
+    for too_many in (b"subscribe q e1 e2 e3", b"rebind q --add e3", b"consume q --add e3"):
+        assert ERROR.fullmatch(ask(world, b"r " + too_many))
+    assert ask(world, b"ev _eval state.events_by_queues") == b'ev ok {"q": ["e1", "e2"]}\n'
+    assert ask(world, b"ev _eval state.consumers_by_queues") == b'ev ok {"q": []}\n'
+    assert ask(world, b"r rebind --confirm q --remove e1 --add e3") == b"r ok \n"
+
+
+def test_consumers_of_a_connection() -> None:
+    world = bare(consumers_per_connection_max=2)
+    assert ask(world, b"c1 consume q\nc2 consume --confirm q") == b"c2 ok \n"
+    assert ERROR.fullmatch(ask(world, b"c3 consume --confirm q"))
+    world.connect("other")
+    world.send("other", b"c3 consume --confirm q\n")
+    assert world.received("other") == b"c3 ok \n"
+
+
+def test_unacked_of_a_consumer() -> None:
+    world = bare(consumer_unacked_max=2)
+    world.send("k", b"c consume q e --manual-ack\n")
+    world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(5)))
+    assert world.received("k") == b"c ok m0 event=e x\nc ok m1 event=e x\n"
+    assert ask(world, b"a ack c m1") == b"c ok m2 event=e x\n"
+    assert ask(world, b"a reject c m0") == b"c ok m3 event=e x\n"
+    assert ask(world, b"a ack c --all") == b"c ok m4 event=e x\nc ok m0 event=e,retry=1 x\n"
+
+
+def test_one_full_consumer_does_not_hold_up_another() -> None:
+    world = bare(consumer_unacked_max=1)
+    world.send("k", b"c1 consume q e --manual-ack\nc2 consume q\n")
+    world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(4)))
+    lines = sorted(world.received("k").splitlines())
+    assert lines == [
+        b"c1 ok m0 event=e x",
+        b"c2 ok m1 event=e x",
+        b"c2 ok m2 event=e x",
+        b"c2 ok m3 event=e x",
+    ]
+
+
+def test_mask_length() -> None:
+    world = bare()
+    assert ERROR.fullmatch(ask(world, b"r rebind q --remove-mask " + b"*.a" * 1000))
+
+
+def test_errors_waiting_for_the_journal() -> None:
+    world = bare(errors_kept_max=3)
+    connection = world.broker.connect("flood", local=True)
+    world.broker.receive(connection, b"x dance\n" * 50)
+    assert len(world.broker.pending.errors) == 3
+    assert len(ERROR.findall(b"".join(connection.outbox))) == 50
+
+
+def test_connections(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--connections-max", "2") as server,
+        LineClient(server.address) as first,
+        LineClient(server.address) as second,
+    ):
+        assert first.ask(b"p ping") == b"p ok "
+        assert second.ask(b"p ping") == b"p ok "
+        with LineClient(server.address) as third:
+            assert ERROR.fullmatch(third.line() + b"\n")
+            with pytest.raises(EOFError):
+                third.line()
+        assert first.ask(b"p ping") == b"p ok "
+        second.leave()
+        with LineClient(server.address) as third:
+            assert third.ask(b"p ping") == b"p ok "
+
+
+def test_a_consumer_that_does_not_read(tmp_path: Path) -> None:
+    """It gets no more than its connection can hold; the rest stays in the queue, others go on."""
+    count, data = 400, b"x" * 100_000
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as stuck,
+        LineClient(server.address) as publisher,
+    ):
+        assert stuck.ask(b"c consume --confirm q e") == b"c ok "
+        for number in range(count):
+            publisher.send(b"m%d publish e %s\n" % (number, data))
+        assert publisher.ask(b"m publish --confirm e last") == b"m ok "
+        waiting = int(publisher.ask(b"ev _eval len(state.queues['q'])").split()[-1])
+        assert count // 2 < waiting <= count
+        for number in range(count):
+            assert stuck.line() == b"c ok m%d event=e %s" % (number, data)
+        assert stuck.line() == b"c ok m event=e last"
+
+
+def test_a_client_that_does_not_take_its_replies(tmp_path: Path) -> None:
+    """It is not read any more: its own sending stops, and nobody else's."""
+    flags = ("--outbox-bytes-max", "1MiB", "--outbox-high-water-bytes", "64KiB")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address, seconds=1.0) as stuck,
+        LineClient(server.address) as other,
+    ):
+        ping = b"p ping " + b"x" * 1000 + b"\n"
+        with pytest.raises(TimeoutError):
+            for _ in range(200):
+                stuck.send(ping * 1000)
+        assert other.ask(b"p ping") == b"p ok "
+
+
+def test_waiting_messages_beyond_the_memory_budget(tmp_path: Path) -> None:
+    """They live on disk only, and come back in order, page by page."""
+    count, data = 40_000, b"x" * 1000
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--memory-bytes", "8MiB") as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for start in range(0, count, 1000):
+            client.send(
+                b"".join(b"m%d publish e %s\n" % (n, data) for n in range(start, start + 1000))
+            )
+            assert client.ask(b"m publish --confirm nowhere x") == b"m ok "
+        assert server.resident_bytes < 100 * MIB + count * len(data) // 4
+        client.send(b"c consume q --manual-ack\n")
+        for number in range(count):
+            assert client.line() == b"c ok m%d event=e %s" % (number, data)
+            if number % 1000 == 999:
+                client.send(b"a ack c --all\n")
+
+
+def test_a_publisher_ahead_of_the_journal_is_paused(tmp_path: Path) -> None:
+    """It waits, and nothing that it sent is lost."""
+    flags = ("--batch-records-max", "10", "--batch-bytes-max", "1KiB")
+    count = 20_000
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as client,
+        LineClient(server.address) as other,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        client.send(b"".join(b"m%d publish e x\n" % number for number in range(count)))
+        assert other.ask(b"p ping") == b"p ok "
+        assert client.ask(b"z publish --confirm e last") == b"z ok "
+        client.send(b"c consume q\n")
+        for number in range(count):
+            assert client.line() == b"c ok m%d event=e x" % number
+        assert client.line() == b"c ok z event=e last"
