@@ -24,10 +24,10 @@ between steps."""
 SEGMENTS_DROPPED_MAX: Final = 64
 """Segments dropped in one commit, so that no commit takes long."""
 
-SEGMENT_MERGE_COUNT: Final = 128
+SEGMENT_MERGE_COUNT: Final = 256
 """This many small segments are merged into one."""
 
-SEGMENT_SMALL_BYTES: Final = 128 * 1024
+SEGMENT_SMALL_BYTES: Final = 16 * 1024
 """A segment below this size counts as small."""
 
 REASON_CHARACTERS_MAX: Final = 500

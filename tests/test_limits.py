@@ -30,9 +30,7 @@ def test_queues() -> None:
     assert ask(world, b"c2 consume --confirm q2 e") == b"c2 ok \n"
     assert ERROR.fullmatch(ask(world, b"s3 subscribe --confirm q3 e"))
     assert ERROR.fullmatch(ask(world, b"c3 consume --confirm q3 e"))
-    assert ask(world, b"ev _eval state.events_by_queues") == (
-        b'ev ok {"q1": ["e"], "q2": ["e"]}\n'
-    )
+    assert ask(world, b"ev _eval state.events_by_queues") == (b'ev ok {"q1": ["e"], "q2": ["e"]}\n')
     assert ask(world, b"c1 consume --confirm q1") == b"c1 ok \n"
     assert ask(world, b"d delete_queue --confirm q2").endswith(b"d ok \n")
     assert ask(world, b"s3 subscribe --confirm q3 e") == b"s3 ok \n"

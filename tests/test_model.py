@@ -233,9 +233,7 @@ class Machine(RuleBasedStateMachine):
         batch = self.broker.take_batch()
         if batch.confirms or batch.held:
             # What a failure tells to those who wait is the disk-full tests' to check.
-            self.broker.put_back(batch)
-            self.broker.pending.confirms[:0] = batch.confirms
-            self.broker.pending.held[:0] = batch.held
+            self.broker.put_back(batch, waiting=True)
             return
         self.broker.failed(batch, DiskFull("full"))
         self.broker.put_back(batch)
@@ -296,6 +294,7 @@ class Machine(RuleBasedStateMachine):
 def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small numbers, so that a few steps are enough to merge, compact and page.
     monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
+    monkeypatch.setattr(journal, "SMALL_COUNT_MAX", 6)
     monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
     monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
     monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NOTHING = b"\n"
 """A name that no line can hold."""
+NOT_PLAIN = (b"", b"-", b" ")
+"""How a message id does not begin that goes the fast way: missing ones and flags don't."""
 
 
 class Broker:
@@ -121,7 +123,15 @@ class Broker:
         """
         splitter = connection.splitter
         lines = splitter.feed(data)
-        self._handle(connection, lines, splitter.has_tab)
+        if splitter.has_tab:
+            # Rare, and an error for the lines that have one: not the hot loop's business.
+            for line in lines:
+                if b"\t" in line:
+                    self._refuse(connection, line, BadRequest("a tab is not allowed in a request"))
+                else:
+                    self._handle(connection, [line])
+        else:
+            self._handle(connection, lines)
         if splitter.too_long is not None:
             failure = LineTooLong(f"a line may have {splitter.line_bytes_max} bytes at most")
             # A line without an id is told as such, not by its first megabyte.
@@ -129,38 +139,35 @@ class Broker:
             self._refuse(connection, line, failure)
             raise failure
 
-    def _handle(self, connection: Connection, lines: list[bytes], has_tab: bool) -> None:
+    def _handle(self, connection: Connection, lines: list[bytes]) -> None:
         """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
-        consumer, gather until something else comes, and are then done in one go."""
+        consumer, gather until something else comes, and are then done in one go.
+
+        `event` is NOTHING while acks gather, `acker` while publishes do.
+        """
         event = acker = NOTHING
         middle = b""
         ids: list[bytes] = []
         bodies: list[bytes] = []
-        acked: list[bytes] = []
         confirms: list[bytes] = []
-        publishing = not self.disk_full
         for line in lines:
             try:
                 request_id, action, argument, rest = line.split(b" ", 3)
             except ValueError:
                 action = b""
-            if action == b"publish" and publishing:
+            if action == b"publish":
+                if argument == event and request_id:
+                    ids.append(request_id)
+                    bodies.append(request_id + middle + rest)
+                    continue
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
-                good = bool(request_id) and not (has_tab and b"\t" in line)
-                if argument != event:
-                    if ids:
-                        self.publish(event, ids, bodies)
-                        ids, bodies = [], []
-                    if argument[:2] == b"--" or not argument:
-                        good = False
-                    else:
-                        event, middle = argument, b" event=" + argument + b" "
-                if good:
-                    if acked:
-                        self.ack(acker, acked)
-                        acked = []
+                if argument != event and argument and argument[:2] != b"--" and not self.disk_full:
+                    self._gathered(event, acker, ids, bodies)
+                    event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
+                    ids, bodies = [], []
+                if argument == event and request_id:
                     ids.append(request_id)
                     bodies.append(request_id + middle + rest)
                     if confirm:
@@ -171,41 +178,36 @@ class Broker:
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
                 if (
-                    rest
-                    and rest[0] != 0x2D
+                    request_id
+                    and rest[:1] not in NOT_PLAIN
                     and b" " not in rest
-                    and request_id
                     and argument
                     and argument[:2] != b"--"
-                    and not (has_tab and b"\t" in line)
                 ):
-                    if ids:
-                        self.publish(event, ids, bodies)
-                        ids, bodies = [], []
                     if argument != acker:
-                        if acked:
-                            self.ack(acker, acked)
-                            acked = []
-                        acker = argument
-                    acked.append(rest)
+                        self._gathered(event, acker, ids, bodies)
+                        event, acker = NOTHING, argument
+                        ids, bodies = [], []
+                    ids.append(rest)
                     if confirm:
                         confirms.append(request_id)
                     continue
             if ids:
-                self.publish(event, ids, bodies)
+                self._gathered(event, acker, ids, bodies)
+                event = acker = NOTHING
                 ids, bodies = [], []
-            if acked:
-                self.ack(acker, acked)
-                acked = []
             if line:
                 self._request(connection, line, confirms)
-        if ids:
-            self.publish(event, ids, bodies)
-        if acked:
-            self.ack(acker, acked)
+        self._gathered(event, acker, ids, bodies)
         if confirms:
             connection.unconfirmed += len(confirms)
             self.pending.confirms.append((connection, confirms))
+
+    def _gathered(self, event: bytes, acker: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
+        if bodies:
+            self.publish(event, ids, bodies)
+        elif ids:
+            self.ack(acker, ids)
 
     def _request(self, connection: Connection, line: bytes, confirms: list[bytes]) -> None:
         """One request off the fast path. The one place where an error becomes a reply."""
@@ -421,9 +423,14 @@ class Broker:
     # -- what must last
 
     @property
+    def has_metadata(self) -> bool:
+        """Whether queues, bindings or errors are among what is to be written."""
+        return bool(self.bindings.changes) or self.pending.has_metadata
+
+    @property
     def has_changes(self) -> bool:
         """Whether there is something to write."""
-        return bool(self.dirty or self.bindings.changes) or self.pending.has_metadata
+        return bool(self.dirty) or self.has_metadata
 
     @property
     def has_pending(self) -> bool:
@@ -449,8 +456,12 @@ class Broker:
         self.pending_records = 0
         return batch
 
-    def put_back(self, batch: Batch) -> None:
-        """This batch could not be written: all of it is pending again, before what came since."""
+    def put_back(self, batch: Batch, *, waiting: bool = False) -> None:
+        """This batch could not be written: all of it is pending again, before what came since;
+        `waiting`: also those who wait for it."""
+        if waiting:
+            self.pending.confirms[:0] = batch.confirms
+            self.pending.held[:0] = batch.held
         for change, (queue, boundary) in zip(batch.changes, batch.taken, strict=True):
             if not queue.deleted:
                 queue.put_back(change, boundary)

@@ -46,6 +46,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
         self._pending_bytes = 0
+        self._turn_bytes = 0
+        """What has come in since the last flush."""
         self._publishers_held: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -92,6 +94,7 @@ class Server:
             client.lingers = True
             self._end(client)
         size = len(data)
+        self._turn_bytes += size
         if broker.published != published and broker.pending_records > pending:
             self._pending_bytes += size
             if (
@@ -157,7 +160,8 @@ class Server:
         """Send what is in the outboxes, and pass on what the turn left to do."""
         self._flush_scheduled = False
         broker = self._broker
-        self._writer.wake()
+        self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
+        self._turn_bytes = 0
         touched, broker.touched = broker.touched, []
         for connection in touched:
             connection.touched = False

@@ -5,12 +5,13 @@ syncs, the next batch forms: batching comes without any delay.
 """
 
 from collections.abc import Callable
+from time import monotonic
 
 import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.changes import Batch
-from mqks.errors import DiskFull
+from mqks.errors import DiskFull, MqksError
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.server import log
@@ -18,10 +19,15 @@ from mqks.server import log
 IDLE_S = 0.2
 """After this long without anything to write, the journal tidies up."""
 DISK_FULL_RETRY_S = 0.5
+AT_ONCE_RECORDS_MAX = 64
+"""More than these go to the task, so that the next batch forms meanwhile."""
+SLOW_COMMIT_S = 0.005
+SLOW_DISK_PAUSE_S = 1.0
+"""After a slow commit all go to the task for this long."""
 
 
 class Writer:
-    """`announce` is called after each commit, when confirms are in the outboxes."""
+    """`announce` is called after each commit of the task, when confirms are in the outboxes."""
 
     def __init__(
         self, broker: Broker, journal: Journal, ballast: Ballast, announce: Callable[[], None]
@@ -32,17 +38,60 @@ class Writer:
         self._announce = announce
         self._wake = anyio.Event()
         self._busy = False
+        """The task has the journal."""
         self._stopping = False
+        self._untidy = True
+        """Something was written since the last tidying up."""
+        self._failure: MqksError | None = None
+        self._at_once_from_s = 0.0
 
-    def wake(self) -> None:
-        """Something may be pending. Confirms that need no commit go at once."""
+    def wake(self, *, alone: bool) -> None:
+        """Something may be pending.
+
+        Confirms that need no commit go at once. What is small and comes `alone`, in a turn
+        without other work, is committed at once: two changes of thread would take longer. When
+        the disk turns out to be slow, that is left to the task for a while.
+        """
         broker = self._broker
         if not broker.has_pending:
             return
-        if self._busy or broker.has_changes:
+        if self._busy or self._failure or broker.disk_full:
             self._wake.set()
-        else:
+        elif not broker.has_changes:
             broker.committed(broker.take_batch())
+        elif (
+            alone
+            and broker.pending_records <= AT_ONCE_RECORDS_MAX
+            and not broker.has_metadata
+            and monotonic() >= self._at_once_from_s
+        ):
+            self._commit_at_once()
+        else:
+            self._wake.set()
+
+    def _commit_at_once(self) -> None:
+        batch = self._broker.take_batch()
+        start_s = monotonic()
+        if batch.writes:
+            try:
+                self._journal.write_now(batch)
+            except DiskFull:
+                # The task meets the same, and knows what to do.
+                self._broker.put_back(batch, waiting=True)
+                self._at_once_from_s = start_s + SLOW_DISK_PAUSE_S
+                self._wake.set()
+                return
+            except MqksError as failure:
+                # What could not be synced is not tried again: the task ends the process.
+                self._failure = failure
+                self._wake.set()
+                return
+        if monotonic() > start_s + SLOW_COMMIT_S:
+            self._at_once_from_s = start_s + SLOW_DISK_PAUSE_S
+        self._broker.committed(batch)
+        if self._journal.overdue or not self._untidy:
+            self._untidy = True
+            self._wake.set()
 
     @property
     def busy(self) -> bool:
@@ -56,27 +105,40 @@ class Writer:
 
     async def run(self) -> None:
         """Raises JournalFailed when the disk can't be trusted any more."""
-        while True:
-            await self._wait()
+        while not self._stopping or self._broker.has_pending:
+            self._wake = anyio.Event()
             self._busy = True
             while self._broker.has_pending:
+                self._fail()
                 await self._commit(self._broker.take_batch())
-                await self._tidy(idle=False)
+                if self._journal.overdue:
+                    await self._tidy(idle=False)
                 if self._stopping and self._broker.disk_full:
                     return
+            if self._journal.overdue:
+                await self._tidy(idle=False)
             self._busy = False
-            if self._stopping:
-                return
+            if not self._stopping and not self._broker.has_pending:
+                await self._rest()
+            self._fail()
 
-    async def _wait(self) -> None:
+    def _fail(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _rest(self) -> None:
         """Until something is pending; when nothing comes for a while, tidy up step by step."""
-        while not (self._broker.has_pending or self._stopping):
+        wake = self._wake
+        if self._untidy:
             with anyio.move_on_after(IDLE_S):
-                await self._wake.wait()
-            while not self._wake.is_set() and await self._tidy(idle=True):
-                pass
-            await self._wake.wait()
-            self._wake = anyio.Event()
+                await wake.wait()
+            if not wake.is_set():
+                self._untidy = False
+                self._busy = True
+                while not wake.is_set() and await self._tidy(idle=True):
+                    pass
+                self._busy = False
+        await wake.wait()
 
     async def _tidy(self, *, idle: bool) -> bool:
         try:
@@ -86,6 +148,7 @@ class Writer:
             return True
 
     async def _commit(self, batch: Batch) -> None:
+        self._untidy = True
         try:
             await self._journal.write(batch)
         except DiskFull as failure:
