@@ -18,6 +18,8 @@ from typing import Self
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
+LOG_LINES_SHOWN = 40
+"""The end of the log that a failure shows."""
 
 _LISTENING = re.compile(r"\bevent=listening address=(\S+):(\d+)")
 
@@ -114,7 +116,8 @@ class ServerProcess:
     ) -> None:
         self.kill()
         if error is not None:
-            error.add_note(f"log of the server:\n{self.log}")
+            end = "\n".join(self._log[-LOG_LINES_SHOWN:])
+            error.add_note(f"end of the server's log:\n{end}")
 
 
 def refusal(db: Path, *flags: str) -> tuple[int, str]:

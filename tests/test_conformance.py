@@ -19,7 +19,8 @@ from tests.transcripts import Story, play, stories_of
 HERE = Path(__file__).parent
 STORIES = list(stories_of(sorted((HERE / "conformance").glob("*.txt"))))
 EXAMPLES = list(stories_of([HERE.parent / "docs" / "protocol.md"]))
-assert STORIES and EXAMPLES, "no stories: the tests below would check nothing"
+assert STORIES, "without stories the tests below would check nothing"
+assert EXAMPLES, "without examples, neither"
 
 
 class TcpWorld:

@@ -176,6 +176,7 @@ class Life:
     def drain(self, queue: bytes, sentinel: bytes) -> list[Seen]:
         """Acks everything, each ack confirmed, up to and with the sentinel."""
         seen: list[Seen] = []
+        drained: set[bytes] = set()
         name = b"drain-" + queue
         awaited = 1
         with LineClient(self.server.address) as client:
@@ -186,6 +187,8 @@ class Life:
                     event = self._read(line, queue, name)
                     seen.append(event)
                     if event.what == "delivered":
+                        assert event.message not in drained, f"came twice: {event}"
+                        drained.add(event.message)
                         answers.append(self._answer(event, "ack --confirm", seen))
                         awaited += event.message != sentinel
                     else:
@@ -197,7 +200,7 @@ class Life:
         head, ok, rest = line.split(b" ", 2)
         assert ok == b"ok", line
         if head != consumer:
-            assert head.startswith(b"ack:") and not rest, line
+            assert (head[:4], rest) == (b"ack:", b""), line
             return Seen(next(self.stamps), "acked", queue, consumer, head[4:])
         message, properties, data = rest.split(b" ", 2)
         assert data == payload(message), line
@@ -333,7 +336,8 @@ def test_nothing_confirmed_is_lost_in_twenty_crashes(tmp_path: Path) -> None:
             assert wal_bytes(db) <= WAL_BYTES_MAX
 
     assert len(record.confirmed) > LIVES * BURST, "hardly any load"
-    assert record.acked and record.retried > LIVES, "the crashes returned nothing"
+    assert len(record.acked) > LIVES * BURST, "hardly any acks"
+    assert record.retried > LIVES, "the crashes returned nothing"
 
     # Everything is drained, and stays so after one more crash.
     with ServerProcess(db) as server:

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,28 +158,31 @@ def check_full_disk(db: Path, data: bytes, *flags: str) -> None:
 
             consumer.send(b"c consume q --manual-ack\n")
             got = [delivery(consumer.line()) for _ in confirmed]
-            assert got == [Delivery(message, 0, data) for message in confirmed]
-            half = len(confirmed) // 2
-            for message in confirmed[:half]:
-                assert publisher.ask(b"a ack --confirm c %s" % message) == b"a ok "
+            assert [(d.message, d.retry) for d in got] == [(m, 0) for m in confirmed]
+            assert {d.data for d in got} == {data}
+            most = len(confirmed) * 9 // 10
+            publisher.send(b"".join(b"a ack --confirm c %s\n" % m for m in confirmed[:most]))
+            assert {publisher.line() for _ in range(most)} == {b"a ok "}
 
             limit = time.monotonic() + RESUME_SECONDS
             attempt = 0
             while not published(publisher, b"again-%d" % attempt, b"e", data):
                 assert time.monotonic() < limit, "publishing does not resume"
                 attempt += 1
-                time.sleep(0.05)
+                time.sleep(0.2)
             again = b"again-%d" % attempt
             assert delivery(consumer.line()) == Delivery(again, 0, data)
         server.kill()
 
     with ServerProcess(db, *flags) as server:
-        expected = [Delivery(message, 1, data) for message in [*confirmed[half:], again]]
-        assert drained(server, b"q", b"e") == expected
+        left = drained(server, b"q", b"e")
+    assert [(d.message, d.retry) for d in left] == [(m, 1) for m in [*confirmed[most:], again]]
+    assert {d.data for d in left} == {data}
 
 
 def test_a_full_database_lets_consumers_make_room(db: Path) -> None:
-    check_full_disk(db, b"x" * 10 * KIB, "--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0")
+    # One message is less than one page, so that not even a page is left for the acks.
+    check_full_disk(db, b"x" * 3 * KIB, "--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0")
 
 
 @pytest.fixture
@@ -253,9 +256,11 @@ def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, failing_sync
                 b"".join(b"after-%d publish --confirm e unsafe\n" % n for n in range(20))
                 + b"s subscribe --confirm q2 e\n"
             )
-            with pytest.raises((EOFError, ConnectionError)):
+            replies = []
+            with suppress(EOFError):
                 while True:
-                    assert not client.line().endswith(b" ok ")
+                    replies.append(client.line())
+            assert [reply for reply in replies if reply.endswith(b" ok ")] == []
         assert server.wait() == EXIT_CANNOT_WRITE, server.log
     with ServerProcess(db) as server:
         after = drained(server, b"q", b"e")
@@ -314,8 +319,8 @@ def test_sigterm_under_load_loses_nothing_received(db: Path) -> None:
     assert len(load.safe) >= 2 * 20 * 20
     with ServerProcess(db) as server:
         messages = [d.message for d in drained(server, b"q", b"e")]
-        assert len(messages) == len(set(messages))
-        assert load.safe <= set(messages)
+    assert len(messages) == len(set(messages)), "something came twice"
+    assert not load.safe - set(messages)
 
 
 # --------------------------------------------------------------------------- room given back

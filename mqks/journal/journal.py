@@ -304,7 +304,7 @@ class Journal:
                 victims = list(index.small.values())[:SEGMENT_MERGE_COUNT]
                 await self._compact(victims)
                 return True
-            if index.sparse_bytes >= SPARSE_BYTES_MIN:
+            if index.sparse_bytes >= (1 if idle else SPARSE_BYTES_MIN):
                 victims, size = [], 0
                 for segment in index.sparse.values():
                     victims.append(segment)
@@ -435,7 +435,7 @@ class Journal:
             return True
         pages = await self._number("pragma page_count")
         free = await self._number("pragma freelist_count")
-        wanted = min(2 * self._room_bytes // PAGE_SIZE, self._pages_max // 4)
+        wanted = min(2 * self._room_bytes // PAGE_SIZE, self._pages_max // 8)
         return pages - free + self._reserve_pages + wanted < self._pages_max
 
     async def hold_reserve(self, held: bool) -> None:

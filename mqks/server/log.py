@@ -60,5 +60,6 @@ def warning(name: str, **fields: object) -> None:
     event(name, logging.WARNING, **fields)
 
 
-def error(name: str, **fields: object) -> None:
-    event(name, logging.ERROR, **fields)
+def error(name: str, *, exception: BaseException | None = None, **fields: object) -> None:
+    """`exception` is told with its traceback."""
+    _log.error(name, exc_info=exception, extra={"fields": fields})

@@ -54,6 +54,9 @@ class Server:
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
+        self._failure: Exception | None = None
+        self._failed = anyio.Event()
+        self._loop.set_exception_handler(self._internal_error)
         ballast = Ballast(journal.path, settings.ballast_bytes)
         if not ballast.fill():
             log.warning("no_ballast", reason="the disk has no room for it")
@@ -219,6 +222,21 @@ class Server:
                 queue.page_in(first, lines)
                 self._flush()
 
+    def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """What went wrong in a call by the event loop. An error of the system's concerns one
+        connection; any other leaves the broker in doubt, and a broker in doubt confirms nothing."""
+        failure = context.get("exception")
+        if not isinstance(failure, Exception) or isinstance(failure, OSError):
+            log.warning("connection_failed", reason=context.get("message"), error=failure)
+            return
+        log.error("internal_error", reason=context.get("message"), exception=failure)
+        self._failure = failure
+        self._failed.set()
+
+    async def _watch(self) -> None:
+        await self._failed.wait()
+        raise MqksError("an internal error, told above, has ended the server") from self._failure
+
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen until SIGTERM or SIGINT, then stop accepting, write what is pending, flush."""
         listeners: list[asyncio.Server] = []
@@ -227,6 +245,7 @@ class Server:
                 listeners = await self._listen()
                 tasks.start_soon(self._page)
                 tasks.start_soon(self._write)
+                tasks.start_soon(self._watch)
                 self._schedule_flush()
                 task_status.started()
                 async for number in signals:
