@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import signal
 import sys
 import time
 import tracemalloc
@@ -10,6 +11,7 @@ import types
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,7 @@ def names() -> dict[str, object]:
         "state": State(),
         "request": types.SimpleNamespace(id=b"ev1", frame=sys._getframe(), module=sys),
         "WORKERS": 1,
+        "signal": signal.SIGTERM,
         "config": types.MappingProxyType({"eval": "loopback", "port": 25000}),
         "_hidden": 1,
     }
@@ -245,10 +248,8 @@ def test_refused(source: str, reason: str) -> None:
 COLLIDING = "(a, b, c, d, e, f, g, h, i, j, k) " + " ".join(
     f"for {n} in (-1, -2)" for n in "abcdefghijk"
 )
-NESTED = "[[1] * 9] " + " ".join(
-    f"for {b} in [[{a}] * 9]" for a, b in zip("abcdef", "bcdefg", strict=True)
-)
-NESTED = "for a in " + NESTED
+PAIRS = zip("abcdef", "bcdefg", strict=True)
+NESTED = "for a in [1] " + " ".join(f"for {b} in [({f'{a}, ' * 9})]" for a, b in PAIRS)
 DEEP = "for a in [[]] " + "for a in [[a]] " * 200
 STEPS = "too many steps"
 ATTACKS = [
@@ -260,6 +261,7 @@ ATTACKS = [
     ("str(10 ** 5000)", "too large"),
     ("0x" + "f" * 4000, "too large"),
     ("int('9' * 4000)", "too large"),
+    ("int('0' * 5000)", "too large"),
     ("round(5, -10 ** 9)", "round"),
     ("len(range(10 ** 30))", "OverflowError"),
     # Text.
@@ -267,15 +269,19 @@ ATTACKS = [
     ("10 ** 9 * b'a'", STEPS),
     ("'a' * 100000 * 100000", STEPS),
     ("['a' * 1000 for x in range(10000)]", STEPS),
-    ("('a' * 10000).replace('', 'b' * 10000)", STEPS),
+    ("('a' * 100).replace('', 'b' * 50000)", STEPS),
     ("('a' * 10000).replace('a', 'b' * 10000).replace('b', 'c' * 10000)", STEPS),
-    ("('a' * 10000).join('b' * 10000)", STEPS),
+    (
+        "[x.decode('ascii', 'backslashreplace') for x in [b'\\xff' * 90000] for i in range(3)]",
+        None,
+    ),
+    ("('a' * 20000).join([''] * 20000)", STEPS),
     ("''.join(['a' * 10000] * 10000)", STEPS),
     ("('ab' * 20000).rsplit('a' * 20000 + 'b' + 'a' * 20000)", STEPS),
     ("('a' * 80000).rsplit('a' * 20000 + 'b' + 'a' * 20000)", STEPS),
     ("[('a' * 50000).find('a' * 20000 + 'b') for x in range(1000)]", STEPS),
     ("'a' * 20000 + 'b' in 'a' * 100000", STEPS),
-    ("[float(x) for s in ['1' * 100000] for x in [s] * 50000]", STEPS),
+    ("[float(x) for x in ['1' * 50000] for i in range(9000)]", STEPS),
     ("[len(s.upper()) for s in ['a' * 50000] for i in range(100000)]", STEPS),
     ("[s == t for s in ['a' * 50000] for t in ['a' * 50000] for i in range(20000)]", STEPS),
     # Lists.
@@ -289,6 +295,7 @@ ATTACKS = [
     ("max(range(10 ** 8))", STEPS),
     ("sum(range(10 ** 8))", STEPS),
     ("1.5 in range(10 ** 9)", STEPS),
+    ("signal in range(10 ** 9)", STEPS),
     ("list(zip(*[range(10 ** 8)]))", "not allowed"),
     ("zip(range(10 ** 8), range(10 ** 8))", STEPS),
     ("enumerate(range(10 ** 8))", STEPS),
@@ -303,12 +310,20 @@ ATTACKS = [
     ("[1 in x for x in [[0] * 20000] for i in range(9999)]", STEPS),
     ("[x[:] for x in [[0] * 20000] for i in range(9999)]", STEPS),
     ("[x + x for x in [[0] * 20000] for i in range(9999)]", STEPS),
-    ("[x | x for x in [set(range(9000))] for i in range(9999)]", STEPS),
+    ("[x | x for x in [set(range(9000))] for i in range(30)]", STEPS),
+    ("[x.union([]) for x in [set(range(9000))] for i in range(30)]", STEPS),
+    ("sorted(['a' * 1600] * 1000)", STEPS),
+    ("[{i} for i in range(90000)]", STEPS),
+    ("[x.split() for x in ['a ' * 5000] for i in range(30)]", STEPS),
+    ("[zip(x, x, x) for x in [range(9000)] for i in range(90000)]", STEPS),
     # Small values that spell out huge ones.
     (f"[str(g) {NESTED}]", STEPS),
     (f"[f == g {NESTED}]", STEPS),
-    (f"[{{(f, 1)}} {NESTED}]", STEPS),
+    (f"[{{g}} {NESTED}]", STEPS),
     (f"[g in [f] {NESTED}]", STEPS),
+    (f"[{{1: 2}}[g] {NESTED}]", STEPS),
+    (f"[{{1: 2}}.get(g) {NESTED}]", STEPS),
+    (f"[g in {{1: 2}} {NESTED}]", STEPS),
     (f"[min(f, g) {NESTED}]", STEPS),
     (f"[sorted([f, g]) {NESTED}]", STEPS),
     # Keys of one hash.
@@ -316,6 +331,7 @@ ATTACKS = [
     ("{x * (2 ** 61 - 1) for x in range(20000)}", STEPS),
     ("{x * (2 ** 61 - 1): 0 for x in range(20000)}", STEPS),
     ("dict(zip(range(0, 2 ** 75, 2 ** 61 - 1), range(16000)))", STEPS),
+    ("{1: 2}.keys() | list(range(0, 2 ** 75, 2 ** 61 - 1))", STEPS),
     ("{1}.union(range(0, 2 ** 75, 2 ** 61 - 1))", STEPS),
     (f"{{{COLLIDING}}}", STEPS),
     # Depth and length.
@@ -338,21 +354,22 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("source", "reason"), ATTACKS, ids=[s[:50] for s, _ in ATTACKS])
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_attack_costs_little(source: str, reason: str | None) -> None:
-    tracemalloc.start()
-    began = time.process_time()
-    try:
-        if reason is None:
+    def attack() -> None:
+        with pytest.raises(ExpressionError, match=reason) if reason else nullcontext():
             evaluate(source, names())
-        else:
-            with pytest.raises(ExpressionError, match=reason):
-                evaluate(source, names())
+
+    began = time.process_time()
+    attack()
+    assert time.process_time() - began < 3
+    tracemalloc.start()
+    try:
+        attack()
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak_bytes < 64 * 2**20
-    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize(

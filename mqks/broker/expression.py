@@ -30,7 +30,7 @@ class ExpressionError(BadRequest):
 class Limits:
     """What one expression may use."""
 
-    source_bytes_max: int = 4096
+    source_bytes_max: int = 4096  # Python's parser recurses in C: this much is safe on 1 MiB.
     nodes_max: int = 2000
     depth_max: int = 100
     steps_max: int = 200_000
@@ -293,8 +293,8 @@ class _Evaluation(_Budget):
                 self.search(right, [left])
             case ((ast.In() | ast.NotIn()), Mapping() | AbstractSet()):
                 self.weigh(left)
-            case ((ast.In() | ast.NotIn()), range()) if isinstance(left, int):
-                pass
+            case ((ast.In() | ast.NotIn()), range()) if type(left) in (int, bool):
+                pass  # All else is compared with each number.
             case _:
                 self.weigh(left)
                 self.weigh(right)

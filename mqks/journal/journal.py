@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiosqlite
+import anyio
 
 from mqks.broker.changes import Batch
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
@@ -52,6 +53,14 @@ VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal looks for free pages."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 """Failures that pass when there is room again; any other ends the process."""
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """What has begun on the writer's thread is waited for, whoever wants to stop: the index must
+    know what the file says."""
+    with anyio.CancelScope(shield=True), _failures():
+        yield
 
 
 @contextmanager
@@ -168,7 +177,7 @@ class Journal:
         if not batch.writes:
             return
         sections, row = self._segment(batch)
-        with _failures():
+        with _whole():
             if batch.has_metadata:
                 segments = [row] if sections else []
                 await self._transaction([*self._metadata(batch), (INSERT_SEGMENT, segments)])
@@ -294,7 +303,7 @@ class Journal:
         While there is other work, only what has gathered enough to be worth a commit.
         """
         index = self.index
-        with _failures():
+        with _whole():
             if self._wal_pages >= self._checkpoint_pages:
                 await self._checkpoint()
             if len(index.droppable) >= (1 if idle else DROP_COUNT_MIN):

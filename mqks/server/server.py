@@ -244,7 +244,7 @@ class Server:
             async with anyio.create_task_group() as tasks:
                 listeners = await self._listen()
                 tasks.start_soon(self._page)
-                tasks.start_soon(self._write)
+                tasks.start_soon(self._writer.run)
                 tasks.start_soon(self._watch)
                 self._schedule_flush()
                 task_status.started()
@@ -254,11 +254,6 @@ class Server:
                 await self._drain(listeners)
                 tasks.cancel_scope.cancel()
         log.event("stopped")
-
-    async def _write(self) -> None:
-        # The batch in hand is written to its end whatever happens around it.
-        with anyio.CancelScope(shield=True):
-            await self._writer.run()
 
     async def _listen(self) -> list[asyncio.Server]:
         settings = self.settings
