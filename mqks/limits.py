@@ -24,7 +24,7 @@ between steps."""
 SEGMENTS_DROPPED_MAX: Final = 64
 """Segments dropped in one commit, so that no commit takes long."""
 
-SEGMENT_MERGE_COUNT: Final = 256
+SEGMENT_MERGE_COUNT: Final = 512
 """This many small segments are merged into one."""
 
 SEGMENT_SMALL_BYTES: Final = 16 * 1024

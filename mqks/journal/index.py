@@ -41,9 +41,11 @@ class Segment:
 
 
 class Span:
-    """Messages of one queue with numbers from `first` up to `end` in one segment; `dead` ones
-    have been settled. A span stays until its segment goes, also when all of it is dead: as long
-    as the messages are on disk, so must be what settles them."""
+    """Messages of one queue with numbers from `first` up to `end` in one segment, in one run or
+    in several; `dead` ones have been settled.
+
+    A span stays until its segment goes, also when all of it is dead: as long as the messages are
+    on disk, so must be what settles them."""
 
     __slots__ = ("bytes", "dead", "dead_count", "end", "first", "segment")
 
@@ -146,9 +148,14 @@ class Index:
     def add_messages(
         self, segment: Segment, queue: QueueIndex, first: int, count: int, size: int
     ) -> None:
-        span = Span(first, first + count, size, segment)
-        queue.insert(span)
-        segment.spans.append((queue, span))
+        last_queue, last = segment.spans[-1] if segment.spans else (None, None)
+        if last is not None and last_queue is queue and last.end == first:
+            last.end += count
+            last.bytes += size
+        else:
+            span = Span(first, first + count, size, segment)
+            queue.insert(span)
+            segment.spans.append((queue, span))
         segment.count += count
         segment.live += count
 

@@ -15,11 +15,12 @@ import aiosqlite
 import anyio
 
 from mqks.broker.changes import Batch
+from mqks.broker.ranges import subtract, union
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
 from mqks.journal.index import Index, Segment
 from mqks.journal.lock import FileLock
 from mqks.journal.migrations import migrate
-from mqks.journal.segment import Lines, Section, checksum, decode, encode
+from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
 from mqks.limits import (
     PAGE_BYTES,
     SEGMENT_MERGE_COUNT,
@@ -33,7 +34,7 @@ COMPACT_BYTES: Final = 4 * 1024 * 1024
 """One compaction reads about this much."""
 SPARSE_BYTES_MIN: Final = 1024 * 1024
 """Sparse segments are left alone until they hold this much together."""
-SMALL_COUNT_MAX: Final = 1024
+SMALL_COUNT_MAX: Final = 4096
 """Small segments are merged in a quiet moment, or when there are this many."""
 DROP_COUNT_MIN: Final = 16
 """Dead segments are dropped this many at a time, while there is other work."""
@@ -369,10 +370,11 @@ class Journal:
                     span = queue.find(run.first)
                     if span is None or span.segment is not victim:
                         continue
+                    span.dead = union(span.dead)
                     lines = run.lines(body)
                     section.runs.extend(
                         Lines(first, run.time_us, lines[first - run.first :][:count])
-                        for first, count in span.living()
+                        for first, count in subtract(run.first, run.first + run.total, span.dead)
                     )
                 section.acks.extend(
                     acked for acked in stored.acks if index.still_settles(queue, acked, gone)
@@ -390,8 +392,10 @@ class Journal:
         ]
         segment_id = self.next_segment
         body = encode(sections)
-        ids = [(victim.id,) for victim in victims]
-        statements: list[tuple[str, Sequence[Any]]] = [("delete from segment where id = ?", ids)]
+        ids = ",".join(str(victim.id) for victim in victims)
+        statements: list[tuple[str, Sequence[Any]]] = [
+            (f"delete from segment where id in ({ids})", [()])
+        ]
         if sections:
             row = (segment_id, checksum(segment_id, body), body)
             statements.append((INSERT_SEGMENT, [row]))
@@ -468,30 +472,25 @@ class Journal:
             size = 0
             queue = self.index.queues.get(queue_id)
             for span in queue.from_number(first) if queue is not None else ():
-                wanted.append((span.segment.id, span.first))
+                wanted.append((span.segment.id, span.first, span.end))
                 size += span.bytes
                 if size >= bytes_max:
                     break
-            bodies = await self._bodies(self.reader, list({segment for segment, _ in wanted}))
+            bodies = await self.bodies(list({segment_id for segment_id, _, _ in wanted}))
             # A compaction may have moved something meanwhile: then look again.
-            if all(segment in bodies for segment, _ in wanted):
+            if all(segment_id in bodies for segment_id, _, _ in wanted):
                 return self._lines(bodies, queue_id, wanted, first)
 
     @staticmethod
     def _lines(
-        bodies: dict[int, bytes], queue_id: int, wanted: list[tuple[int, int]], first: int
+        bodies: dict[int, bytes], queue_id: int, wanted: list[tuple[int, int, int]], first: int
     ) -> list[bytes]:
         lines: list[bytes] = []
-        runs = {
-            (segment_id, run.first): (run, body)
-            for segment_id, body in bodies.items()
-            for section in decode(body)
-            if section.queue_id == queue_id
-            for run in section.runs
-        }
-        for key in wanted:
-            run, body = runs[key]
-            lines.extend(run.lines(body)[max(0, first - run.first) :])
+        for segment_id, start, end in wanted:
+            body = bodies[segment_id]
+            for run in runs_of(body, queue_id):
+                if start <= run.first < end and run.first + run.total > first:
+                    lines.extend(run.lines(body)[max(0, first - run.first) :])
         return lines
 
     async def bodies(self, ids: list[int]) -> dict[int, bytes]:

@@ -4,17 +4,17 @@ The one rule: what is damaged is told and refused, or, when told to salvage, tol
 nothing is skipped silently.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
 
 from mqks.broker.broker import Broker
 from mqks.broker.queue import Queue
-from mqks.broker.ranges import subtract, union
+from mqks.broker.ranges import Range, subtract, union
 from mqks.errors import JournalDamaged
 from mqks.journal.index import QueueIndex, Segment
 from mqks.journal.journal import Journal
-from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode
+from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode, runs_of
 from mqks.protocol.requests import DeleteRule
 
 
@@ -178,33 +178,27 @@ class Recovery:
         returned: list[tuple[int, bytes, int]] = []
         for segment_id, wanted in _living_below(index, cursor).items():
             bodies = await self._journal.bodies([segment_id])
-            lines_of = {
-                run.first: run.lines(bodies[segment_id])
-                for section in decode(bodies[segment_id])
-                if section.queue_id == queue_id
-                for run in section.runs
+            lines = {
+                number: line
+                for run in runs_of(bodies[segment_id], queue_id)
+                for number, line in enumerate(run.lines(bodies[segment_id]), run.first)
             }
-            for run_first, first, count in wanted:
-                lines = lines_of[run_first]
+            for first, count in wanted:
                 for number in range(first, first + count):
                     # Below the cursor without a mark: delivered once, held at the crash.
                     unmarked = 1 if number < index.cursor else 0
-                    returned.append(
-                        (number, lines[number - run_first], marks.get(number, unmarked))
-                    )
+                    returned.append((number, lines[number], marks.get(number, unmarked)))
         queue.restore(index.next_seq, cursor, returned)
 
 
-def _living_below(queue: QueueIndex, cursor: int) -> dict[int, Iterable[tuple[int, int, int]]]:
-    """Living messages below the cursor: segment id → (first number of their run, first, count)."""
-    found: dict[int, list[tuple[int, int, int]]] = {}
+def _living_below(queue: QueueIndex, cursor: int) -> dict[int, list[Range]]:
+    """Living messages below the cursor, by segment id."""
+    found: dict[int, list[Range]] = {}
     for span in queue.overlapping(0, cursor):
         for first, count in span.living():
             if first < cursor:
-                found.setdefault(span.segment.id, []).append(
-                    (span.first, first, min(count, cursor - first))
-                )
-    return dict(found)
+                found.setdefault(span.segment.id, []).append((first, min(count, cursor - first)))
+    return found
 
 
 def _shown(name: bytes) -> str:

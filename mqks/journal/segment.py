@@ -117,6 +117,13 @@ def decode(body: bytes) -> list[StoredSection]:
         raise SegmentDamaged("ends too early") from error
 
 
+def runs_of(body: bytes, queue_id: int) -> list[StoredRun]:
+    """One queue's messages in a segment, in the order of their numbers."""
+    return sorted(
+        run for section in decode(body) if section.queue_id == queue_id for run in section.runs
+    )
+
+
 def _decode(body: bytes) -> list[StoredSection]:
     magic, section_count = HEADER.unpack_from(body)
     if magic != MAGIC:

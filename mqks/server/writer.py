@@ -21,9 +21,10 @@ IDLE_S = 0.2
 DISK_FULL_RETRY_S = 0.5
 AT_ONCE_RECORDS_MAX = 64
 """More than these go to the task, so that the next batch forms meanwhile."""
-SLOW_COMMIT_S = 0.005
-SLOW_DISK_PAUSE_S = 1.0
-"""After a slow commit all go to the task for this long."""
+SLOW_COMMIT_S = 0.002
+SLOW_PAUSE_FACTOR = 20
+"""After a commit that took longer, all go to the task for this many times as long: a slow disk
+holds the loop up for a twentieth of the time at most."""
 
 
 class Writer:
@@ -78,7 +79,6 @@ class Writer:
             except DiskFull:
                 # The task meets the same, and knows what to do.
                 self._broker.put_back(batch, waiting=True)
-                self._at_once_from_s = start_s + SLOW_DISK_PAUSE_S
                 self._wake.set()
                 return
             except MqksError as failure:
@@ -86,8 +86,9 @@ class Writer:
                 self._failure = failure
                 self._wake.set()
                 return
-        if monotonic() > start_s + SLOW_COMMIT_S:
-            self._at_once_from_s = start_s + SLOW_DISK_PAUSE_S
+        took_s = monotonic() - start_s
+        if took_s > SLOW_COMMIT_S:
+            self._at_once_from_s = start_s + SLOW_PAUSE_FACTOR * took_s
         self._broker.committed(batch)
         if self._journal.overdue or not self._untidy:
             self._untidy = True
