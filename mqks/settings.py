@@ -62,7 +62,7 @@ class Settings:
             bounds=(0, 16 * GIB),
         ),
     ] = 16 * MIB
-    wal_autocheckpoint_pages: Annotated[
+    wal_checkpoint_pages: Annotated[
         int,
         About(
             "Storage",
@@ -71,6 +71,15 @@ class Settings:
             bounds=(1, 1_000_000),
         ),
     ] = 250
+    wal_bytes_max: Annotated[
+        int,
+        About(
+            "Storage",
+            "How far the WAL may grow while another process reads; then publishes are refused.",
+            unit="bytes",
+            bounds=(16 * MIB, 128 * TIB),
+        ),
+    ] = GIB
     errors_kept_max: Annotated[
         int,
         About(

@@ -1,6 +1,8 @@
 """Everything that can grow has a limit: what happens at each, and that life goes on behind it."""
 
 import re
+import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,33 @@ def test_a_publisher_ahead_of_the_journal_is_paused(tmp_path: Path) -> None:
         for number in range(count):
             assert client.line() == b"c ok m%d event=e x" % number
         assert client.line() == b"c ok z event=e last"
+
+
+def test_a_reader_that_holds_the_wal(tmp_path: Path) -> None:
+    """Publishes are refused when the WAL has reached its bound, and go on when the reader ends."""
+    db, data = tmp_path / "mqks.db", b"x" * 100_000
+    wal = db.with_name(db.name + "-wal")
+    bound = 24 * MIB
+    with (
+        ServerProcess(db, "--wal-bytes-max", str(bound)) as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        reader = sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True, isolation_level=None)
+        reader.execute("begin")
+        reader.execute("select count(*) from segment").fetchall()
+        confirmed = 0
+        for _ in range(1000):
+            if client.ask(b"m publish --confirm e " + data) != b"m ok ":
+                break
+            confirmed += 1
+        assert 100 < confirmed < 1000
+        assert wal.stat().st_size < bound + 8 * MIB
+        reader.close()
+        limit = time.monotonic() + 10
+        while client.ask(b"m publish --confirm e " + data) != b"m ok ":
+            assert time.monotonic() < limit, "publishing does not resume"
+            time.sleep(0.05)
+        client.send(b"c consume q\n")
+        for _ in range(confirmed + 1):
+            assert client.line() == b"c ok m event=e " + data

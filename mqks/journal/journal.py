@@ -48,6 +48,10 @@ FREE_PAGES_BUSY: Final = 16384
 """Free pages that a busy database keeps: 64 MiB."""
 WAL_PAGES_IDLE: Final = 16
 """An idle journal folds a WAL of this many pages."""
+WAL_PAGES_RESTART: Final = 4096
+"""A WAL of this many pages (16 MiB) is begun again, if need be by waiting for its readers."""
+READERS_WAIT_MS: Final = 50
+BUSY_WAIT_MS: Final = 5000
 WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL's file is cut back to this size when it is begun again."""
 VACUUM_LOOK_S: Final = 1.0
@@ -95,12 +99,14 @@ class Journal:
         self.next_segment = 1
         self._lock = lock
         self._errors_kept_max = settings.errors_kept_max
-        self._checkpoint_pages = settings.wal_autocheckpoint_pages
+        self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
         self._room_bytes = settings.batch_bytes_max
         self._wal_pages = 0
         """Pages written to the WAL since the last checkpoint, about."""
+        self._wal_bytes_max = settings.wal_bytes_max
+        self._wal_is_held = False
         self._looked_s = 0.0
         self._freed = True
         """Whether pages may have become free since the last look."""
@@ -156,7 +162,7 @@ class Journal:
             # Debian's SQLite overwrites what it frees unless told not to: 1.7 times the writes.
             "secure_delete = off",
             "cache_size = -16384",
-            "busy_timeout = 5000",
+            f"busy_timeout = {BUSY_WAIT_MS}",
         ):
             await db.execute_fetchall(f"pragma {pragma}")
         await migrate(db, path)
@@ -439,11 +445,23 @@ class Journal:
         SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
         would keep silent about a failed fsync.
         """
-        ((_, wal_pages, folded),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
-        self._wal_pages = wal_pages - folded
+        self._wal_pages = 0
+        ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
+        if pages < WAL_PAGES_RESTART:
+            return
+        # Readers that overlap keep the WAL from being begun again: wait for those of now.
+        await self.db.execute_fetchall(f"pragma busy_timeout = {READERS_WAIT_MS}")
+        ((held, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(restart)")
+        await self.db.execute_fetchall(f"pragma busy_timeout = {BUSY_WAIT_MS}")
+        self._wal_is_held = bool(held) and pages * PAGE_SIZE > self._wal_bytes_max
+        if self._wal_is_held:
+            raise DiskFull(f"another process reads {self.path} for long: the WAL has {pages} pages")
 
     async def has_room(self) -> bool:
-        """Whether the database may grow by a batch or two, as far as its own limit goes."""
+        """Whether the database may grow by a batch or two, as far as its own limits go."""
+        if self._wal_is_held:
+            self._wal_is_held = False
+            await self._checkpoint()
         if not self._pages_max:
             return True
         pages = await self._number("pragma page_count")

@@ -177,6 +177,10 @@ class Writer:
             broker.put_back(batch)
         self._announce()
         while True:
+            try:
+                has_room = await journal.has_room()
+            except DiskFull:
+                has_room = False
             for settled_only in (True, False):
                 batch = broker.take_batch(settled_only=settled_only)
                 try:
@@ -188,7 +192,7 @@ class Writer:
                     broker.committed(batch)
                 self._announce()
                 await self._let_go()
-            if not broker.has_changes and await journal.has_room() and self._ballast.fill():
+            if has_room and not broker.has_changes and self._ballast.fill():
                 break
             if self._stopping:
                 return
