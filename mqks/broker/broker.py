@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 NOTHING = b"\n"
 """A name that no line can hold."""
-NOT_PLAIN = (b"", b"-", b" ")
-"""How a message id does not begin that goes the fast way: missing ones and flags don't."""
+HYPHEN = ord("-")
 
 
 class Broker:
@@ -177,13 +176,8 @@ class Broker:
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
-                if (
-                    request_id
-                    and rest[:1] not in NOT_PLAIN
-                    and b" " not in rest
-                    and argument
-                    and argument[:2] != b"--"
-                ):
+                plain = request_id and rest and rest[0] != HYPHEN and b" " not in rest
+                if plain and (argument == acker or (argument and argument[:2] != b"--")):
                     if argument != acker:
                         self._gathered(event, acker, ids, bodies)
                         event, acker = NOTHING, argument

@@ -306,6 +306,7 @@ class Queue:
 
     def _mark(self, number: int, mark: int) -> None:
         self.marks[number] = mark
+        self.broker.pending_records += 1
         self._touch()
 
     def take_change(self, *, settled_only: bool = False) -> QueueChange | None:
