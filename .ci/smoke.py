@@ -43,7 +43,7 @@ def hello_world(address: tuple[str, int]) -> None:
             while len(received) < 5 and (line := replies.readline()):
                 received.add(line.rstrip(b"\n"))
     print(f"  {received}")
-    confirms = {b"Alice ok", b"Bob ok", b"Charlie ok"}
+    confirms = {b"Alice ok ", b"Bob ok ", b"Charlie ok "}
     delivered = {line.removesuffix(DELIVERY) for line in received - confirms}
     if not received >= confirms or delivered not in ({b"Alice", b"Charlie"}, {b"Bob", b"Charlie"}):
         sys.exit("these are not the replies of a hello world")
