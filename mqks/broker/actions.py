@@ -51,8 +51,9 @@ def subscribe(broker: Broker, connection: Connection, request: Request) -> None:
 
 def consume(broker: Broker, connection: Connection, request: Request) -> None:
     wanted = parse_consume(request.rest)
-    if len(connection.consumers) >= broker.settings.consumers_per_connection_max:
-        raise LimitExceeded(f"this connection has {len(connection.consumers)} consumers already")
+    count = len(connection.consumers) - (request.id in connection.consumers)
+    if count >= broker.settings.consumers_per_connection_max:
+        raise LimitExceeded(f"this connection has {count} consumers already")
     broker.check_queue_count(wanted.queue)
     rebound = broker.rebind(Rebind(wanted.queue, replace=wanted.events or None, add=wanted.add))
     queue = broker.make_queue(wanted.queue)

@@ -7,7 +7,7 @@ then `tail` in memory. What was delivered and came back lies in `redo`, below th
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -243,8 +243,7 @@ class Queue:
                     if manual or stored:
                         self._settled(numbers)
             if stored and manual and first >= self.cursor:
-                self.cursor_moved = True
-                self._touch()
+                self.tell_cursor()
             taken = end
             for taker in takers[: count % len(ring)]:
                 ring.move_to_end(taker)
@@ -285,6 +284,11 @@ class Queue:
         self._touch()
 
     # -- what the journal must learn
+
+    def tell_cursor(self) -> None:
+        """The journal must learn the cursor, whatever else happens."""
+        self.cursor_moved = True
+        self._touch()
 
     def _touch(self) -> None:
         if not self.dirty:
@@ -347,19 +351,23 @@ class Queue:
 
     def put_back(self, change: QueueChange, boundary: int) -> None:
         """A change could not be written: it is pending again; `boundary` as it was before."""
-        self.boundary = boundary
+        self.boundary = min(self.boundary, boundary)
         self.pending_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
         self.marks = change.marks | self.marks
-        self.cursor_moved = True
-        self._touch()
+        self.tell_cursor()
 
     # -- recovery and paging
 
     def restore(
-        self, next_seq: int, cursor: int, returned: Iterable[tuple[int, bytes, int]]
+        self,
+        next_seq: int,
+        cursor: int,
+        returned: Iterable[tuple[int, bytes, int]],
+        waiting: Mapping[int, int],
     ) -> None:
-        """Begin with what the journal knows: everything from the cursor on is on disk.
+        """Begin with what the journal knows: everything from the cursor on is on disk, and
+        `waiting` tells the retry of those among it that were rejected.
 
         `returned` are the living messages below the cursor, with their mark: 2 x retry when it
         waited in the queue, odd when a consumer held it at the crash, which counts as rejected.
@@ -367,6 +375,7 @@ class Queue:
         self.next_seq = self.boundary = next_seq
         self.cursor = cursor
         self.paged = next_seq - cursor
+        self.retries.update(waiting)
         for number, line, mark in returned:
             retry = (mark + 1) // 2
             if retry:

@@ -51,7 +51,7 @@ WAL_PAGES_IDLE: Final = 16
 WAL_PAGES_RESTART: Final = 4096
 """A WAL of this many pages (16 MiB) is begun again, if need be by waiting for its readers."""
 READERS_WAIT_MS: Final = 50
-BUSY_WAIT_MS: Final = 5000
+BUSY_WAIT_MS: Final = 100
 WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL's file is cut back to this size when it is begun again."""
 VACUUM_LOOK_S: Final = 1.0

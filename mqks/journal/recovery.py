@@ -4,6 +4,7 @@ The one rule: what is damaged is told and refused, or, when told to salvage, tol
 nothing is skipped silently.
 """
 
+import sqlite3
 from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
@@ -35,8 +36,13 @@ class Recovery:
 
         Raises JournalDamaged, unless told to salvage what is whole.
         """
-        queues = await self._queues()
-        await self._segments(queues)
+        try:
+            queues = await self._queues()
+            await self._segments(queues)
+        except sqlite3.DatabaseError as error:
+            raise JournalDamaged(
+                f"{self._journal.path} can't be read, not even to salvage it: {error}"
+            ) from error
         gaps = self._gaps(queues)
         if self._lost and not salvage:
             for line in self._lost:
@@ -78,7 +84,7 @@ class Recovery:
         """Every segment, checked: first all messages find their place, then acks and marks."""
         said: list[tuple[Segment, list[StoredSection]]] = []
         async with self._journal.db.execute(
-            "select id, crc, body from segment order by id"
+            "select id, crc, cast(body as blob) from segment order by id"
         ) as cursor:
             cursor.arraysize = 16
             while rows := await cursor.fetchmany():
@@ -188,7 +194,10 @@ class Recovery:
                     # Below the cursor without a mark: delivered once, held at the crash.
                     unmarked = 1 if number < index.cursor else 0
                     returned.append((number, lines[number], marks.get(number, unmarked)))
-        queue.restore(index.next_seq, cursor, returned)
+        waiting = {number: mark // 2 for number, mark in marks.items() if number >= cursor}
+        queue.restore(index.next_seq, cursor, returned, waiting)
+        if not whole:
+            queue.tell_cursor()
 
 
 def _living_below(queue: QueueIndex, cursor: int) -> dict[int, list[Range]]:

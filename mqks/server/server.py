@@ -352,11 +352,14 @@ def run(settings: Settings) -> int:
     log.configure(settings)
     _raise_open_files_limit()
     use_uvloop = settings.uvloop and find_spec("uvloop") is not None
+    failure: BaseException | None = None
     try:
         anyio.run(_serve, settings, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
     except* MqksError as failures:
-        failure: BaseException = failures
+        failure = failures
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
-        raise failure from None
+    # Raised in the block above it would come out as a group on Python before 3.11.4.
+    if failure is not None:
+        raise failure
     return 0

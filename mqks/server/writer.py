@@ -56,7 +56,11 @@ class Writer:
         broker = self._broker
         if not broker.has_pending:
             return
-        if self._busy or self._failure or broker.disk_full:
+        if broker.disk_full:
+            # The messages that can't be written are no news.
+            if broker.pending.confirms or broker.pending.held:
+                self._wake.set()
+        elif self._busy or self._failure:
             self._wake.set()
         elif not broker.has_changes:
             broker.committed(broker.take_batch())
@@ -172,7 +176,8 @@ class Writer:
         log.error("disk_full", reason=failure)
         broker.disk_full = True
         await self._give_up_reserves()
-        for batch in (*unwritten, *([broker.take_batch()] if unwritten else [])):
+        # What came meanwhile first: what is put back stands before what is pending.
+        for batch in (*([broker.take_batch()] if unwritten else []), *unwritten):
             broker.failed(batch, failure)
             broker.put_back(batch)
         self._announce()
@@ -186,8 +191,7 @@ class Writer:
                 try:
                     await journal.write(batch)
                 except DiskFull:
-                    broker.failed(batch, failure)
-                    broker.put_back(batch)
+                    broker.put_back(batch, waiting=True)
                 else:
                     broker.committed(batch)
                 self._announce()

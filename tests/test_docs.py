@@ -1,0 +1,168 @@
+"""The documents keep step with the code: what is logged, asked for and shown is told in them.
+
+The one rule: what a page says is read from the page, so that changing the page is what is tested.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqks.broker.actions import ACTIONS
+from mqks.broker.state import State
+from mqks.journal.segment import checksum, decode
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
+)
+STATE = [name for name, value in vars(State).items() if isinstance(value, property)]
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading of the second rank."""
+    return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def blocks(text: str) -> list[list[str]]:
+    """The lines of each fenced block."""
+    return [block.splitlines() for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.M | re.S)]
+
+
+# ------------------------------------------------------------------------------- what is logged
+
+
+def logged(source: str) -> Iterator[tuple[str, set[str]]]:
+    """Name and fields of each event that a module logs."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("log"), "event" | "warning" | "error")):
+                name, *_ = node.args
+                assert isinstance(name, ast.Constant), "an event's name stands where it is logged"
+                fields = {keyword.arg or "**" for keyword in node.keywords}
+                if "exception" in fields:
+                    fields = fields - {"exception"} | {"traceback"}
+                yield str(name.value), fields
+
+
+EVENTS: dict[str, set[str]] = {}
+for module in sorted((ROOT / "mqks").rglob("*.py")):
+    for event, its_fields in logged(module.read_text()):
+        EVENTS.setdefault(event, set()).update(its_fields)
+
+
+def told_events() -> dict[str, set[str]]:
+    """Name and fields of each row under "Log lines": | `name` | level | `field`, … | … |"""
+    told = {}
+    for line in section(page("docs/operations.md"), "Log lines").splitlines():
+        cells = line.split("|")
+        if len(cells) > 5 and (name := re.fullmatch(r" `event=(\w+)` ", cells[1])):
+            told[name[1]] = set(re.findall(r"`(\w+)`", cells[3]))
+    return told
+
+
+def test_events_are_found() -> None:
+    assert dict(logged('log.warning("x", a=1)\nlog.error("y", exception=e)\nother.event("z")')) == {
+        "x": {"a"},
+        "y": {"traceback"},
+    }
+    assert {"starting", "request_failed"} <= EVENTS.keys()
+
+
+def test_the_operations_page_tells_every_log_line_with_its_fields() -> None:
+    assert told_events() == EVENTS
+
+
+# ----------------------------------------------------------------------- what can be asked for
+
+
+@pytest.mark.parametrize("action", [action.decode() for action in ACTIONS])
+def test_the_protocol_tells_every_action(action: str) -> None:
+    _, found, rest = page("docs/protocol.md").partition(f"\n### {action}\n")
+
+    assert found
+    assert re.match(rf"\n+    \{{\w+\}} {action} ", rest), "its usage stands first"
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_the_protocol_tells_everything_that_an_expression_can_see(name: str) -> None:
+    assert f"| `state.{name}` |" in page("docs/protocol.md")
+
+
+# ---------------------------------------------------------------------------------------- links
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page can be linked by."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    headings = re.findall(r"^#+ +(.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda source: str(source.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(source: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", source.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = source.parent / name if name else source
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+# ------------------------------------------------------------------------------------- examples
+
+
+def test_hello_world_of_the_readme(tmp_path: Path) -> None:
+    first, second, shown = blocks(section(page("README.md"), "Hello world"))
+    assert first.pop(0) == second.pop(0) == "nc localhost 25000"
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as one,
+        LineClient(server.address) as two,
+    ):
+        one.send("".join(f"{line}\n" for line in first).encode())
+        assert one.ask(b"p ping") == b"p ok "
+        two.send("".join(f"{line}\n" for line in second).encode())
+        assert two.ask(b"p ping") == b"p ok "
+        assert [one.line().decode() for _ in shown] == shown
+        assert one.ask(b"p ping") == b"p ok "
+
+
+def test_publish_consume_ack_of_the_readme(tmp_path: Path) -> None:
+    [session] = blocks(section(page("README.md"), "Publish, consume, ack"))
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        for line in session:
+            if line.split()[1] == "ok":
+                # The space at the end of a confirm cannot be seen on a page.
+                assert client.line().decode().rstrip() == line
+            else:
+                client.send(f"{line}\n".encode())
+        assert client.ask(b"ev _eval state.messages_by_consumer_ids") == b'ev ok {"w1": []}'
+
+
+def test_the_dumped_segment_is_one() -> None:
+    text = section(page("docs/storage.md"), "A segment, byte by byte")
+    body = bytearray()
+    for offset, digits in re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )+)", text, re.M):
+        assert int(offset, 16) == len(body)
+        body += bytes.fromhex(digits)
+    [(segment_id, crc)] = re.findall(r"id (\d+), crc (\d+)", text)
+
+    assert checksum(int(segment_id), bytes(body)) == int(crc)
+    mail, audit = decode(bytes(body))
+    [both], [single] = mail.runs, audit.runs
+    assert (mail.acks, mail.marks) == ([(1, 2)], [(4, 3)])
+    assert both.lines(bytes(body)) == [b"m2 event=user.new bob", b"m4 event=user.new dan"]
+    assert single.lines(bytes(body)) == [b"m4 event=user.new dan"]
