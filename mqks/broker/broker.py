@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import Consumer
+from mqks.broker.consumer import Consumer, Delivery
 from mqks.broker.queue import Queue
 from mqks.errors import BadRequest, LimitExceeded, LineTooLong
 from mqks.limits import REASON_CHARACTERS_MAX
@@ -256,23 +256,24 @@ class Broker:
 
     def ack(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
         """Settle these deliveries, None for all; what is not there is no error."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is None:
-            return
-        deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
-        if deliveries:
-            consumer.queue.settle(deliveries)
-            if not consumer.in_ring:
-                self.wake(consumer)
+        self._settle(consumer_id, message_ids, Queue.settle)
 
     def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
         """Put these deliveries, None for all, back to the tail; what is not there is no error."""
+        self._settle(consumer_id, message_ids, Queue.requeue)
+
+    def _settle(
+        self,
+        consumer_id: bytes,
+        message_ids: Iterable[bytes] | None,
+        how: Callable[[Queue, list[Delivery]], None],
+    ) -> None:
         consumer = self.consumers.get(consumer_id)
         if consumer is None:
             return
         deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
         if deliveries:
-            consumer.queue.requeue(deliveries)
+            how(consumer.queue, deliveries)
             if not consumer.in_ring:
                 self.wake(consumer)
 
