@@ -24,6 +24,7 @@ from mqks.protocol.requests import (
     Rebind,
     parse_request,
     request_id_of,
+    shown,
 )
 from mqks.settings import Settings
 
@@ -209,7 +210,7 @@ class Broker:
             request = parse_request(line)
             action = self.actions.get(request.action)
             if action is None:
-                raise BadRequest(f"there is no action {request.action[:80]!r}")
+                raise BadRequest(f"there is no action {shown(request.action)}")
             action.run(self, connection, request)
         except BadRequest as failure:
             self._refuse(connection, line, failure)

@@ -109,7 +109,7 @@ def parse_consume(rest: bytes) -> Consume:
         else:
             _refuse_flag("consume", argument)
             if events is None:
-                raise BadRequest(f"consume: surplus argument {_shown(argument)}")
+                raise BadRequest(f"consume: surplus argument {shown(argument)}")
             events.append(argument)
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
@@ -135,7 +135,7 @@ def parse_rebind(rest: bytes) -> Rebind:
             _refuse_flag("rebind", argument)
             names.append(argument)
     if flag and not names:
-        raise BadRequest(f"rebind: {_shown(flag)} needs at least one argument")
+        raise BadRequest(f"rebind: {shown(flag)} needs at least one argument")
     if replace or not flags_seen:
         request.replace = replace
     return request
@@ -157,7 +157,7 @@ def parse_name(action: str, rest: bytes) -> bytes:
     """The one argument of delete_consumer."""
     name, *surplus = _names(action, rest)
     if surplus:
-        raise BadRequest(f"{action}: surplus argument {_shown(surplus[0])}")
+        raise BadRequest(f"{action}: surplus argument {shown(surplus[0])}")
     return name
 
 
@@ -168,7 +168,7 @@ def parse_delete_queue(rest: bytes) -> tuple[bytes, DeleteRule | None]:
         flag, equals, value = argument.partition(b"=")
         if flag != b"--when-unused":
             _refuse_flag("delete_queue", argument)
-            raise BadRequest(f"delete_queue: surplus argument {_shown(argument)}")
+            raise BadRequest(f"delete_queue: surplus argument {shown(argument)}")
         rule = DeleteRule(_delay_s(value) if equals else None)
     return queue, rule
 
@@ -178,7 +178,7 @@ def parse_eval(rest: bytes) -> str:
     if rest.startswith(b"--worker"):
         flag, _, rest = rest.partition(b" ")
         if flag != b"--worker=0":
-            raise BadRequest(f"_eval: there is no {_shown(flag)}, only --worker=0")
+            raise BadRequest(f"_eval: there is no {shown(flag)}, only --worker=0")
     source = rest.decode("utf-8", "surrogateescape").strip()
     if not source:
         raise BadRequest("_eval: the expression is missing")
@@ -208,7 +208,7 @@ def _queue(action: str, arguments: Iterator[bytes]) -> bytes:
 
 def _refuse_flag(action: str, argument: bytes) -> None:
     if argument.startswith(b"--"):
-        raise BadRequest(f"{action}: unknown flag {_shown(argument)}")
+        raise BadRequest(f"{action}: unknown flag {shown(argument)}")
 
 
 def _delay_s(value: bytes) -> float:
@@ -217,9 +217,10 @@ def _delay_s(value: bytes) -> float:
     except ValueError:
         delay_s = math.nan
     if not 0 <= delay_s <= DELETE_DELAY_S_MAX or b"_" in value:
-        raise BadRequest(f"{_shown(value)} is not a number of seconds")
+        raise BadRequest(f"{shown(value)} is not a number of seconds")
     return delay_s
 
 
-def _shown(argument: bytes) -> str:
+def shown(argument: bytes) -> str:
+    """As it stands in the reason of an error."""
     return repr(argument[:80])[1:]
