@@ -66,7 +66,6 @@ class BareWorld:
 
     def disconnect(self, name: str) -> None:
         connection = self._connections.pop(name)
-        connection.closed = True
         self.broker.disconnect(connection)
         self._closed.add(name)
         self._settle()
@@ -76,7 +75,7 @@ class BareWorld:
         self._settle()
 
     def _end(self, name: str) -> None:
-        self.broker.disconnect(self._connections[name])
+        self.broker.end(self._connections[name])
         self._closed.add(name)
 
     def is_closed(self, name: str) -> bool:

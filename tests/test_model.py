@@ -202,7 +202,6 @@ class Machine(RuleBasedStateMachine):
     def disconnect(self, connection: str) -> None:
         known = self.connections.pop(connection, None)
         if known is not None:
-            known.closed = True
             self.broker.disconnect(known)
         self.model.disconnect(connection)
         self.model.confirms = [each for each in self.model.confirms if each[0] != connection]

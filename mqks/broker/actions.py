@@ -115,13 +115,17 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
     if allowed == "off" or (allowed == "loopback" and not connection.local):
         raise BadRequest("_eval is not allowed here")
     source = parse_eval(request.rest)
+    if connection.eval_budget is None:
+        connection.eval_budget = expression.Budget(expression.LIMITS.steps_max, "")
+    # What an expression sees of the broker is made for it.
+    connection.eval_budget.steps -= broker.size // 2
     names = {
         "state": State(broker),
         "request": {"id": request.id.decode("utf-8", "surrogateescape"), "action": "_eval"},
         "WORKERS": 1,
         "config": broker.settings.public(),
     }
-    result = expression.render(expression.evaluate(source, names))
+    result = expression.render(expression.evaluate(source, names, budget=connection.eval_budget))
     broker.write(connection, replies.ok(request.id, result))
 
 

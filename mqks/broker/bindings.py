@@ -103,6 +103,11 @@ def mask_pattern(mask: bytes) -> re.Pattern[bytes]:
     """`*` stands for any run of bytes without a dot."""
     if len(mask) > MASK_BYTES_MAX:
         raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
-    # Neighbouring stars mean one; possessive runs keep matching linear in most cases.
-    pieces = re.sub(rb"\*+", b"*", mask).split(b"*")
-    return re.compile(rb"[^.]*".join(map(re.escape, pieces)), re.DOTALL)
+    # Neighbouring stars mean one. Each piece between stars takes its first place and keeps it
+    # (an atomic group): a mask of many stars can't make the matching start over and over.
+    first, *rest = map(re.escape, re.sub(rb"\*+", b"*", mask).split(b"*"))
+    if not rest:
+        return re.compile(first, re.DOTALL)
+    *middle, last = rest
+    pieces = b"".join(b"(?>[^.]*?%b)" % piece for piece in middle)
+    return re.compile(first + pieces + b"[^.]*" + last, re.DOTALL)

@@ -81,6 +81,22 @@ class Broker:
         self._deadlines: list[tuple[float, int, Queue]] = []
         self._deadline_ids = count()
 
+    @property
+    def memory_is_short(self) -> bool:
+        """Whether waiting messages take their half of the budget: the other half is left to what
+        is on its way, and to the allocator."""
+        return self.memory_bytes > self.settings.memory_bytes // 2
+
+    @property
+    def size(self) -> int:
+        """How many things there are, messages aside."""
+        return (
+            len(self.queues)
+            + len(self.bindings.routes)
+            + len(self.consumers)
+            + len(self.connections)
+        )
+
     # -- connections
 
     def connect(self, address: str, *, local: bool) -> Connection:
@@ -93,14 +109,22 @@ class Broker:
         self.connections[connection.id] = connection
         return connection
 
-    def disconnect(self, connection: Connection) -> None:
-        """A client has gone, or sends no more: its consumers end, what they held goes back."""
+    def end(self, connection: Connection) -> None:
+        """A client sends no more: its consumers end, what they held goes back."""
         self.delete_consumers(list(connection.consumers.values()))
+
+    def disconnect(self, connection: Connection) -> None:
+        """A client has gone."""
+        connection.closed = True
+        self.end(connection)
         self.connections.pop(connection.id, None)
 
     def unblock(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers may take again."""
         connection.blocked = False
+        for consumer in list(connection.consumers.values()):
+            if consumer.update_due and not connection.blocked:
+                self._update(consumer, self.bindings.events(consumer.queue.name))
         for consumer in list(connection.consumers.values()):
             self.wake(consumer)
 
@@ -122,6 +146,7 @@ class Broker:
         Raises LineTooLong, after its error reply, when the connection must be closed.
         """
         splitter = connection.splitter
+        connection.eval_budget = None
         lines = splitter.feed(data)
         if splitter.has_tab:
             # Rare, and an error for the lines that have one: not the hot loop's business.
@@ -330,7 +355,13 @@ class Broker:
         events = self.bindings.events(name)
         for consumer in queue.consumers:
             if consumer is not but:
-                self.write(consumer.connection, consumer.update(events))
+                self._update(consumer, events)
+
+    def _update(self, consumer: Consumer, events: list[bytes]) -> None:
+        """A slow client is told the newest state when it has caught up, not each one before."""
+        consumer.update_due = consumer.connection.blocked
+        if not consumer.update_due:
+            self.write(consumer.connection, consumer.update(events))
 
     def add_consumer(self, consumer: Consumer) -> None:
         """Attach a consumer; one that had its id before ends, and loses nothing."""
@@ -478,7 +509,7 @@ class Broker:
             consumer.held = False
             if not consumer.deleted:
                 self.wake(consumer)
-        if self.memory_bytes > self.settings.memory_bytes // 2:
+        if self.memory_is_short:
             for change, (queue, _) in zip(batch.changes, batch.taken, strict=True):
                 if not queue.deleted:
                     queue.spill(change.next_seq)

@@ -27,8 +27,9 @@ class QueueChange(NamedTuple):
     """What happened to one queue's messages.
 
     `next_seq`: the number the next message will get. `cursor`: everything below it has been
-    delivered once. `acks`: ranges of settled numbers. `marks`: number → 2 x retry for a message
-    that waits in its queue, one more when it has been delivered again.
+    delivered once. `acks`: ranges of settled numbers. `requeued`: settled, too, as their messages
+    stand among `runs` again, under new numbers: only together are both true. `marks`: number →
+    2 x retry for a message that waits in its queue, one more when it has been delivered again.
     """
 
     queue_id: int
@@ -36,6 +37,7 @@ class QueueChange(NamedTuple):
     cursor: int
     runs: list[Run]
     acks: list[Range]
+    requeued: list[Range]
     marks: dict[int, int]
 
 

@@ -5,6 +5,7 @@ The one rule: nothing here sends. The server takes the outbox once a turn, as on
 
 from typing import TYPE_CHECKING
 
+from mqks.broker.expression import Budget
 from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ class Connection:
         "blocked",
         "closed",
         "consumers",
+        "eval_budget",
         "id",
         "local",
         "outbox",
         "outbox_bytes",
-        "published",
         "splitter",
         "touched",
         "unconfirmed",
@@ -44,8 +45,8 @@ class Connection:
         self.touched = False
         self.blocked = False
         self.closed = False
-        self.published = False
-        """Whether the chunk in hand held a publish: only publishers are slowed down."""
+        self.eval_budget: Budget | None = None
+        """Steps that expressions of the chunk in hand may still take."""
         self.unconfirmed = 0
         """Confirms that wait for a commit."""
         self.consumers: dict[bytes, Consumer] = {}

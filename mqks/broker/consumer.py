@@ -33,6 +33,8 @@ class Consumer:
         "separator",
         "unacked",
         "unacked_max",
+        "unordered",
+        "update_due",
     )
 
     def __init__(
@@ -54,6 +56,10 @@ class Consumer:
         """Waits for the confirm of its own consume."""
         self.deleted = False
         self.in_ring = False
+        self.update_due = False
+        """Its queue's bindings or rule have changed, and it could not be told."""
+        self.unordered = False
+        """`unacked` is not in the order of delivery any more."""
         self.unacked: dict[bytes, Delivery] = {}
         """Message id → its oldest unsettled delivery."""
         self.repeated: dict[bytes, deque[Delivery]] = {}
@@ -109,6 +115,7 @@ class Consumer:
         """The next delivery under a settled id becomes its oldest. Always true."""
         if later := self.repeated.get(message_id):
             self.unacked[message_id] = later.popleft()
+            self.unordered = True
             if not later:
                 del self.repeated[message_id]
         return True
@@ -116,10 +123,11 @@ class Consumer:
     def settle_all(self) -> list[Delivery]:
         """Take everything out of the unacked, in the order in which it was delivered."""
         deliveries = list(self.unacked.values())
-        if self.repeated:
+        if self.repeated or self.unordered:
             for later in self.repeated.values():
                 deliveries.extend(later)
             deliveries.sort()
+            self.unordered = False
         self.unacked.clear()
         self.repeated.clear()
         return deliveries

@@ -40,16 +40,32 @@ class Limits:
 Scope = dict[str, Any]
 LIMITS = Limits()
 RESULT_BYTES_MAX = 64 * 1024
+PARSE_STEPS = 2000
+"""What reading an expression takes from a shared budget, about."""
 
 
-def evaluate(source: str, names: Mapping[str, object], *, limits: Limits = LIMITS) -> object:
+def evaluate(
+    source: str,
+    names: Mapping[str, object],
+    *,
+    limits: Limits = LIMITS,
+    budget: "Budget | None" = None,
+) -> object:
     """The value of `source`, a Python expression over `names`; raises nothing but ExpressionError.
+
+    Several expressions may share a `budget` of steps: what one uses, the next has not.
 
     An object in `names` shows its public attributes that are data. Each is read once per
     expression, because a property may have to copy. Nothing is ever written.
     """
-    with _refusals():
-        return _Evaluation(limits).visit(_parse(source, limits), dict(names))
+    evaluation = _Evaluation(limits, limits.steps_max if budget is None else budget.steps)
+    try:
+        with _refusals():
+            evaluation.spend(PARSE_STEPS if budget is not None else 0)
+            return evaluation.visit(_parse(source, limits), dict(names))
+    finally:
+        if budget is not None:
+            budget.steps = evaluation.steps
 
 
 def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
@@ -60,7 +76,7 @@ def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
     """
     with _refusals():
         # An item or a character fills a byte at least: out of steps means out of bytes.
-        plain = _plain(value, _Budget(bytes_max, "the result is too long"))
+        plain = _plain(value, Budget(bytes_max, "the result is too long"))
         text = plain if isinstance(value, str) else _json(plain)
         line = text.translate(_ESCAPES).encode("utf-8", "surrogateescape")
         if len(line) > bytes_max:
@@ -95,7 +111,7 @@ def _parse(source: str, limits: Limits) -> ast.AST:
     return tree
 
 
-class _Budget:
+class Budget:
     """The steps left. Every method pays for what its caller does next, or raises."""
 
     def __init__(self, steps: int, refusal: str) -> None:
@@ -147,11 +163,11 @@ class _Budget:
         return {*self.mapping((item, None) for item in items)}
 
 
-class _Evaluation(_Budget):
+class _Evaluation(Budget):
     """One walk through one expression."""
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits.steps_max, "the expression takes too many steps")
+    def __init__(self, limits: Limits, steps: int) -> None:
+        super().__init__(steps, "the expression takes too many steps")
         self.bits_max = limits.int_bits_max
         self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
 
@@ -439,7 +455,7 @@ def _size(value: Any) -> int:
     raise ExpressionError(f"{type(value).__name__} is not plain data")
 
 
-def _plain(value: Any, budget: _Budget) -> Any:
+def _plain(value: Any, budget: Budget) -> Any:
     """`value` in terms of JSON."""
 
     def plain(items: Iterable[Any]) -> Iterator[Any]:

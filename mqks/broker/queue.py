@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqks.broker.changes import QueueChange, Run
 from mqks.broker.consumer import Consumer, Delivery
-from mqks.broker.ranges import Range, compress, subtract, union
+from mqks.broker.ranges import Range, below, compress, subtract, union
 from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES
 from mqks.protocol import replies
 from mqks.protocol.requests import DeleteRule
@@ -50,6 +50,7 @@ class Queue:
         "pending_first",
         "pending_runs",
         "redo",
+        "requeued",
         "retries",
         "ring",
         "rule",
@@ -92,6 +93,8 @@ class Queue:
         self.pending_runs: list[Run] = []
         self.acked: list[int] = []
         self.acked_ranges: list[Range] = []
+        self.requeued: list[Range] = []
+        """Rejected numbers, whose messages are pending under new ones."""
         self.marks: dict[int, int] = {}
         self.cursor_moved = False
 
@@ -101,14 +104,6 @@ class Queue:
     def ready(self) -> int:
         """Messages that wait for a consumer."""
         return self.next_seq - self.cursor + len(self.redo)
-
-    @property
-    def unacked(self) -> int:
-        """Messages that consumers hold."""
-        return sum(
-            len(consumer.unacked) + sum(map(len, consumer.repeated.values()))
-            for consumer in self.consumers
-        )
 
     # -- messages come in
 
@@ -142,7 +137,7 @@ class Queue:
         """Rejected by a consumer: to the tail, under new numbers, with one more retry."""
         for number, line in deliveries:
             retry = self.retries.pop(number, 0) + 1
-            self._settled([number])
+            self.requeued.append((number, 1))
             first = self.next_seq
             self.next_seq = first + 1
             self.retries[first] = retry
@@ -202,9 +197,15 @@ class Queue:
                 head.extendleft(reversed(back))
             self.head_bytes -= size
             self.broker.memory_bytes -= size
-        if self.paged and self.ring and not self.paging and self.head_bytes < READ_AHEAD_BYTES:
+        if self.paged and self.ring and not self.paging and self._wants_page():
             self.paging = True
             self.broker.page_requests.append(self)
+
+    def _wants_page(self) -> bool:
+        """Ahead of its consumers, as long as there is memory for it."""
+        if self.broker.memory_is_short:
+            return not self.head
+        return self.head_bytes < READ_AHEAD_BYTES
 
     def _dispatch(
         self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
@@ -318,42 +319,44 @@ class Queue:
 
         `settled_only` leaves the messages pending, and tells only of what is on disk already.
         """
-        runs, acks = self.pending_runs, union([*self.acked_ranges, *compress(self.acked)])
+        runs, boundary, marks = self.pending_runs, self.boundary, self.marks
+        acks = union([*self.acked_ranges, *compress(self.acked)])
+        requeued = union(self.requeued)
         if self.pending:
             runs.append(Run(self.pending_first, self.pending))
-        boundary, marks = self.boundary, self.marks
-        if acks and acks[-1][0] + acks[-1][1] > boundary:
+        gone = union([*acks, *requeued]) if requeued else acks
+        if gone and gone[-1][0] + gone[-1][1] > boundary:
             runs = [
                 Run(start, run.lines[start - run.first : start - run.first + count])
                 for run in runs
-                for start, count in subtract(run.first, run.first + len(run.lines), acks)
+                for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
-            acks = [
-                (first, min(count, boundary - first)) for first, count in acks if first < boundary
-            ]
+            acks, requeued = below(acks, boundary), below(requeued, boundary)
         moved = self.cursor_moved
         self.dirty = self.cursor_moved = False
-        self.acked, self.acked_ranges = [], []
+        self.acked, self.acked_ranges, self.requeued = [], [], []
         self.pending, self.pending_runs, self.marks = [], [], {}
         next_seq, cursor = self.next_seq, self.cursor
         if settled_only:
             self.pending_runs, runs = runs, []
+            self.requeued, requeued = requeued, []
             self.marks = {number: mark for number, mark in marks.items() if number >= boundary}
             marks = {number: mark for number, mark in marks.items() if number < boundary}
             next_seq, cursor = boundary, min(boundary, cursor)
-            if self.pending_runs:
+            if self.pending_runs or self.requeued:
                 self._touch()
         else:
             self.boundary = next_seq
-        if not (runs or acks or marks or moved):
+        if not (runs or acks or requeued or marks or moved):
             return None
-        return QueueChange(self.id, next_seq, cursor, runs, acks, marks)
+        return QueueChange(self.id, next_seq, cursor, runs, acks, requeued, marks)
 
     def put_back(self, change: QueueChange, boundary: int) -> None:
         """A change could not be written: it is pending again; `boundary` as it was before."""
         self.boundary = min(self.boundary, boundary)
         self.pending_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
+        self.requeued.extend(change.requeued)
         self.marks = change.marks | self.marks
         self.tell_cursor()
 
@@ -398,7 +401,7 @@ class Queue:
             self.broker.memory_bytes -= size
             return
         keep = 0
-        if self.consumers and self.head_bytes:
+        if self.ring and self.head_bytes:
             keep = READ_AHEAD_BYTES * len(self.head) // self.head_bytes
         durable = min(len(self.head), committed - self.cursor)
         if durable <= keep:
@@ -441,6 +444,13 @@ class Queue:
         self.deleted = True
         self.rule = None
         self.broker.memory_bytes -= self.head_bytes + self.tail_bytes
+        self.head_bytes = self.tail_bytes = self.paged = 0
+        # A timer or a consumer may know this queue for long: not its messages.
+        for messages in (
+            *(self.head, self.tail, self.redo, self.retries, self.marks),
+            *(self.pending, self.pending_runs, self.acked, self.acked_ranges, self.requeued),
+        ):
+            messages.clear()
         self.ring.clear()
         for consumer in self.consumers:
             consumer.settle_all()

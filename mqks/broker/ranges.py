@@ -43,6 +43,11 @@ def union(ranges: Iterable[Range]) -> list[Range]:
     return joined
 
 
+def below(ranges: Iterable[Range], end: int) -> list[Range]:
+    """What of the ranges lies below `end`."""
+    return [(first, min(count, end - first)) for first, count in ranges if first < end]
+
+
 def subtract(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
     """What is left of `first` up to but without `end` when the ranges are taken away."""
     left = []

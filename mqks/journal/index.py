@@ -223,9 +223,14 @@ class Index:
         """Something in or about this segment has died: may it be dropped or rewritten now?"""
         if segment.live == 0 and not segment.about:
             self.droppable[segment.id] = segment
+            self._not_sparse(segment)
         elif segment.live * 2 < segment.count and segment.id not in self.sparse:
             self.sparse[segment.id] = segment
             self.sparse_bytes += segment.bytes
+
+    def _not_sparse(self, segment: Segment) -> None:
+        if self.sparse.pop(segment.id, None) is not None:
+            self.sparse_bytes -= segment.bytes
 
     def last_words(self, segments: list[Segment]) -> list[tuple[int, int, int]]:
         """Next sequence, cursor and queue id of queues of which these segments told last: what
@@ -248,8 +253,7 @@ class Index:
             del self.segments[segment.id]
             self.droppable.pop(segment.id, None)
             self.small.pop(segment.id, None)
-            if self.sparse.pop(segment.id, None) is not None:
-                self.sparse_bytes -= segment.bytes
+            self._not_sparse(segment)
             for other_id in segment.about:
                 if (other := self.segments.get(other_id)) is not None:
                     other.named_by.discard(segment.id)

@@ -17,7 +17,7 @@ import anyio
 from mqks.broker.changes import Batch
 from mqks.broker.ranges import subtract, union
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
-from mqks.journal.index import Index, Segment
+from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock
 from mqks.journal.migrations import migrate
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
@@ -210,7 +210,7 @@ class Journal:
                 change.next_seq,
                 change.cursor,
                 [Lines(run.first, time_us, run.lines) for run in change.runs],
-                change.acks,
+                change.acks + change.requeued,
                 list(change.marks.items()),
             )
             for change in batch.changes
@@ -361,6 +361,7 @@ class Journal:
         victims = [victim for victim in victims if victim.id not in index.droppable]
         bodies = await self._bodies(self.db, [victim.id for victim in victims])
         gone = set(victims)
+        tidied: set[Span] = set()
         carried: dict[int, Section] = {}
         for victim in victims:
             body = bodies[victim.id]
@@ -376,10 +377,14 @@ class Journal:
                     span = queue.find(run.first)
                     if span is None or span.segment is not victim:
                         continue
-                    span.dead = union(span.dead)
+                    if span not in tidied:
+                        tidied.add(span)
+                        span.dead = union(span.dead)
                     lines = run.lines(body)
                     section.runs.extend(
-                        Lines(first, run.time_us, lines[first - run.first :][:count])
+                        Lines(
+                            first, run.time_us, lines[first - run.first : first - run.first + count]
+                        )
                         for first, count in subtract(run.first, run.first + run.total, span.dead)
                     )
                 section.acks.extend(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read, to no effect."""
+CLOSE_S = 10.0
+"""How long a connection that is closed may take to read its last replies."""
 
 
 class Hold(IntFlag):
@@ -30,6 +32,8 @@ class Hold(IntFlag):
     """Too much waits for the journal."""
     OUTBOX = 4
     """It does not take its replies."""
+    STOP = 8
+    """The server stops."""
 
 
 class Client(asyncio.Protocol):
@@ -43,6 +47,7 @@ class Client(asyncio.Protocol):
         """It sends no more; it is closed when its confirms are out."""
         self.lingers = False
         """It broke the rules, and is told so before it is closed."""
+        self._lingering = False
         self.paused = False
         """It takes its replies more slowly than they come."""
 
@@ -84,12 +89,22 @@ class Client(asyncio.Protocol):
 
     # -- called by the server
 
-    def linger(self) -> None:
-        """Close, but let the peer read its last reply first: closing with unread bytes in the
-        socket would reset the connection."""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
+    def close(self) -> None:
+        """Close when what was sent has been taken, at the latest after CLOSE_S.
+
+        A client that broke the rules may still be sending: closing with unread bytes in the
+        socket would reset the connection before it has read why.
+        """
+        call_later = asyncio.get_running_loop().call_later
+        if self.lingers:
+            if not self._lingering and self.transport.can_write_eof():
+                self.transport.write_eof()
+                self._lingering = True
+                call_later(LINGER_S, self.transport.abort)
+            return
+        if self.transport.get_write_buffer_size():
+            call_later(CLOSE_S, self.transport.abort)
+        self.transport.close()
 
     def send(self, data: bytes) -> None:
         """Hand bytes to the socket; whether it takes them at once shows in `paused`."""

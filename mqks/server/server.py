@@ -60,7 +60,9 @@ class Server:
         ballast = Ballast(journal.path, settings.ballast_bytes)
         if not ballast.fill():
             log.warning("no_ballast", reason="the disk has no room for it")
-        self._writer = Writer(broker, journal, ballast, self._committed)
+        self._writer = Writer(
+            broker, journal, ballast, release=self._release_publishers, flush=self._flush
+        )
 
     # -- clients
 
@@ -77,7 +79,6 @@ class Server:
 
     def remove_client(self, client: Client) -> None:
         connection = client.connection
-        connection.closed = True
         self._clients.pop(connection.id, None)
         self._publishers_held.discard(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
@@ -86,6 +87,7 @@ class Server:
                 self._tell_tail(connection)
             self._broker.disconnect(connection)
             self._schedule_flush()
+        connection.closed = True
 
     def receive(self, client: Client, data: bytes) -> None:
         """A chunk has come: handle all of it, now."""
@@ -122,7 +124,7 @@ class Server:
     def _end(self, client: Client) -> None:
         client.ended = True
         if not self._stopping:
-            self._broker.disconnect(client.connection)
+            self._broker.end(client.connection)
         self._schedule_flush()
         self._loop.call_soon(self._close_if_done, client)
 
@@ -130,10 +132,7 @@ class Server:
         connection = client.connection
         if connection.unconfirmed or connection.outbox or client.transport.is_closing():
             return
-        if client.lingers:
-            client.linger()
-        else:
-            client.transport.close()
+        client.close()
 
     @staticmethod
     def _tell_tail(connection: Connection) -> None:
@@ -148,7 +147,7 @@ class Server:
     def caught_up(self, client: Client) -> None:
         """A slow client has taken what was waiting for it."""
         client.connection.outbox_bytes = 0
-        if not client.paused and not client.connection.closed:
+        if not (self._stopping or client.paused or client.connection.closed):
             self._broker.unblock(client.connection)
             self._schedule_flush()
 
@@ -198,13 +197,12 @@ class Server:
         self._broker.expire()
         self._flush()
 
-    def _committed(self) -> None:
-        """A batch is durable: its confirms go out, and publishers may go on."""
+    def _release_publishers(self) -> None:
+        """What they sent is durable: publishers may go on."""
         self._pending_bytes = 0
         for client in self._publishers_held:
             client.release(Hold.JOURNAL)
         self._publishers_held.clear()
-        self._flush()
 
     # -- tasks
 
@@ -219,8 +217,9 @@ class Server:
                 lines = await self._journal.read(queue.id, first)
                 if not lines and not queue.deleted:
                     raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
-                queue.page_in(first, lines)
-                self._flush()
+                if not self._stopping:
+                    queue.page_in(first, lines)
+                    self._flush()
 
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """What went wrong in a call by the event loop. An error of the system's concerns one
@@ -288,7 +287,9 @@ class Server:
         if self.settings.unix:
             self.settings.unix.unlink(missing_ok=True)
         for client in self._clients.values():
-            client.hold(Hold.TURN)
+            client.hold(Hold.STOP)
+            # Nothing is delivered that the journal would not learn any more.
+            client.connection.blocked = True
         self._writer.stop()
         with anyio.move_on_after(self.settings.drain_timeout_s):
             while self._broker.has_pending or self._writer.busy:
@@ -298,6 +299,7 @@ class Server:
                 client.transport.get_write_buffer_size() for client in self._clients.values()
             ):
                 await anyio.sleep(0.005)
+        self._writer.check()
         for client in list(self._clients.values()):
             client.transport.close()
 

@@ -4,6 +4,7 @@ The one rule: take everything pending, write it in one commit, then let its conf
 syncs, the next batch forms: batching comes without any delay.
 """
 
+import asyncio
 from collections.abc import Callable
 from time import monotonic
 
@@ -28,16 +29,24 @@ holds the loop up for a twentieth of the time at most."""
 
 
 class Writer:
-    """`announce` is called after each commit of the task, when confirms are in the outboxes."""
+    """`release` is called after each commit: publishers may go on; `flush` after those of the
+    task, when confirms are in the outboxes."""
 
     def __init__(
-        self, broker: Broker, journal: Journal, ballast: Ballast, announce: Callable[[], None]
+        self,
+        broker: Broker,
+        journal: Journal,
+        ballast: Ballast,
+        *,
+        release: Callable[[], None],
+        flush: Callable[[], None],
     ) -> None:
         self._broker = broker
         self._journal = journal
         self._ballast = ballast
-        self._announce = announce
-        self._wake = anyio.Event()
+        self._release = release
+        self._flush = flush
+        self._wake = asyncio.Event()
         self._busy = False
         """The task has the journal."""
         self._stopping = False
@@ -63,7 +72,7 @@ class Writer:
         elif self._busy or self._failure:
             self._wake.set()
         elif not broker.has_changes:
-            broker.committed(broker.take_batch())
+            self._committed(broker.take_batch())
         elif (
             alone
             and broker.pending_records <= AT_ONCE_RECORDS_MAX
@@ -93,9 +102,16 @@ class Writer:
         took_s = monotonic() - start_s
         if took_s > SLOW_COMMIT_S:
             self._at_once_from_s = start_s + SLOW_PAUSE_FACTOR * took_s
-        self._broker.committed(batch)
+        self._committed(batch)
         if self._journal.overdue or not self._untidy:
             self._untidy = True
+            self._wake.set()
+
+    def _committed(self, batch: Batch) -> None:
+        self._broker.committed(batch)
+        self._release()
+        if self._broker.has_pending:
+            # Confirms let consumers go, and what they were given must last, too.
             self._wake.set()
 
     @property
@@ -111,10 +127,10 @@ class Writer:
     async def run(self) -> None:
         """Raises JournalFailed when the disk can't be trusted any more."""
         while not self._stopping or self._broker.has_pending:
-            self._wake = anyio.Event()
+            self._wake.clear()
             self._busy = True
             while self._broker.has_pending:
-                self._fail()
+                self.check()
                 await self._commit(self._broker.take_batch())
                 if self._journal.overdue:
                     await self._tidy(idle=False)
@@ -125,25 +141,26 @@ class Writer:
             self._busy = False
             if not self._stopping and not self._broker.has_pending:
                 await self._rest()
-            self._fail()
+            self.check()
 
-    def _fail(self) -> None:
+    def check(self) -> None:
+        """Raise what a commit at once has met."""
         if self._failure is not None:
             raise self._failure
 
     async def _rest(self) -> None:
         """Until something is pending; when nothing comes for a while, tidy up step by step."""
-        wake = self._wake
         if self._untidy:
             with anyio.move_on_after(IDLE_S):
-                await wake.wait()
-            if not wake.is_set():
+                await self._wake.wait()
+            if not self._wake.is_set():
                 self._untidy = False
                 self._busy = True
-                while not wake.is_set() and await self._tidy(idle=True):
+                while not self._wake.is_set() and await self._tidy(idle=True):
                     pass
                 self._busy = False
-        await wake.wait()
+        if not self._broker.has_pending:
+            await self._wake.wait()
 
     async def _tidy(self, *, idle: bool) -> bool:
         try:
@@ -163,49 +180,58 @@ class Writer:
             except DiskFull:
                 await self._disk_full(failure, batch)
                 return
-            self._broker.committed(batch)
+            self._committed(batch)
             await self._disk_full(failure)
             return
-        self._broker.committed(batch)
-        self._announce()
+        self._committed(batch)
+        self._flush()
 
     async def _disk_full(self, failure: DiskFull, *unwritten: Batch) -> None:
         """Publishes are refused from here on. Acks are written as far as they can be, and what
         they settle is let go, until there is room again for what waits and for the ballast."""
-        broker, journal = self._broker, self._journal
+        broker = self._broker
         log.error("disk_full", reason=failure)
         broker.disk_full = True
         await self._give_up_reserves()
-        # What came meanwhile first: what is put back stands before what is pending.
-        for batch in (*([broker.take_batch()] if unwritten else []), *unwritten):
-            broker.failed(batch, failure)
-            broker.put_back(batch)
-        self._announce()
-        while True:
-            try:
-                has_room = await journal.has_room()
-            except DiskFull:
-                has_room = False
-            for settled_only in (True, False):
-                batch = broker.take_batch(settled_only=settled_only)
-                try:
-                    await journal.write(batch)
-                except DiskFull:
-                    broker.put_back(batch, waiting=True)
-                else:
-                    broker.committed(batch)
-                self._announce()
-                await self._let_go()
-            if has_room and not broker.has_changes and self._ballast.fill():
+        # What was accepted before, with all who wait for it. What came last goes first, as what
+        # is put back stands before what is pending.
+        if unwritten or not await self._try_to_write():
+            for batch in (broker.take_batch(), *unwritten):
+                broker.failed(batch, failure)
+                broker.put_back(batch)
+        self._release()
+        self._flush()
+        while not self._stopping:
+            await self._try_to_write(settled_only=True)
+            await self._let_go()
+            if await self._try_to_write() and await self._has_room():
                 break
-            if self._stopping:
-                return
+            self._wake.clear()
             with anyio.move_on_after(DISK_FULL_RETRY_S):
                 await self._wake.wait()
-            self._wake = anyio.Event()
-        await journal.hold_reserve(True)
+        else:
+            return
+        await self._journal.hold_reserve(True)
         broker.disk_full = False
         log.event("disk_has_room")
+
+    async def _try_to_write(self, *, settled_only: bool = False) -> bool:
+        """Write what is pending, or put it back with all who wait for it."""
+        batch = self._broker.take_batch(settled_only=settled_only)
+        try:
+            await self._journal.write(batch)
+        except DiskFull:
+            self._broker.put_back(batch, waiting=True)
+            return False
+        self._committed(batch)
+        self._flush()
+        return True
+
+    async def _has_room(self) -> bool:
+        try:
+            return await self._journal.has_room() and self._ballast.fill()
+        except DiskFull:
+            return False
 
     async def _give_up_reserves(self) -> None:
         self._ballast.give_up()
