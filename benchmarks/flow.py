@@ -21,6 +21,13 @@ class Stalled(ConnectionError):
     """The server closed the connection or fell silent before everything had come."""
 
 
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 def connect(port: int) -> socket.socket:
     """A blocking connection to this machine; a read gives up after `SILENCE_S` seconds."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=SILENCE_S)

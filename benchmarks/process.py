@@ -7,29 +7,52 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.flow import free_port
 from benchmarks.servers.base import Server
 
 START_S = 120.0
 POLL_S = 0.001
-
-
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+SAMPLE_S = 0.005
 
 
 def allow_open_files() -> None:
     """Lets this process and its children have as many connections as the system grants it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Most:
+    """The largest value seen."""
+
+    seen = 0
+
+
+@contextmanager
+def sampled(value: Callable[[], int]) -> Iterator[Most]:
+    """Looks at a value again and again while its body runs."""
+    most = Most()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SAMPLE_S):
+            most.seen = max(most.seen, value())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
+        most.seen = max(most.seen, value())
 
 
 class Running:
@@ -113,3 +136,15 @@ class Running:
         """What its data takes on disk."""
         files = [path.lstat() for path in (self.directory / "data").rglob("*") if path.is_file()]
         return sum(file.st_blocks * 512 for file in files)
+
+    @property
+    def database(self) -> Path:
+        """The database of MQKS."""
+        return self.directory / "data" / "mqks.db"
+
+    def wal_bytes(self) -> int:
+        """The size of its WAL; 0 for a server that has none."""
+        try:
+            return self.database.with_name("mqks.db-wal").stat().st_size
+        except FileNotFoundError:
+            return 0

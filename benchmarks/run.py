@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import signal
 import sqlite3
 import statistics
@@ -23,6 +24,7 @@ from benchmarks.messages import Wrong
 from benchmarks.process import Running
 from benchmarks.servers import SERVERS
 from benchmarks.servers.base import Server
+from benchmarks.servers.mqks import Mqks
 from benchmarks.work import Figures, Size, Work
 from benchmarks.works import WORKS
 
@@ -58,7 +60,7 @@ def measure_all(
         for run in range(runs):
             for server in servers:
                 title = f"{name} {server.name}"
-                if name in server.skips or title in failed:
+                if not takes_part(server, name) or title in failed:
                     continue
                 try:
                     figures = measure(server, WORKS[name], size)
@@ -71,6 +73,11 @@ def measure_all(
                 told = "  ".join(f"{key} {tell(value)}" for key, value in figures.items())
                 print(f"  {title} {run + 1}/{runs}: {told}", file=sys.stderr)
     return measured, failed
+
+
+def takes_part(server: Server, name: str) -> bool:
+    """Whether this work can be done with this server."""
+    return name not in server.skips and (not WORKS[name].mqks_only or type(server) is Mqks)
 
 
 def tell(value: float) -> str:
@@ -88,7 +95,8 @@ def medians(measured: Runs, to: str) -> dict[str, dict[str, dict[str, dict[str, 
             cell = {"median": statistics.median(values)}
             if reference and server != to:
                 pairs = zip(values, [run[figure] for run in reference], strict=True)
-                cell["ratio"] = statistics.median(a / b for a, b in pairs if b)
+                if ratios := [a / b for a, b in pairs if b]:
+                    cell["ratio"] = statistics.median(ratios)
             told.setdefault(work, {}).setdefault(figure, {})[server] = cell
     return told
 
@@ -155,13 +163,20 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, help="messages, instead of the work's own number")
     parser.add_argument("--payload-bytes", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--peers", type=int, help="publishers in fan_in and fairness")
+    parser.add_argument(
+        "--serve-flags",
+        type=shlex.split,
+        default=[],
+        metavar="FLAGS",
+        help="of mqks serve, as one word: --serve-flags='--memory-bytes 64MiB'",
+    )
     parser.add_argument("--tiny", action="store_true", help="one small run, for correctness alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     chosen = parser.parse_args(argv)
     servers = [name for name in SERVERS if name != "sink"]
     if CEILING in chosen.works:
         servers = ["mqks", "sink"]
-        chosen.works = [name for name in WORKS if name not in SERVERS["sink"].skips]
+        chosen.works = [name for name in WORKS if takes_part(SERVERS["sink"], name)]
     chosen.works = chosen.works or list(WORKS)
     chosen.servers = chosen.servers.split(",") if chosen.servers else servers
     for kind, names, known in (("work", chosen.works, WORKS), ("server", chosen.servers, SERVERS)):
@@ -187,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     skipped = {name: why for name in chosen.servers if (why := SERVERS[name].missing())}
     for name, why in skipped.items():
         print(f"{name} is skipped: {why}", file=sys.stderr)
-    servers = [SERVERS[name] for name in chosen.servers if name not in skipped]
+    known = SERVERS | {"mqks": Mqks("mqks", *chosen.serve_flags)}
+    servers = [known[name] for name in chosen.servers if name not in skipped]
     sizes = {name: size_of(WORKS[name], chosen) for name in chosen.works}
     measured, failed = measure_all(servers, 1 if chosen.tiny else chosen.runs, sizes)
     names = [server.name for server in servers]
@@ -196,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         told = {
             "machine": machine(),
             "servers": {s.name: {"version": s.version(), "promise": s.promise} for s in servers},
+            "serve_flags": chosen.serve_flags,
             "skipped": skipped,
             "failed": failed,
             "sizes": {name: asdict(size) for name, size in sizes.items()},

@@ -43,3 +43,5 @@ class Work:
     run: Callable[[Running, Size], Figures]
     full: Size
     tiny: Size
+    mqks_only: bool = False
+    """Whether it speaks MQKS's own lines or looks into its files, whoever the server is."""

@@ -11,6 +11,7 @@
     ├── SchemaTooNew           65  a newer MQKS wrote this database
     ├── JournalDamaged         65  the journal fails its checksums
     ├── InspectionFailed       65  what was asked for is not there or cannot be read
+    ├── BenchFailed            69  the server to be measured is not there, or answers wrongly
     └── JournalFailed          74  the journal could not be written
 
 The one rule: the message is a single line for the person who has to act on it. The number is
@@ -76,6 +77,12 @@ class InspectionFailed(MqksError):
     """What was asked for is not there, or the file cannot be read."""
 
     exit_code = 65
+
+
+class BenchFailed(MqksError):
+    """The server to be measured is not there, falls silent or answers wrongly."""
+
+    exit_code = 69
 
 
 class JournalFailed(MqksError):

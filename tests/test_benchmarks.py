@@ -5,27 +5,47 @@ The one rule: nothing here looks at how long something took.
 
 import json
 import math
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
-from benchmarks.run import main, measure, measure_all, medians
+from benchmarks.process import Running
+from benchmarks.run import main, measure, measure_all, medians, takes_part
+from benchmarks.scale import Costs, Talk, expect, probe, sizes
 from benchmarks.servers import SERVERS
+from benchmarks.servers.rabbitmq import (
+    ACK,
+    BASIC_ACK,
+    BODY,
+    CHANNEL_CLOSE,
+    END,
+    METHOD,
+    Confirmed,
+    frame,
+)
 from benchmarks.servers.sink import FAULTS, Sink
 from benchmarks.work import Size
 from benchmarks.works import WORKS
+from benchmarks.works.wal_reader import reader
 
-MQKS = SERVERS["mqks"]
-PLAYED = sorted(WORKS.keys() - Sink().skips)
+MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
+PLAYED = sorted(name for name in WORKS if takes_part(Sink(), name))
+DIFFERENCES = "_each_bytes"
+"""Too small in a tiny run to be told from chance."""
 
 
 @pytest.mark.parametrize("name", WORKS)
 def test_work_against_mqks(name: str) -> None:
     figures = measure(MQKS, WORKS[name], WORKS[name].tiny)
     assert figures
-    assert all(value > 0 and math.isfinite(value) for value in figures.values()), figures
+    told = {key: value for key, value in figures.items() if not key.endswith(DIFFERENCES)}
+    assert all(value > 0 and math.isfinite(value) for value in told.values()), figures
 
 
 @pytest.mark.parametrize("name", PLAYED)
@@ -72,6 +92,117 @@ def test_ratio_is_taken_within_each_run() -> None:
         "redis": {"median": 4.0},
         "mqks": {"median": 12.0, "ratio": 2.0},
     }
+
+
+def test_ratio_to_nothing_is_not_told() -> None:
+    runs = {("paging", "redis"): [{"wal": 0.0}], ("paging", "mqks"): [{"wal": 2.0}]}
+    assert medians(runs, to="redis")["paging"]["wal"]["mqks"] == {"median": 2.0}
+
+
+def test_serve_flags_reach_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--serve-flags=--memory-bytes 64MiB --no-uvloop", "--tiny"]
+    file = tmp_path / "figures.json"
+    main(["stream", "--servers", "mqks", *flags, "--json", str(file)])
+    assert json.loads(file.read_text())["serve_flags"] == ["--memory-bytes", "64MiB", "--no-uvloop"]
+    with pytest.raises(SystemExit, match="failed: stream mqks"):
+        main(["stream", "--servers", "mqks", "--serve-flags=--frobnicate", "--tiny"])
+    assert "--frobnicate" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(RABBITMQ.missing() is not None, reason="RabbitMQ is not installed")
+@pytest.mark.parametrize("name", ["acked", "backlog", "confirm", "fanout"])
+def test_work_against_rabbitmq(name: str) -> None:
+    assert measure(RABBITMQ, WORKS[name], WORKS[name].tiny)
+
+
+def rabbitmq_confirms(*frames: tuple[int, bool]) -> Confirmed:
+    """A publisher of four messages that has got these confirms: number, and whether of all before
+    as well."""
+    here, there = socket.socketpair()
+    with here, there:
+        flow = Confirmed(here, expected=4)
+        flow.open()
+        there.sendall(b"".join(ACK.pack(1, 1, 13, BASIC_ACK, *frame, END) for frame in frames))
+        flow.pull()
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("frames", "confirmed"),
+    [
+        ([(1, False), (2, False)], 2),
+        ([(3, True)], 3),
+        ([(4, False), (2, False)], 2),
+        ([(4, False), (2, True), (3, False)], 4),
+        ([(2, False), (3, True)], 3),
+    ],
+)
+def test_rabbitmq_confirms_are_counted_in_any_order(
+    frames: list[tuple[int, bool]], confirmed: int
+) -> None:
+    assert rabbitmq_confirms(*frames).replies == confirmed
+
+
+def test_rabbitmq_confirm_given_twice_is_noticed() -> None:
+    with pytest.raises(Wrong, match="message 2 was confirmed twice"):
+        rabbitmq_confirms((2, True), (2, False))
+
+
+def test_rabbitmq_refusal_is_noticed() -> None:
+    raw = frame(METHOD, CHANNEL_CLOSE + b"\x01\x94\x09NOT_FOUND\0\0\0\0")
+    with pytest.raises(Wrong, match="NOT_FOUND"):
+        RABBITMQ.check_no_refusal(frame(BODY, b"payload") + raw)
+
+
+def test_sizes_go_up_by_ten() -> None:
+    assert sizes(10_000) == [100, 1_000, 10_000]
+    assert sizes(1_000, steps=4) == [1, 10, 100, 1_000]
+
+
+def test_costs_tell_medians_growth_and_what_each_takes() -> None:
+    costs = Costs()
+    for size, times in {10: [1e-6, 9e-6, 2e-6], 1_000: [3e-6]}.items():
+        for seconds in times:
+            costs.took("ack", size, seconds)
+        costs.tell("resident", size, 5_000 + 2 * size, "bytes")
+    assert costs.figures() == pytest.approx(
+        {
+            "ack_at_10_us": 2.0,
+            "ack_at_1000_us": 3.0,
+            "resident_at_10_bytes": 5_020,
+            "resident_at_1000_bytes": 7_000,
+            "ack_large_to_small": 1.5,
+        }
+    )
+    assert costs.each_bytes() == 2
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(MQKS, tmp_path) as running:
+        yield running
+
+
+def test_probe_notices_what_is_not_as_it_should_be(running: Running) -> None:
+    with Talk(running.port) as talk:
+        assert talk.ask(b"s subscribe --confirm probe probe") == b"s ok "
+        talk.sock.sendall(b"m publish probe early\n")
+        assert talk.ask(b"p ping x") == b"p ok x"
+    with pytest.raises(Wrong, match="early"):
+        probe(running.port, Costs(), 1)
+    with pytest.raises(Wrong, match=r"len\(state\.queues\) is 1 instead of 2"):
+        expect(running.port, b"len(state.queues)", 2)
+
+
+def test_wal_reader_keeps_its_view(tmp_path: Path) -> None:
+    file = tmp_path / "mqks.db"
+    with closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("pragma journal_mode = wal")
+        writer.execute("create table t(x)")
+        with reader(file):
+            writer.execute("create table u(x)")
+        assert writer.execute("select count(*) from sqlite_schema").fetchone() == (2,)
 
 
 def test_command_skips_what_is_not_installed(

@@ -4,6 +4,7 @@ from benchmarks.servers.base import Server
 from benchmarks.servers.beanstalkd import Beanstalkd
 from benchmarks.servers.mqks import Mqks
 from benchmarks.servers.nats import Nats
+from benchmarks.servers.rabbitmq import Rabbitmq
 from benchmarks.servers.redis import Redis
 from benchmarks.servers.sink import Sink
 
@@ -14,6 +15,7 @@ SERVERS: dict[str, Server] = {
         Redis("redis", "everysec"),
         Redis("redis-always", "always"),
         Nats(),
+        Rabbitmq(),
         Beanstalkd(),
         Sink(),
     )

@@ -11,7 +11,14 @@ from benchmarks.works import (
     fanout,
     latency,
     paging,
+    scale_bindings,
+    scale_connections,
+    scale_consumers,
+    scale_copies,
+    scale_queues,
+    scale_waiting,
     stream,
+    wal_reader,
 )
 
 WORKS: dict[str, Work] = {
@@ -27,5 +34,12 @@ WORKS: dict[str, Work] = {
         fan_in,
         fairness,
         paging,
+        wal_reader,
+        scale_connections,
+        scale_queues,
+        scale_bindings,
+        scale_copies,
+        scale_waiting,
+        scale_consumers,
     )
 }

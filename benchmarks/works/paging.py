@@ -2,25 +2,28 @@
 blocks, so that the load programs need not hold them all; the clock stands between the blocks."""
 
 import gc
+import time
 
 from benchmarks.flow import pump
 from benchmarks.flow import run as send
 from benchmarks.load import Gate, Report, clocked, part, together
 from benchmarks.messages import Messages, Wrong
-from benchmarks.process import Running
+from benchmarks.process import Running, sampled
 from benchmarks.servers.base import Server
 from benchmarks.work import Figures, Size, Work
 
 BLOCK = 500_000
 ROOM_BYTES = 64 << 20
+REST_S = 3.0
+"""What a server left alone may use to tidy up."""
 
 
 def publish_blocks(server: Server, port: int, gate: Gate, messages: Messages) -> Report:
     """Publishes block after block, each until its last message is confirmed."""
     gate()
     times = []
-    for first in range(0, messages.count, BLOCK):
-        block = messages.part(first, min(BLOCK, messages.count - first))
+    for first in range(messages.first, messages.end, BLOCK):
+        block = messages.part(first, min(BLOCK, messages.end - first))
         with server.connect(port) as sock:
             flow = server.publisher(sock, block)
             with clocked() as report:
@@ -61,17 +64,22 @@ def drain_blocks(server: Server, port: int, gate: Gate, messages: Messages) -> R
 
 def run(running: Running, size: Size) -> Figures:
     running.declare(manual_ack=True)
-    [published] = together(running, part(publish_blocks, size.messages))
-    full_bytes = running.resident_bytes()
-    full_disk_bytes = running.disk_bytes()
-    [drained] = together(running, part(drain_blocks, size.messages))
+    with sampled(running.wal_bytes) as wal:
+        [published] = together(running, part(publish_blocks, size.messages))
+        full_bytes = running.resident_bytes()
+        full_disk_bytes = running.disk_bytes()
+        [drained] = together(running, part(drain_blocks, size.messages))
+        drained_disk_bytes = running.disk_bytes()
+        time.sleep(REST_S)
     return {
         "in_per_s": size.count / sum(published.times),
         "out_per_s": size.count / sum(drained.times),
         "resident_full_bytes": full_bytes,
         "resident_most_bytes": running.resident_bytes("VmHWM"),
         "disk_full_bytes": full_disk_bytes,
-        "disk_drained_bytes": running.disk_bytes(),
+        "disk_drained_bytes": drained_disk_bytes,
+        "disk_rested_bytes": running.disk_bytes(),
+        "wal_most_bytes": wal.seen,
     }
 
 

@@ -10,6 +10,7 @@ import typer
 
 from mqks import __version__
 from mqks.commands import inspect
+from mqks.commands.bench import bench
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog="Example: mqks serve --db mqks.db --port 25000 --log-level debug")(serve)
+app.command(epilog="Example: mqks bench stream confirm --port 25000 --json")(bench)
 app.add_typer(inspect.app, name="inspect")
 
 

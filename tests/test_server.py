@@ -1,0 +1,139 @@
+"""The server around the broker: stops, pauses, slow and hostile peers."""
+
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.bare import BareWorld
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+
+def waiting(client: LineClient) -> int:
+    return int(client.ask(b"ev _eval len(state.queues['q'])").split()[-1])
+
+
+def rest(client: LineClient) -> list[bytes]:
+    """Every line until the server closes the connection."""
+    lines = []
+    with suppress(EOFError):
+        while True:
+            lines += client.lines()
+    return lines
+
+
+def test_a_stop_journals_what_it_delivers(tmp_path: Path) -> None:
+    """SIGTERM while a consumer drains: what it got does not come again, the rest is there."""
+    db, count = tmp_path / "mqks.db", 100_000
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for start in range(0, count, 10_000):
+            numbers = range(start, start + 10_000)
+            client.send(b"".join(b"m%d publish e x\n" % number for number in numbers))
+        assert client.ask(b"p publish --confirm e x") == b"p ok "
+        client.send(b"c consume q\n")
+        got = len(client.lines())
+        assert server.terminate() == 0
+        got += len(rest(client))
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert got + waiting(client) == count + 1
+
+
+def test_what_a_confirmed_consumer_gets_is_journaled_at_once(tmp_path: Path) -> None:
+    db = tmp_path / "mqks.db"
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for number in range(3):
+            assert client.ask(b"m%d publish --confirm e x" % number).endswith(b" ok ")
+        assert client.ask(b"c consume --confirm q") == b"c ok "
+        for number in range(3):
+            assert client.line() == b"c ok m%d event=e x" % number
+        limit = time.monotonic() + 5
+        with closing(sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True)) as reader:
+            sql = "select (select count(*) from segment), (select max(cursor) from queue)"
+            # Three segments of messages become one more of what was settled, or none at all.
+            while reader.execute(sql).fetchone() == (3, 1):
+                assert time.monotonic() < limit, "the journal never learnt of the deliveries"
+                time.sleep(0.01)
+        server.kill()
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert waiting(client) == 0
+
+
+def test_publishers_that_were_paused_go_on(tmp_path: Path) -> None:
+    """Many small commits add up to more than a batch may hold, and pause nobody for good."""
+    flags = ("--batch-bytes-max", "4KiB")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client:
+            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for number in range(30):
+            with LineClient(server.address) as client:
+                client.send(b"m%d publish e %s\n" % (number, b"x" * 1000))
+                assert client.ask(b"p ping") == b"p ok "
+                assert client.ask(b"p publish --confirm e x") == b"p ok "
+
+
+def test_a_mask_of_many_stars_is_quick() -> None:
+    world = BareWorld()
+    world.connect("k")
+    world.send("k", b"s subscribe q a.%s\n" % (b"a" * 1000))
+    world.send("k", b"r rebind --confirm q --remove-mask a.%sc\n" % (b"a*" * 100))
+    assert world.received("k") == b"r ok \n"
+    world.send("k", b"r rebind --confirm q --remove-mask a.%s\n" % (b"a*" * 100))
+    world.send("k", b"ev _eval state.events_by_queues\n")
+    assert world.received("k") == b"r ok \nev ok {}\n"
+
+
+def test_expressions_of_one_chunk_share_their_steps() -> None:
+    world = BareWorld()
+    world.connect("k")
+    one = b"ev _eval sum([1 for i in range(30000)])\n"
+    world.send("k", one)
+    assert world.received("k") == b"ev ok 30000\n"
+    world.send("k", one * 20)
+    answers = world.received("k").splitlines()
+    assert answers[0] == b"ev ok 30000"
+    assert answers[-1].startswith(b"ev error ")
+    world.send("k", one)
+    assert world.received("k") == b"ev ok 30000\n"
+
+
+def test_half_closed_connections_count_and_end(tmp_path: Path) -> None:
+    flags = ("--connections-max", "3")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        clients = [LineClient(server.address) for _ in range(3)]
+        for client in clients:
+            client.send(b"c ping\n")
+            client.close_sending_side()
+            assert client.line() == b"c ok "
+            with pytest.raises(EOFError):
+                client.line()
+            client.close()
+        limit = time.monotonic() + 10
+        while True:
+            with LineClient(server.address) as client:
+                if client.ask(b"p ping") == b"p ok ":
+                    break
+            assert time.monotonic() < limit
+
+
+def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--outbox-high-water-bytes", "64KiB") as server,
+        LineClient(server.address) as slow,
+        LineClient(server.address) as other,
+    ):
+        assert slow.ask(b"c consume --confirm q e0") == b"c ok "
+        names = b" ".join(b"event-%d" % number for number in range(5_000))
+        for number in range(400):
+            other.send(b"r rebind q last-%d %s\n" % (number, names))
+        assert other.ask(b"p ping") == b"p ok "
+        updates = 0
+        while True:
+            updates += 1
+            if b" last-399" in slow.line():
+                break
+        assert updates < 399
