@@ -107,6 +107,7 @@ class Journal:
         """Pages written to the WAL since the last checkpoint, about."""
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
+        self._restart_pages = WAL_PAGES_RESTART
         self._looked_s = 0.0
         self._freed = True
         """Whether pages may have become free since the last look."""
@@ -452,20 +453,22 @@ class Journal:
         """
         self._wal_pages = 0
         ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
-        if pages < WAL_PAGES_RESTART:
+        if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
         # Readers that overlap keep the WAL from being begun again: wait for those of now.
         await self.db.execute_fetchall(f"pragma busy_timeout = {READERS_WAIT_MS}")
         ((held, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(restart)")
         await self.db.execute_fetchall(f"pragma busy_timeout = {BUSY_WAIT_MS}")
-        self._wal_is_held = bool(held) and pages * PAGE_SIZE > self._wal_bytes_max
+        # The wait must not come again and again while one of them stays for long.
+        self._restart_pages = pages + WAL_PAGES_RESTART if held else WAL_PAGES_RESTART
+        self._wal_is_held = bool(held) and pages * PAGE_SIZE >= self._wal_bytes_max
         if self._wal_is_held:
             raise DiskFull(f"another process reads {self.path} for long: the WAL has {pages} pages")
 
     async def has_room(self) -> bool:
         """Whether the database may grow by a batch or two, as far as its own limits go."""
         if self._wal_is_held:
-            self._wal_is_held = False
+            self._wal_is_held, self._restart_pages = False, 0
             await self._checkpoint()
         if not self._pages_max:
             return True
