@@ -1,3 +1,69 @@
-"""MQKS, Message Queue Kept Simple."""
+"""MQKS, Message Queue Kept Simple.
+
+The one rule: importing it is cheap; the clients are loaded when they are first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mqks.client.app import App
+    from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
+    from mqks.client.blocking import BlockingClient, BlockingConsumer, connect_blocking
+    from mqks.client.errors import (
+        AuthenticationFailed,
+        ClientError,
+        ConfirmTimeout,
+        ConnectionLost,
+        Failed,
+        InvalidRequest,
+        ProtocolViolation,
+        PublishFailed,
+        RequestFailed,
+    )
+    from mqks.client.messages import Message, Update
+    from mqks.client.options import Options
+    from mqks.errors import ConfigurationError, MqksError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "AsyncClient",
+    "AsyncConsumer",
+    "AuthenticationFailed",
+    "BlockingClient",
+    "BlockingConsumer",
+    "ClientError",
+    "ConfigurationError",
+    "ConfirmTimeout",
+    "ConnectionLost",
+    "Failed",
+    "InvalidRequest",
+    "Message",
+    "MqksError",
+    "Options",
+    "ProtocolViolation",
+    "PublishFailed",
+    "RequestFailed",
+    "Update",
+    "__version__",
+    "connect",
+    "connect_blocking",
+]
+
+_HOMES = {
+    "mqks.client.app": ("App",),
+    "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "connect"),
+    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "connect_blocking"),
+    "mqks.client.messages": ("Message", "Update"),
+    "mqks.client.options": ("Options",),
+    "mqks.errors": ("ConfigurationError", "MqksError"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        homes = (home for home, names in _HOMES.items() if name in names)
+        return getattr(import_module(next(homes, "mqks.client.errors")), name)
+    raise AttributeError(f"module 'mqks' has no attribute {name!r}")

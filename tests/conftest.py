@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytest_plugins = ["mqks.testing"]
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

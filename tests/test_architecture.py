@@ -26,6 +26,7 @@ ARROWS = {
     "server": {"journal", "broker", "protocol", "errors", "limits", "settings"},
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "errors", "limits"},
+    "testing": {"server", "settings"},
     "commands": {"*"},
 }
 PURE_ROOMS = {"protocol", "broker"}

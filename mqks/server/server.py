@@ -9,7 +9,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 
 import anyio
@@ -236,22 +236,34 @@ class Server:
         await self._failed.wait()
         raise MqksError("an internal error, told above, has ended the server") from self._failure
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Listen until SIGTERM or SIGINT, then stop accepting, write what is pending, flush."""
-        listeners: list[asyncio.Server] = []
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with anyio.create_task_group() as tasks:
-                listeners = await self._listen()
-                tasks.start_soon(self._page)
-                tasks.start_soon(self._writer.run)
-                tasks.start_soon(self._watch)
-                self._schedule_flush()
-                task_status.started()
-                async for number in signals:
-                    log.event("stopping", signal=signal.Signals(number).name)
-                    break
-                await self._drain(listeners)
-                tasks.cancel_scope.cancel()
+    async def run(
+        self,
+        until: Callable[[], Awaitable[object]],
+        *,
+        task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Listen until `until` returns, then stop accepting, write what is pending, flush.
+
+        The task status is started with the TCP port.
+        """
+        stop = anyio.Event()
+
+        async def wait() -> None:
+            await until()
+            stop.set()
+
+        async with anyio.create_task_group() as tasks:
+            # Before anybody can know that it listens: a signal must find its receiver.
+            tasks.start_soon(wait)
+            listeners = await self._listen()
+            tasks.start_soon(self._page)
+            tasks.start_soon(self._writer.run)
+            tasks.start_soon(self._watch)
+            self._schedule_flush()
+            task_status.started(listeners[0].sockets[0].getsockname()[1])
+            await stop.wait()
+            await self._drain(listeners)
+            tasks.cancel_scope.cancel()
         log.event("stopped")
 
     async def _listen(self) -> list[asyncio.Server]:
@@ -304,7 +316,21 @@ class Server:
             client.transport.close()
 
 
-async def _serve(settings: Settings) -> None:
+async def _signalled() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.event("stopping", signal=signal.Signals(number).name)
+            return
+
+
+async def serve(
+    settings: Settings,
+    until: Callable[[], Awaitable[object]] = _signalled,
+    *,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `until` returns; the task status is started with the TCP port."""
     log.event("starting", version=__version__, db=settings.db)
     journal = await Journal.open(settings)
     try:
@@ -326,7 +352,7 @@ async def _serve(settings: Settings) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        await Server(settings, broker, journal).run()
+        await Server(settings, broker, journal).run(until, task_status=task_status)
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
@@ -356,7 +382,7 @@ def run(settings: Settings) -> int:
     use_uvloop = settings.uvloop and find_spec("uvloop") is not None
     failure: BaseException | None = None
     try:
-        anyio.run(_serve, settings, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+        anyio.run(serve, settings, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
     except* MqksError as failures:
         failure = failures
         while isinstance(failure, BaseExceptionGroup):

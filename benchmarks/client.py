@@ -1,0 +1,268 @@
+"""`python -m benchmarks.client`: how fast the clients are, against a program of bare sockets.
+
+Publisher and consumer share one process and one connection each, the durable broker has its own.
+The program of bare sockets sends one request and awaits one reply, then the next: each publish
+and each ack with its confirm, which is a commit; its pings are what no disk holds up. The runs take
+turns, and medians are told, with their ratio to the bare program's.
+
+The one rule: every message is looked at when the clock has stopped, so a lost, doubled, swapped or
+damaged one fails the run.
+"""
+
+import argparse
+import cProfile
+import pstats
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+import mqks
+from benchmarks.messages import Messages
+from benchmarks.process import Running
+from benchmarks.servers import SERVERS
+
+QUEUE, EVENT = "q0", "e"
+BARE_SCALE = 20
+"""The bare program gets so many times fewer messages."""
+
+Figures = dict[str, float]
+"""Messages per second, by what was done."""
+
+
+class Stopwatch:
+    """Messages per second of what is done inside."""
+
+    def __init__(self, figures: Figures, name: str, count: int) -> None:
+        self._figures, self._name, self._count = figures, name, count
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._figures[self._name] = self._count / (time.perf_counter() - self._began)
+
+
+def payloads(count: int) -> list[bytes]:
+    messages = Messages(count)
+    return messages.each(messages.payload)
+
+
+def check(count: int, got: list[bytes]) -> None:
+    Messages(count).check(got)
+
+
+def bare(port: int, count: int) -> Figures:
+    figures: Figures = {}
+    data = payloads(count)
+    publisher = Bare(port)
+    with Stopwatch(figures, "bare ping", count):
+        for payload in data:
+            publisher.ask(b"m ping " + payload, b"m ok " + payload)
+    with Stopwatch(figures, "bare publish", count):
+        for payload in data:
+            publisher.ask(b"m publish --confirm e " + payload, b"m ok ")
+    publisher.close()
+    got: list[bytes] = []
+    consumer = Bare(port)
+    with Stopwatch(figures, "bare consume", count):
+        consumer.ask(b"c consume --confirm q0 --manual-ack", b"c ok ")
+        while len(got) < count:
+            words = consumer.delivery().split(b" ", 4)
+            got.append(words[4])
+            consumer.ask(b"a ack --confirm c " + words[2], b"a ok ")
+    consumer.close()
+    check(count, got)
+    return figures
+
+
+class Bare:
+    """A socket that asks one thing at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tail = b""
+        self._replies: deque[bytes] = deque()
+        self._deliveries: deque[bytes] = deque()
+        self.close = self._socket.close
+
+    def _receive(self) -> None:
+        *lines, self._tail = (self._tail + self._socket.recv(256 * 1024)).split(b"\n")
+        for line in lines:
+            (self._deliveries if b" event=" in line else self._replies).append(line)
+
+    def ask(self, request: bytes, answer: bytes) -> None:
+        self._socket.sendall(request + b"\n")
+        while not self._replies:
+            self._receive()
+        if (reply := self._replies.popleft()) != answer:
+            raise RuntimeError(f"{request[:40]!r} was answered by {reply!r}")
+
+    def delivery(self) -> bytes:
+        while not self._deliveries:
+            self._receive()
+        return self._deliveries.popleft()
+
+
+def async_client(port: int, count: int) -> Figures:
+    return anyio.run(_async_client, port, count, backend_options={"use_uvloop": True})
+
+
+async def _async_client(port: int, count: int) -> Figures:
+    figures: Figures = {}
+    data = payloads(count)
+    async with mqks.connect(f"mqks://127.0.0.1:{port}") as client:
+        with Stopwatch(figures, "async publish", count):
+            for payload in data:
+                await client.publish(EVENT, payload)
+            await client.ping()
+        got: list[bytes] = []
+        with Stopwatch(figures, "async consume", count):
+            # Leaving waits until the acks have arrived.
+            async with client.consume(QUEUE, manual_ack=True) as consumer:
+                async for message in consumer:
+                    got.append(message.data)
+                    message.ack()
+                    if len(got) == count:
+                        break
+        check(count, got)
+        with Stopwatch(figures, "async publish_many", count):
+            await client.publish_many((EVENT, payload) for payload in data)
+        got = []
+        with Stopwatch(figures, "async batches", count):
+            async with client.consume(QUEUE, manual_ack=True) as consumer:
+                await _batches(consumer, got, count)
+        check(count, got)
+        got = []
+        with Stopwatch(figures, "async end to end", count):
+            async with (
+                client.consume(QUEUE, manual_ack=True) as consumer,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(_batches, consumer, got, count)
+                await client.publish_many((EVENT, payload) for payload in data)
+        check(count, got)
+    return figures
+
+
+async def _batches(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -> None:
+    async for batch in consumer.batches():
+        got += [message.data for message in batch]
+        consumer.ack(batch)
+        if len(got) == count:
+            break
+
+
+def blocking_client(port: int, count: int) -> Figures:
+    figures: Figures = {}
+    data = payloads(count)
+    with mqks.connect_blocking(f"mqks://127.0.0.1:{port}") as client:
+        with Stopwatch(figures, "blocking publish", count):
+            for payload in data:
+                client.publish(EVENT, payload)
+            client.ping()
+        got: list[bytes] = []
+        with (
+            Stopwatch(figures, "blocking consume", count),
+            client.consume(QUEUE, manual_ack=True) as consumer,
+        ):
+            for message in consumer:
+                got.append(message.data)
+                message.ack()
+                if len(got) == count:
+                    break
+        check(count, got)
+        with Stopwatch(figures, "blocking publish_many", count):
+            client.publish_many((EVENT, payload) for payload in data)
+        got = []
+        with (
+            Stopwatch(figures, "blocking batches", count),
+            client.consume(QUEUE, manual_ack=True) as consumer,
+        ):
+            _batches_in_thread(consumer, got, count)
+        check(count, got)
+        got = []
+        with (
+            Stopwatch(figures, "blocking end to end", count),
+            client.consume(QUEUE, manual_ack=True) as consumer,
+        ):
+            thread = threading.Thread(target=_batches_in_thread, args=(consumer, got, count))
+            thread.start()
+            client.publish_many((EVENT, payload) for payload in data)
+            thread.join()
+        check(count, got)
+    return figures
+
+
+def _batches_in_thread(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:
+    for batch in consumer.batches():
+        got += [message.data for message in batch]
+        consumer.ack(batch)
+        if len(got) == count:
+            break
+
+
+PROGRAMS: dict[str, Callable[[int, int], Figures]] = {
+    "bare": bare,
+    "async": async_client,
+    "blocking": blocking_client,
+}
+
+
+def run(program: str, count: int) -> Figures:
+    """One program against a fresh broker."""
+    if program == "bare":
+        count = max(count // BARE_SCALE, 1)
+    with (
+        tempfile.TemporaryDirectory(prefix="mqks-bench-") as directory,
+        Running(SERVERS["mqks"], Path(directory)) as running,
+    ):
+        running.declare()
+        return PROGRAMS[program](running.port, count)
+
+
+def table(runs: list[Figures]) -> list[str]:
+    """A line for each figure: its median, and the median of its ratios to the bare program's."""
+    lines = []
+    for name in runs[0]:
+        program, what = name.split(" ", 1)
+        rate = statistics.median(figures[name] for figures in runs)
+        line = f"{name:22} {rate:12,.0f}"
+        reference = f"bare {'publish' if what.startswith('publish') else 'consume'}"
+        if program != "bare" and what != "end to end":
+            ratio = statistics.median(figures[name] / figures[reference] for figures in runs)
+            line += f" {ratio:8.1f}"
+        lines.append(line)
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--profile", choices=["async", "blocking"])
+    options = parser.parse_args(arguments)
+    if options.profile:
+        with cProfile.Profile() as profile:
+            run(options.profile, options.count)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+        return
+    runs = []
+    for _ in range(options.runs):
+        figures: Figures = {}
+        for program in PROGRAMS:
+            figures |= run(program, options.count)
+        runs.append(figures)
+    print(f"{'':22} {'messages/s':>12} {'to bare':>8}")
+    print("\n".join(table(runs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a client raises on purpose.
+
+    MqksError
+    ├── ConfigurationError          the URL cannot be understood
+    └── ClientError
+        ├── InvalidRequest          refused before it reached the wire (a ValueError, too)
+        ├── ConnectionLost          no connection within the time given, or the client is closed
+        ├── ConfirmTimeout          no answer in time; whether it was done is not known
+        ├── RequestFailed           the server's error reply: `error_id` finds the reason in its log
+        │   ├── PublishFailed       some messages of a publish_many: `failed` names them
+        │   └── AuthenticationFailed  the server does not take these credentials
+        └── ProtocolViolation       the peer does not speak the protocol
+
+The one rule: a message is a single line and never holds credentials.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mqks.errors import MqksError
+
+
+class ClientError(MqksError):
+    """The root of what clients raise."""
+
+
+class InvalidRequest(ClientError, ValueError):
+    """A name, data or a combination of arguments that the wire cannot carry."""
+
+
+class ConnectionLost(ClientError, ConnectionError):
+    """There is no connection, and there was none within the time given; or the client is closed."""
+
+
+class ConfirmTimeout(ClientError, TimeoutError):
+    """No answer in time. The request may have been carried out, or may yet be."""
+
+
+class RequestFailed(ClientError):
+    """The server answered with an error; `mqks inspect errors` and its log know the id."""
+
+    def __init__(self, message: str, error_id: str) -> None:
+        super().__init__(message)
+        self.error_id = error_id
+
+
+class Failed(NamedTuple):
+    """One message of a `publish_many` that the server refused."""
+
+    number: int
+    """Its place in what was given, from 0."""
+    id: str
+    error_id: str
+
+
+class PublishFailed(RequestFailed):
+    """Some of many messages were refused; the other `confirmed` ones are safe."""
+
+    def __init__(self, confirmed: int, failed: Sequence[Failed]) -> None:
+        first = failed[0]
+        super().__init__(
+            f"{len(failed)} messages were refused, {confirmed} are confirmed; "
+            f"the first refused is number {first.number}, error {first.error_id}",
+            first.error_id,
+        )
+        self.confirmed = confirmed
+        self.failed = list(failed)
+
+
+class AuthenticationFailed(RequestFailed):
+    """The server refused the credentials, or wants some where the URL has none."""
+
+
+class ProtocolViolation(ClientError):
+    """The peer sent what is not in the protocol; the connection is given up."""

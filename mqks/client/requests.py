@@ -1,0 +1,167 @@
+"""Requests to bytes, without their ids: names and data checked, arguments put in order.
+
+The one rule: what the wire cannot carry unchanged raises `InvalidRequest` here.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, TypedDict
+
+from mqks.client.errors import InvalidRequest
+from mqks.limits import DELETE_DELAY_S_MAX
+from mqks.protocol.requests import DeleteRule
+
+Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
+"""Text and bytes go as they are; anything else goes as JSON."""
+
+PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
+"""Messages of a `publish_many` handed over at a time."""
+
+_FORBIDDEN_IN_NAME = re.compile(rb"[\x00-\x20\x7f]")
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+@lru_cache(maxsize=4096)
+def name(text: str | bytes) -> bytes:
+    """The bytes of an id, event, queue or mask."""
+    raw = _encoded(text) if isinstance(text, str) else text
+    if not raw or raw.startswith(b"--") or _FORBIDDEN_IN_NAME.search(raw):
+        raise InvalidRequest(
+            f"{text[:80]!r} is no name: it must not be empty, start with two dashes, "
+            "or have a space or a control character"
+        )
+    return raw
+
+
+def payload(data: Data) -> bytes:
+    """The bytes of data. Text and bytes must not have a tab, a newline or a last carriage return;
+    in JSON values these are escaped."""
+    if isinstance(data, bytes):
+        raw = data
+    elif isinstance(data, str):
+        raw = _encoded(data)
+    else:
+        try:
+            return _encoded(_json(data))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the data cannot be written as JSON: {error}") from None
+    if b"\n" in raw or b"\t" in raw or raw.endswith(b"\r"):
+        raise InvalidRequest("data must not have a tab or newline, nor end with a carriage return")
+    return raw
+
+
+def bodies(messages: Iterable[tuple[str, Data]]) -> Iterator[list[bytes]]:
+    """Events and data as a publish ends, some at a time."""
+    some: list[bytes] = []
+    some_bytes = 0
+    for event, data in messages:
+        body = b"%b %b\n" % (name(event), payload(data))
+        some.append(body)
+        some_bytes += len(body)
+        if len(some) == PIECE_MESSAGES or some_bytes >= PIECE_BYTES:
+            yield some
+            some, some_bytes = [], 0
+    if some:
+        yield some
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidRequest("the text has half a surrogate pair, which is no character") from None
+
+
+def decoded(raw: bytes) -> str:
+    """A name as text; bytes that are no UTF-8 survive the way there and back."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def auth(credentials: Iterable[str]) -> bytes:
+    try:
+        return b" ".join([b"auth --confirm", *map(name, credentials)])
+    except InvalidRequest:
+        raise InvalidRequest(
+            "credentials must not have a space or a control character, or start with two dashes"
+        ) from None
+
+
+def subscribe(queue: str, events: Iterable[str]) -> bytes:
+    words = [b"subscribe --confirm", name(queue), *_names(events)]
+    if len(words) == 2:
+        raise InvalidRequest("subscribe needs at least one event")
+    return b" ".join(words)
+
+
+def consume(
+    queue: str,
+    events: Iterable[str] = (),
+    add: Iterable[str] = (),
+    manual_ack: bool = False,
+    delete_when_unused: float | bool = False,
+) -> bytes:
+    """The arguments of a consume, which are also what an update tells."""
+    words = [name(queue), *_names(events), *_flag(b"--add", add)]
+    if delete_when_unused is not False:
+        words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
+    if manual_ack:
+        words.append(b"--manual-ack")
+    return b" ".join(words)
+
+
+class Changes(TypedDict, total=False):
+    """What a rebind does, in this order."""
+
+    replace: Iterable[str] | None
+    remove: Iterable[str]
+    remove_mask: Iterable[str]
+    add: Iterable[str]
+
+
+def rebind(queue: str, changes: Changes) -> bytes:
+    words = [b"rebind --confirm", name(queue)]
+    replace = changes.get("replace")
+    plain = None if replace is None else _names(replace)
+    added = _names(changes.get("add", ()))
+    if plain == []:
+        # An empty replacement cannot be written next to flags, but leaves just what is added.
+        return b" ".join(words + added)
+    flags = [
+        *_flag(b"--remove", changes.get("remove", ())),
+        *_flag(b"--remove-mask", changes.get("remove_mask", ())),
+        *([b"--add", *added] if added else []),
+    ]
+    if plain is None and not flags:
+        raise InvalidRequest("rebind has nothing to change; replace=[] unbinds all events")
+    return b" ".join(words + (plain or []) + flags)
+
+
+def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
+    words = [b"delete_queue --confirm", name(queue)]
+    if when_unused is not False:
+        flag = DeleteRule(_delay_s(when_unused)).flag()
+        words.append(flag.replace(b"--delete-queue-when-unused", b"--when-unused"))
+    return b" ".join(words)
+
+
+def _delay_s(rule: float | bool) -> float | None:
+    """Seconds of a rule; True is a rule without any."""
+    if rule is True:
+        return None
+    if not (math.isfinite(rule) and 0 <= rule <= DELETE_DELAY_S_MAX):
+        raise InvalidRequest(f"{rule!r} is no number of seconds from 0 to {DELETE_DELAY_S_MAX:g}")
+    return float(rule)
+
+
+def _names(texts: Iterable[str]) -> list[bytes]:
+    if isinstance(texts, str):
+        raise InvalidRequest(f"a list of names is needed, not the one name {texts[:80]!r}")
+    return [name(text) for text in texts]
+
+
+def _flag(flag: bytes, texts: Iterable[str]) -> list[bytes]:
+    names = _names(texts)
+    return [flag, *names] if names else []

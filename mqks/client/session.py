@@ -1,0 +1,498 @@
+"""One connection of a client over all its lives: requests out, replies in, when to come back.
+
+Bytes that came go into `receive`, bytes to send come out of `take`. Whoever owns the socket tells
+`connected` and `lost`, which answers how long to wait before the next attempt, and calls `tick` at
+the `deadline`. Each life begins with a greeting (`auth`, or a ping where there are no credentials);
+nothing else is sent before it is answered. Then goes what has no answer yet, under its old ids.
+
+The one rule: no sockets, no clock, no chance. Times are passed in, as are jitter and ids' prefix.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from itertools import count
+
+from mqks.client import requests
+from mqks.client.errors import (
+    AuthenticationFailed,
+    ClientError,
+    ConfirmTimeout,
+    Failed,
+    InvalidRequest,
+    ProtocolViolation,
+    PublishFailed,
+    RequestFailed,
+)
+from mqks.client.messages import Message, Settle, Update, settled
+from mqks.client.options import Options
+from mqks.protocol.lines import LineSplitter
+
+_log = logging.getLogger("mqks.client")
+
+
+class State(Enum):
+    DOWN = "down"
+    GREETING = "greeting"
+    UP = "up"
+    CLOSED = "closed"
+
+
+class Call:
+    """What one caller waits for: one answer, or the confirms of many messages.
+
+    `wake` is called once, when nothing `remaining` is open.
+    """
+
+    __slots__ = ("answer", "error", "failed", "ids", "remaining", "wake")
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.wake = wake
+        self.remaining = 1
+        self.answer = b""
+        self.failed: list[tuple[bytes, str]] = []
+        self.error: ClientError | None = None
+        self.ids: list[range] = []
+        """Numbers of the ids of a `publish_many`, in order."""
+
+    def settle(self, count: int = 1) -> None:
+        self.remaining -= count
+        if not self.remaining:
+            self.wake()
+
+    def result(self) -> bytes:
+        """The answer. Raises what ended the call otherwise."""
+        if self.error is not None:
+            # One error may end many calls: each tells its own way only.
+            raise self.error.with_traceback(None)
+        if self.remaining:
+            raise ConfirmTimeout("no answer within the time given")
+        if self.failed:
+            error_id = self.failed[0][1]
+            raise RequestFailed(f"the server refused the request, error {error_id}", error_id)
+        return self.answer
+
+    def confirmed(self) -> int:
+        """How many messages of a `publish_many` are confirmed. Raises as `result`, and
+        PublishFailed."""
+        if self.failed and not self.remaining:
+            places = (number for numbers in self.ids for number in numbers)
+            index = {number: at for at, number in enumerate(places)}
+            failed = sorted(
+                Failed(index[int(id_.rpartition(b"-")[2])], id_.decode(), error_id)
+                for id_, error_id in self.failed
+            )
+            raise PublishFailed(len(index) - len(failed), failed)
+        self.result()
+        return sum(map(len, self.ids))
+
+
+class Session:
+    """A connection for requests.
+
+    `prefix` begins every id and differs from that of every other session; `jitter` gives numbers
+    from 0 to 1. `on_output` is called when there is something to take where nothing was.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        credentials: Sequence[str],
+        *,
+        prefix: str,
+        jitter: Callable[[], float],
+    ) -> None:
+        self.state = State.DOWN
+        self.failure: ClientError | None = None
+        """What has ended it for good."""
+        self.reason = "not connected yet"
+        """Why it is down, or was when it was down last."""
+        self.on_output: Callable[[], None] = lambda: None
+        self._options = options
+        self._prefix = prefix.encode()
+        self._jitter = jitter
+        self._number = count(1)
+        self._auth = requests.auth(credentials) if credentials else b"ping hello"
+        self._splitter = LineSplitter(options.reply_bytes_max)
+        self._greeting_id = self._greeting = b""
+        self._refusal = ""
+        self._attempts = 0
+        self._heard_s = 0.0
+        self._pinged = False
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
+        self._unsent: list[bytes] = []
+        """Ids of requests in flight whose lines are still in the outbox."""
+        self._in_flight: dict[bytes, tuple[bytes, Call]] = {}
+        self._in_flight_bytes = 0
+
+    def new_id(self) -> bytes:
+        return b"%b-%d" % (self._prefix, next(self._number))
+
+    # -- requests
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be published now; also true once waiting would be in vain."""
+        return (
+            self._outbox_bytes < self._options.outbox_bytes_max
+            and len(self._in_flight) < self._options.in_flight_max
+            and self._in_flight_bytes < self._options.in_flight_bytes_max
+        ) or self.state is State.CLOSED
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to read no more for now."""
+        return False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outbox and not self._in_flight
+
+    def request(self, body: bytes, call: Call) -> bytes:
+        """Send a request that is answered once, and give its id: `call` gets the answer."""
+        request_id = self.new_id()
+        self._ask(request_id, b"%b %b\n" % (request_id, body), call)
+        return request_id
+
+    def publish(
+        self, event: str, data: requests.Data, message_id: str | None, call: Call | None
+    ) -> bytes:
+        """Publish one message and give its id; with a `call`, ask for a confirm."""
+        id_ = self.new_id() if message_id is None else requests.name(message_id)
+        form = b"%b publish %b %b\n" if call is None else b"%b publish --confirm %b %b\n"
+        line = form % (id_, requests.name(event), requests.payload(data))
+        if call is not None:
+            self._ask(id_, line, call)
+            return id_
+        self._check(line)
+        self._put(line)
+        return id_
+
+    def publish_many(self, bodies: Sequence[bytes], call: Call) -> None:
+        """Publish some of the messages that a call is for, as `requests.bodies` gives them."""
+        prefix = self._prefix
+        first = next(self._number)
+        numbers = range(first, first + len(bodies))
+        self._number = count(numbers.stop)
+        ids = [b"%b-%d" % (prefix, number) for number in numbers]
+        lines = [b"%b publish --confirm %b" % pair for pair in zip(ids, bodies, strict=True)]
+        self._check(max(lines, key=len))
+        self._raise_if_closed()
+        call.ids.append(numbers)
+        call.remaining += len(ids)
+        self._in_flight.update(zip(ids, [(line, call) for line in lines], strict=True))
+        joined = b"".join(lines)
+        self._in_flight_bytes += len(joined)
+        self._unsent += ids
+        self._put(joined)
+
+    def abandon(self, call: Call, request_id: bytes | None = None) -> None:
+        """Nobody waits for it any more: a late answer goes nowhere, nothing is sent again."""
+        in_flight = self._in_flight
+        ids = [request_id] if request_id else [i for i in in_flight if in_flight[i][1] is call]
+        for id_ in ids:
+            if id_ in in_flight and in_flight[id_][1] is call:
+                self._in_flight_bytes -= len(in_flight.pop(id_)[0])
+
+    def _ask(self, request_id: bytes, line: bytes, call: Call) -> None:
+        self._check(line)
+        self._raise_if_closed()
+        if request_id in self._in_flight:
+            raise InvalidRequest(f"a request with the id {request_id[:80]!r} is in flight already")
+        self._in_flight[request_id] = (line, call)
+        self._in_flight_bytes += len(line)
+        self._unsent.append(request_id)
+        self._put(line)
+
+    def _check(self, line: bytes) -> None:
+        if len(line) > self._options.line_bytes_max + 1:
+            raise InvalidRequest(
+                f"a request of {len(line) - 1} bytes is longer than line_bytes_max, "
+                f"{self._options.line_bytes_max}"
+            )
+
+    def _raise_if_closed(self) -> None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    def _put(self, line: bytes) -> None:
+        self._raise_if_closed()
+        outbox = self._outbox
+        outbox.append(line)
+        self._outbox_bytes += len(line)
+        if len(outbox) == 1:
+            self.on_output()
+
+    # -- the socket's side
+
+    def connected(self, now_s: float) -> None:
+        """A new connection is there."""
+        self._splitter = LineSplitter(self._options.reply_bytes_max)
+        self._heard_s, self._pinged, self._refusal = now_s, False, ""
+        self._greeting_id = self.new_id()
+        self._greeting = b"%b %b\n" % (self._greeting_id, self._auth)
+        if self.state is not State.CLOSED:
+            self.state = State.GREETING
+            self.on_output()
+
+    def take(self) -> bytes:
+        """All that can be sent now, joined; empty when there is nothing."""
+        if self.state is State.GREETING:
+            data, self._greeting = self._greeting, b""
+            return data
+        if self.state is not State.UP or not self._outbox:
+            return b""
+        outbox, self._outbox = self._outbox, []
+        self._outbox_bytes = 0
+        self._unsent.clear()
+        return outbox[0] if len(outbox) == 1 else b"".join(outbox)
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        """Bytes have come. Raises ProtocolViolation, after which the connection is of no use."""
+        self._heard_s, self._pinged = now_s, False
+        lines = self._splitter.feed(data)
+        if self._splitter.too_long is not None:
+            raise ProtocolViolation("the peer sent a line longer than reply_bytes_max")
+        self._replies(lines)
+
+    def lost(self, reason: str) -> float:
+        """The connection has ended, or none came about; give the seconds until the next attempt."""
+        if self.state is not State.CLOSED:
+            self.state = State.DOWN
+            self.reason = self._refusal or reason
+            self._send_again()
+        options = self._options
+        delay_s = min(options.reconnect_max_s, options.reconnect_min_s * 2.0**self._attempts)
+        self._attempts = min(self._attempts + 1, 32)
+        return delay_s * (0.5 + 0.5 * self._jitter())
+
+    def fail(self, failure: ClientError) -> None:
+        """End it for good: every call, now and later, raises `failure`."""
+        if self.failure is None:
+            self.failure, self.state = failure, State.CLOSED
+            calls = {id(call): call for _, call in self._in_flight.values()}
+            self._in_flight.clear()
+            self._outbox.clear()
+            self._unsent.clear()
+            for call in calls.values():
+                call.error = failure
+                call.settle(call.remaining)
+            self.on_output()
+
+    @property
+    def deadline_s(self) -> float:
+        """When `tick` is to be called."""
+        return self._heard_s + self._options.keep_alive_s * (2 if self._pinged else 1)
+
+    def tick(self, now_s: float) -> bool:
+        """Look at the time; False when the connection has been silent for too long."""
+        if now_s < self.deadline_s:
+            return True
+        if self._pinged:
+            return False
+        self._pinged = True
+        if self.state is State.UP:
+            self._put(b"%b ping alive\n" % self.new_id())
+        return True
+
+    # -- replies
+
+    def _replies(self, lines: list[bytes]) -> None:
+        # One look-up per confirm; everything else is rare. `python -m benchmarks.client` measures.
+        pop = self._in_flight.pop
+        for line in lines:
+            if line[-4:] == b" ok " and (flight := pop(line[:-4], None)) is not None:
+                sent, call = flight
+                self._in_flight_bytes -= len(sent)
+                call.remaining -= 1
+                if not call.remaining:
+                    call.wake()
+            else:
+                self._reply(line)
+
+    def _reply(self, line: bytes) -> None:
+        request_id, _, rest = line.partition(b" ")
+        status, _, text = rest.partition(b" ")
+        if not request_id or status not in (b"ok", b"error"):
+            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
+        is_error = status == b"error"
+        if request_id == self._greeting_id:
+            self._greeted(requests.decoded(text) if is_error else None)
+        elif (flight := self._in_flight.pop(request_id, None)) is not None:
+            sent, call = flight
+            self._in_flight_bytes -= len(sent)
+            if is_error:
+                call.failed.append((request_id, requests.decoded(text)))
+            else:
+                call.answer = text
+            call.settle()
+        elif is_error:
+            # Nobody waits: a publish without confirm, an ack, or the connection itself.
+            if request_id == b"-":
+                self._refusal = f"refused by the server, error {requests.decoded(text)}"
+            _log.warning("request %s failed, error %s", *map(requests.decoded, (request_id, text)))
+
+    def _greeted(self, error_id: str | None) -> None:
+        self._greeting_id = b""
+        if error_id is not None:
+            self.fail(AuthenticationFailed(f"the server refused us, error {error_id}", error_id))
+        elif self.state is State.GREETING:
+            self.state = State.UP
+            self._attempts = 0
+            self._begin()
+            if self._outbox:
+                self.on_output()
+
+    def _begin(self) -> None:
+        """A new life: what goes before all that waits."""
+
+    def _send_again(self) -> None:
+        """Put what was sent and not answered before what is still unsent, in the old order."""
+        unsent = set(self._unsent)
+        again = [line for id_, (line, _) in self._in_flight.items() if id_ not in unsent]
+        self._outbox[:0] = again
+        self._outbox_bytes += sum(map(len, again))
+        self._unsent[:0] = [id_ for id_ in self._in_flight if id_ not in unsent]
+
+
+class ConsumerSession(Session):
+    """A connection with one consumer and nothing else.
+
+    `settle` is what a message's ack and reject call instead of this session's own `settle`.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        credentials: Sequence[str],
+        *,
+        prefix: str,
+        jitter: Callable[[], float],
+        arguments: bytes,
+        settle: Settle | None = None,
+    ) -> None:
+        super().__init__(options, credentials, prefix=prefix, jitter=jitter)
+        self.ready: deque[Message] = deque()
+        """Messages that wait to be handled."""
+        self.updates: deque[Update] = deque()
+        self.is_consuming = False
+        """Whether the server has confirmed the consumer, in this life or an earlier one."""
+        self.consumer_id = b""
+        self._earlier_id = b""
+        self._buffered_bytes = 0
+        self._queue = arguments.split(b" ")[0]
+        self._arguments = arguments
+        self._check(b"consume --confirm " + arguments + b" " * 100)
+        manual_ack = arguments.endswith(b" --manual-ack")
+        self._settle = (settle or self.settle) if manual_ack else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough waits to be handled: read no more until it is handed out."""
+        return self._buffered_bytes >= self._options.buffer_bytes_max and bool(self.ready)
+
+    def tick(self, now_s: float) -> bool:
+        if self.is_full:  # Nobody listens, so silence says nothing.
+            self._heard_s, self._pinged = now_s, False
+        return super().tick(now_s)
+
+    def settle(self, message: Message, action: bytes) -> None:
+        """Send an ack or reject, unless the server has taken the message back already."""
+        if message.consumer_id is self.consumer_id and self.state is State.UP:
+            self._put(b"a %b %b %b\n" % (action, self.consumer_id, message._id))
+
+    def ack_all(self, messages: Iterable[Message]) -> None:
+        """Ack many at once."""
+        if self._settle is None:
+            raise InvalidRequest("this consumer was started without manual_ack")
+        mine = self.consumer_id
+        ack = b"a ack %b %%b\n" % mine.replace(b"%", b"%%")
+        lines = []
+        for message in messages:
+            if message.consumer_id is mine and message._settle is not settled:
+                lines.append(ack % message._id)
+            message._settle = settled
+        if lines and self.state is State.UP:
+            self._put(b"".join(lines))
+
+    def take_ready(self, count_max: int | None) -> list[Message]:
+        """Messages that wait, in their order: all, or `count_max`."""
+        ready = self.ready
+        if count_max is not None and count_max < len(ready):
+            return [ready.popleft() for _ in range(count_max)]
+        messages = list(ready)
+        ready.clear()
+        return messages
+
+    def leave(self, call: Call) -> None:
+        """End the consumer behind all acks; what waits unhandled goes back to the queue."""
+        self.ready = deque(maxlen=0)  # What still comes is dropped.
+        if self.state is State.UP and self.consumer_id:
+            self.request(b"delete_consumer --confirm " + self.consumer_id, call)
+        else:
+            call.settle()
+
+    def _begin(self) -> None:
+        self.consumer_id = self.new_id()
+        self._put(b"%b consume --confirm %b\n" % (self.consumer_id, self._arguments))
+        if self._earlier_id:
+            # The server may not have noticed yet that the connection of the earlier one is dead.
+            self._put(b"a delete_consumer %b\n" % self._earlier_id)
+
+    def _send_again(self) -> None:
+        """Nothing: what was delivered goes back by itself, and the consumer starts again."""
+        if self._settle is not None:
+            self.ready.clear()
+        self._earlier_id, self.consumer_id = self.consumer_id or self._earlier_id, b""
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        for _, call in list(self._in_flight.values()):
+            call.settle()
+        self._in_flight.clear()
+        self._unsent.clear()
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        if not self.ready:
+            self._buffered_bytes = 0
+        self._buffered_bytes += len(data)
+        super().receive(data, now_s)
+
+    def _replies(self, lines: list[bytes]) -> None:
+        # One split and one object per delivery. `python -m benchmarks.client` measures it.
+        ready, mine, settle = self.ready.append, self.consumer_id, self._settle
+        for line in lines:
+            words = line.split(b" ", 4)
+            if (
+                len(words) == 5
+                and words[3][:6] == b"event="
+                and words[2] != b"--update"
+                and words[0] == mine
+            ):
+                ready(Message(mine, words[2], words[3], words[4], settle))
+            else:
+                super()._replies([line])
+                mine = self.consumer_id
+
+    def _reply(self, line: bytes) -> None:
+        if not self.consumer_id or not line.startswith(self.consumer_id + b" "):
+            super()._reply(line)
+            return
+        status, _, text = line[len(self.consumer_id) + 1 :].partition(b" ")
+        if status == b"error":
+            error_id = requests.decoded(text)
+            self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
+        elif status == b"ok" and not text:
+            self.is_consuming = True
+        elif status == b"ok" and text.startswith(b"--update " + self._queue):
+            self._update(text.removeprefix(b"--update "))
+        else:
+            raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
+
+    def _update(self, told: bytes) -> None:
+        self.updates.append(Update.parse(told))
+        # The events may not fit a request; without any, the queue keeps those it has.
+        if len(told) + 200 > self._options.line_bytes_max:
+            told = b" ".join(w for w in told.split(b" ") if w.startswith(b"--") or w == self._queue)
+        self._arguments = told

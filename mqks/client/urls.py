@@ -1,0 +1,62 @@
+"""URLs: where the server is and what it is told first.
+
+    mqks://[token@|user:password@]host[:port]      TCP, port 25000
+    mqkss://[token@|user:password@]host[:port]     TLS over TCP
+    mqks+unix://[token@|user:password@]/path       a Unix socket
+
+The one rule: credentials never show, neither in an error nor in a repr.
+"""
+
+import os
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from mqks.errors import ConfigurationError
+
+PORT = 25000
+DEFAULT_URL = f"mqks://127.0.0.1:{PORT}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+    path: str = ""
+    """Of a Unix socket; empty for TCP."""
+    tls: bool = False
+    credentials: tuple[str, ...] = field(default=(), repr=False)
+    """Nothing, a token, or user and password."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"unix:{self.path}" if self.path else f"{host}:{self.port}"
+
+
+def parse(url: str | None = None) -> Address:
+    """Read a URL; without one, the variable MQKS_URL, and without that, this machine.
+
+    Raises ConfigurationError.
+    """
+    url = url or os.environ.get("MQKS_URL") or DEFAULT_URL
+    try:
+        parts = urlsplit(url)
+        port = PORT if parts.port is None else parts.port
+    except ValueError:
+        raise ConfigurationError("the URL is malformed, or its port is no number") from None
+    given = (parts.username, parts.password)
+    if parts.password is not None and not parts.username:
+        raise ConfigurationError("the URL has a password without a user")
+    credentials = tuple(unquote(word) for word in given if word)
+    if parts.query or parts.fragment:
+        raise ConfigurationError("a URL of MQKS has no query and no fragment")
+    if parts.scheme == "mqks+unix":
+        if parts.hostname or parts.path in ("", "/"):
+            raise ConfigurationError("a mqks+unix URL has three slashes and a path")
+        return Address("", 0, unquote(parts.path), credentials=credentials)
+    if parts.scheme not in ("mqks", "mqkss"):
+        raise ConfigurationError(
+            f"the URL starts with {parts.scheme!r} instead of mqks, mqkss or mqks+unix"
+        )
+    if not parts.hostname or parts.path not in ("", "/"):
+        raise ConfigurationError("the URL must have a host and no path")
+    return Address(parts.hostname, port, tls=parts.scheme == "mqkss", credentials=credentials)

@@ -1,0 +1,33 @@
+"""The clients' load program: it gives all its figures, and notices what is wrong.
+
+The one rule: nothing here looks at how long something took.
+"""
+
+import pytest
+
+from benchmarks import client
+from benchmarks.messages import Wrong
+
+
+def test_all_figures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    client.main(["--count", "300", "--runs", "1"])
+    lines = capsys.readouterr().out.splitlines()[1:]
+    told = {" ".join(word for word in line.split() if not word[0].isdigit()) for line in lines}
+    works = ("publish", "consume", "publish_many", "batches", "end to end")
+    skins = {f"{skin} {work}" for skin in ("async", "blocking") for work in works}
+    assert told == {"bare ping", "bare publish", "bare consume"} | skins
+
+
+@pytest.mark.parametrize("fault", ["lost", "doubled", "swapped", "damaged"])
+def test_a_wrong_delivery_is_noticed(fault: str) -> None:
+    got = client.payloads(10)
+    if fault == "lost":
+        got.pop()
+    elif fault == "doubled":
+        got[1] = got[0]
+    elif fault == "swapped":
+        got[0], got[1] = got[1], got[0]
+    else:
+        got[5] = got[5].replace(b"x", b"y", 1)
+    with pytest.raises(Wrong):
+        client.check(10, got)

@@ -1,0 +1,584 @@
+"""What both clients promise, over real TCP against a real broker, with a proxy in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trustme
+
+from mqks import (
+    AuthenticationFailed,
+    ConfirmTimeout,
+    ConnectionLost,
+    InvalidRequest,
+    Options,
+    ProtocolViolation,
+    RequestFailed,
+    Update,
+)
+from mqks.testing import Broker
+from tests.proxy import Peer, Proxy
+from tests.skins import SKINS
+
+pytestmark = pytest.mark.anyio
+
+WAIT_S = 20.0
+QUICK = Options(
+    timeout_s=WAIT_S,
+    connect_timeout_s=WAIT_S,
+    keep_alive_s=0.2,
+    reconnect_min_s=0.01,
+    reconnect_max_s=0.05,
+)
+
+
+@pytest.fixture(params=SKINS)
+def connect(request: pytest.FixtureRequest) -> Any:
+    return SKINS[request.param]
+
+
+@pytest.fixture
+def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
+    with Proxy(mqks_broker.port) as proxy:
+        yield proxy
+
+
+async def take(consumer: Any, count: int) -> list[Any]:
+    return [await consumer.receive(timeout_s=WAIT_S) for _ in range(count)]
+
+
+async def ready(client: Any, queue: str) -> int:
+    """Messages that wait in the broker's queue."""
+    return int(await client.evaluate(f"len(state.queues['{queue}'])"))
+
+
+async def consumers(client: Any) -> list[str]:
+    """Ids of the consumers of the queue q, as the broker knows them."""
+    ids: list[str] = json.loads(await client.evaluate("state.consumers_by_queues['q']"))
+    return ids
+
+
+async def test_data_of_every_kind_arrives(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        sent: list[Any] = ["text  with spaces ", "", b"\xff\r\x00", {"a": ["b\t\n", 1, None]}, 17]
+        ids = [await client.publish("e", data) for data in sent]
+        text, empty, raw, value, number = await take(consumer, len(sent))
+
+        assert (text.text, empty.data, raw.data) == (sent[0], b"", sent[2])
+        assert (value.json(), number.json()) == (sent[3], sent[4])
+        assert [m.id for m in (text, empty, raw, value, number)] == ids
+        assert (text.event, text.retry) == ("e", 0)
+
+
+async def test_publish_takes_an_id_and_confirms(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        assert await client.publish("e", "x", confirm=True, id="mine") == "mine"
+        assert (await consumer.receive(WAIT_S)).id == "mine"
+
+
+async def test_many_are_confirmed_and_keep_their_order(connect: Any, mqks_broker: Broker) -> None:
+    count = 25_000
+    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        assert await client.publish_many(("e", n) for n in range(count)) == count
+        got: list[int] = []
+        batch: list[Any]
+        async for batch in consumer.batches(700):
+            assert 0 < len(batch) <= 700
+            got += [message.json() for message in batch]
+            if len(got) == count:
+                break
+        assert got == list(range(count))
+
+
+async def test_no_messages_are_confirmed_too(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        assert await client.publish_many([]) == 0
+
+
+async def test_process_acks_or_rejects(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x")
+            with pytest.raises(RuntimeError):
+                async with (await consumer.receive(WAIT_S)).process():
+                    raise RuntimeError
+            message = await consumer.receive(WAIT_S)
+            assert message.retry == 1
+            async with message.process():
+                pass
+        assert await ready(client, "q") == 0
+
+
+async def test_what_is_not_acked_comes_back(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish_many(("e", n) for n in range(10))
+            got = await take(consumer, 6)
+            consumer.ack(got[:3])
+            got[3].ack()
+            got[3].reject()  # The first word counts.
+            consumer.ack(got[:3])
+        assert await ready(client, "q") == 6
+        async with client.consume("q") as consumer:
+            assert [m.json() for m in await take(consumer, 6)] == [4, 5, 6, 7, 8, 9]
+
+
+async def test_ack_needs_manual_ack(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        await client.publish("e", "x")
+        message = await consumer.receive(WAIT_S)
+        for act in (message.ack, message.reject, message.process, lambda: consumer.ack([message])):
+            with pytest.raises(InvalidRequest):
+                act()
+
+
+async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
+    updates: list[Update] = []
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["a.1", "b"], delete_when_unused=5) as consumer:
+            consumer.on_update = updates.append
+            await consumer.rebind(add=["c"], remove=["b"], remove_mask=["*.1"])
+            await consumer.rebind(replace=["d", "e"])
+            await client.rebind("q", replace=[], add=["f"])
+            await client.rebind("q", replace=[])
+            await client.delete_queue("q", when_unused=True)
+            await client.subscribe("q", ["last"])
+            await client.publish("last", "x", confirm=True)
+            await consumer.receive(WAIT_S)
+        assert updates == [
+            Update("q", ["c"], 5.0),
+            Update("q", ["d", "e"], 5.0),
+            Update("q", ["f"], 5.0),
+            Update("q", [], 5.0),
+            Update("q", [], True),
+            Update("q", ["last"], True),
+        ]
+        assert await client.evaluate("len(state.queues)") == "0"
+
+
+async def test_add_and_delete_queue(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["a"])
+        async with client.consume("q", add=["b"]) as consumer:
+            await client.publish("a", "1")
+            await client.publish("b", "2")
+            assert [m.data for m in await take(consumer, 2)] == [b"1", b"2"]
+        await client.delete_queue("q")
+        assert await client.evaluate("len(state.queues)") == "0"
+        with pytest.raises(InvalidRequest, match="nothing to change"):
+            await client.rebind("q")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\tb", "a\nb", "a\rb", "a\x00", "--add", "\x7f"])
+async def test_bad_names_are_refused(connect: Any, mqks_broker: Broker, name: str) -> None:
+    async with connect(mqks_broker.url) as client:
+        requests: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.publish(name, "x"),
+            lambda: client.publish("e", "x", id=name),
+            lambda: client.publish_many([(name, "x")]),
+            lambda: client.subscribe(name, ["e"]),
+            lambda: client.subscribe("q", [name]),
+            lambda: client.rebind("q", add=[name]),
+            lambda: client.delete_queue(name),
+        ]
+        for request in requests:
+            with pytest.raises(InvalidRequest):
+                await request()
+        with pytest.raises(InvalidRequest):
+            client.consume(name)
+        with pytest.raises(InvalidRequest):
+            client.consume("q", [name])
+        assert await client.ping("alive") == "alive"
+
+
+@pytest.mark.parametrize("data", ["a\tb", "a\n", b"\n", "a\r", "\ud800", float("nan"), [object()]])
+async def test_bad_data_is_refused(connect: Any, mqks_broker: Broker, data: Any) -> None:
+    async with connect(mqks_broker.url) as client:
+        with pytest.raises(InvalidRequest):
+            await client.publish("e", data, confirm=True)
+        with pytest.raises(InvalidRequest):
+            await client.publish_many([("e", "good"), ("e", data)])
+        with pytest.raises(InvalidRequest, match="line_bytes_max"):
+            await client.publish("e", "x" * 1024 * 1024)
+        assert await client.publish_many([("e", "good")]) == 1
+
+
+async def test_an_error_reply_tells_its_id(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        with pytest.raises(RequestFailed) as failure:
+            await client.evaluate("1/0")
+        assert len(failure.value.error_id) == 24
+
+
+async def test_a_refused_consumer_does_not_start(connect: Any, tmp_path: Path) -> None:
+    with Broker(tmp_path / "a.db", queues_max=1) as broker:
+        async with connect(broker.url) as client:
+            await client.subscribe("one", ["e"])
+            with pytest.raises(RequestFailed):
+                async with client.consume("two", ["e"]):
+                    pass
+            assert await client.ping() == ""
+
+
+async def test_leaving_sends_what_was_published(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        async with connect(mqks_broker.url) as other:
+            for n in range(1000):
+                await other.publish("e", n)
+        assert await ready(client, "q") == 1000
+
+
+async def test_an_exception_passes_as_it_is(connect: Any, mqks_broker: Broker) -> None:
+    with pytest.raises(KeyError):
+        async with connect(mqks_broker.url) as client, client.consume("q", ["e"]):
+            raise KeyError
+
+
+async def test_stop_ends_the_iteration(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish_many([("e", "x")] * 10)
+            async for message in consumer:
+                message.ack()
+                consumer.stop()
+            with pytest.raises(ConnectionLost):
+                await consumer.receive(WAIT_S)
+        assert await ready(client, "q") == 9
+
+
+async def test_receive_has_a_timeout(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout_s=0.01)
+
+
+async def test_a_closed_client_says_so(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        pass
+    for call in (client.ping(), client.publish("e", "x"), client.publish_many([("e", "x")])):
+        with pytest.raises(ConnectionLost):
+            await call
+
+
+async def test_nobody_listens(connect: Any, proxy: Proxy) -> None:
+    proxy.is_refusing = True
+    with pytest.raises(ConnectionLost, match=r"within 0\.1 seconds"):
+        async with connect(proxy.url, Options(connect_timeout_s=0.1, reconnect_min_s=0.01)):
+            pass
+    assert proxy.accepted > 1
+
+
+async def test_a_server_that_comes_later_is_waited_for(connect: Any, proxy: Proxy) -> None:
+    proxy.is_refusing = True
+
+    async def come() -> None:
+        with anyio.fail_after(WAIT_S):
+            while proxy.accepted < 3:
+                await anyio.sleep(0.01)
+        proxy.is_refusing = False
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(come)
+        async with connect(proxy.url, QUICK) as client:
+            assert await client.ping("x") == "x"
+
+
+# -- the connection is lost
+
+
+@pytest.mark.parametrize("how", ["cut", "half_close"])
+async def test_confirmed_publishes_outlive_lost_connections(
+    connect: Any, proxy: Proxy, how: str
+) -> None:
+    count = 20_000
+    async with connect(proxy.url, QUICK) as client:
+        await client.subscribe("q", ["e"])
+        proxy.delay_s = 0.005  # So that there is something in flight.
+
+        async def interrupt() -> None:
+            for _ in range(3):
+                await anyio.sleep(0.05)
+                getattr(proxy, how)()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            assert await client.publish_many(("e", n) for n in range(count)) == count
+        proxy.delay_s = 0.0
+        assert proxy.accepted > 1
+        firsts: dict[str, int] = {}
+        async with client.consume("q") as consumer:
+            async for batch in consumer.batches():
+                for message in batch:
+                    assert firsts.setdefault(message.id, message.json()) == message.json()
+                if len(firsts) == count:
+                    break
+        assert sorted(firsts.values()) == list(range(count))
+
+
+@pytest.mark.parametrize("how", ["cut", "half_close"])
+async def test_a_consumer_starts_again_as_last_told(connect: Any, proxy: Proxy, how: str) -> None:
+    async with connect(proxy.url, QUICK) as client:
+        async with client.consume("q", ["old"], manual_ack=True) as consumer:
+            await client.rebind("q", replace=["new"])
+            await client.publish("new", "1", confirm=True)
+            first = await consumer.receive(WAIT_S)
+            getattr(proxy, how)()
+            again = await consumer.receive(WAIT_S)
+            assert (again.data, again.retry) == (b"1", 1)
+            assert again.consumer_id != first.consumer_id
+            first.ack()  # It is not this consumer's any more, and goes nowhere.
+            await client.publish("old", "lost", confirm=True)
+            await client.publish("new", "2", confirm=True)
+            assert (await consumer.receive(WAIT_S)).data == b"2"
+            again.ack()
+        assert await ready(client, "q") == 1
+
+
+async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker) -> None:
+    async with (
+        connect(mqks_broker.url, QUICK) as client,
+        client.consume("q", ["e"], manual_ack=True) as consumer,
+    ):
+        mqks_broker.stop()
+        answers: list[str] = []
+
+        async def publish() -> None:
+            answers.append(await client.publish("e", "x", confirm=True))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish)
+            await anyio.sleep(0.1)
+            assert answers == []
+            await anyio.to_thread.run_sync(mqks_broker.start)
+        message = await consumer.receive(WAIT_S)
+        assert [message.id] == answers
+        message.ack()
+
+
+async def test_silence_is_noticed_within_a_bound(connect: Any, proxy: Proxy) -> None:
+    async with connect(proxy.url, QUICK) as client, client.consume("q", ["e"]) as consumer:
+        connections = proxy.accepted
+        earlier = await consumers(client)
+        proxy.is_frozen = True
+        began = time.monotonic()
+        with anyio.fail_after(WAIT_S):
+            while proxy.accepted < connections + 2:
+                await anyio.sleep(0.01)
+        # Twice keep_alive_s, then the first delay; the rest is for a slow machine.
+        assert 0.2 < time.monotonic() - began < 4.0
+        proxy.is_frozen = False
+        # The server did not see the old connection end: the client ends its old consumer.
+        with anyio.fail_after(WAIT_S):
+            while len(now := await consumers(client)) != 1 or now == earlier:
+                await anyio.sleep(0.01)
+        await client.publish("e", "x", confirm=True)
+        assert (await consumer.receive(WAIT_S)).data == b"x"
+
+
+async def test_a_quiet_connection_stays(connect: Any, proxy: Proxy) -> None:
+    async with connect(proxy.url, QUICK) as client, client.consume("q", ["e"]):
+        connections = proxy.accepted
+        await anyio.sleep(5 * QUICK.keep_alive_s)
+        assert proxy.accepted == connections
+        assert await client.ping("x") == "x"
+
+
+async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy) -> None:
+    options = Options(keep_alive_s=0.5, reconnect_min_s=0.01)
+    async with connect(proxy.url, options) as client:
+        await client.subscribe("q", ["e"])
+        proxy.is_frozen = True
+        with pytest.raises(ConfirmTimeout):
+            await client.publish("e", "x", confirm=True, timeout_s=0.05)
+        with pytest.raises(ConfirmTimeout):
+            await client.publish_many([("e", "x")] * 1000, timeout_s=0.05)
+        with pytest.raises(ConfirmTimeout):
+            await client.ping("x", timeout_s=0.05)
+        proxy.is_frozen = False
+        assert await client.publish("e", "last", confirm=True, id="last") == "last"
+        async with client.consume("q") as consumer:
+            assert (await consumer.receive(WAIT_S)).text == "last"  # Nothing was sent again.
+
+
+async def test_publishers_wait_while_the_server_is_away(connect: Any, proxy: Proxy) -> None:
+    options = Options(outbox_bytes_max=10_000, reconnect_min_s=0.01, close_timeout_s=0.1)
+    published = 0
+
+    async def publish() -> None:
+        nonlocal published
+        async with connect(proxy.url, options) as client:
+            proxy.is_refusing = True
+            proxy.cut()
+            try:
+                while published < 100_000:
+                    await client.publish("e", "x" * 90, timeout_s=0.1)
+                    published += 1
+            except ConfirmTimeout:
+                pass
+
+    with pytest.raises(ConnectionLost, match="before all it published was sent"):
+        await publish()
+    # Some may have been sent before the cut was noticed, but few.
+    assert published < 100_000
+
+
+async def test_a_slow_consumer_holds_back_only_itself(connect: Any, mqks_broker: Broker) -> None:
+    count, data = 3_000, "x" * 10_000
+    options = Options(buffer_bytes_max=100_000)
+    async with (
+        connect(mqks_broker.url, options) as client,
+        client.consume("slow", ["e"]) as slow,
+        client.consume("fast", ["e"]) as fast,
+    ):
+        await client.publish_many([("e", data)] * count)
+        assert len(await take(fast, count)) == count
+        # What the slow one was not given stays in the broker: it holds a bounded part only.
+        assert await ready(client, "slow") > count / 3
+        await anyio.sleep(0)
+        assert len(await take(slow, count)) == count
+
+
+async def test_leaving_while_held_back(connect: Any, mqks_broker: Broker) -> None:
+    options = Options(buffer_bytes_max=1_000, close_timeout_s=WAIT_S)
+    async with connect(mqks_broker.url, options) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish_many([("e", "x" * 1000)] * 10_000)
+            (await consumer.receive(WAIT_S)).ack()
+        assert await ready(client, "q") == 9_999
+
+
+async def test_cancelled_calls_leave_the_session_in_order(proxy: Proxy) -> None:
+    async with SKINS["async"](proxy.url) as client:
+        await client.subscribe("q", ["e"])
+        proxy.delay_s = 0.05
+        async with anyio.create_task_group() as tasks:
+            for n in range(100):
+                tasks.start_soon(partial(client.publish, "e", n, confirm=True))
+            tasks.start_soon(client.publish_many, [("e", "many")] * 1000)
+            await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        proxy.delay_s = 0.0
+        assert await client.publish_many([("e", n) for n in range(1000)]) == 1000
+        assert await client.ping("x") == "x"
+
+
+async def test_a_consumer_hears_that_its_client_is_closed(mqks_broker: Broker) -> None:
+    async with SKINS["async"](mqks_broker.url) as client:
+        consumer = client.consume("q", ["e"])
+        await consumer.__aenter__()
+    with pytest.raises(ConnectionLost):
+        await consumer.receive(WAIT_S)
+    with pytest.raises(ConnectionLost):
+        async with client.consume("q"):
+            pass
+
+
+# -- other ways to connect
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls_proxy(mqks_broker: Broker, authority: trustme.CA) -> Iterator[Proxy]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    with Proxy(mqks_broker.port, tls=context) as proxy:
+        yield proxy
+
+
+async def test_tls(connect: Any, tls_proxy: Proxy, authority: trustme.CA) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    options = Options(ssl_context=context)
+    async with connect(f"mqkss://localhost:{tls_proxy.port}", options) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            assert await client.publish_many([("e", "x" * 1000)] * 2_000) == 2_000
+            got = await take(consumer, 2_000)
+            consumer.ack(got)
+        assert await ready(client, "q") == 0
+
+
+async def test_an_untrusted_server_is_refused(connect: Any, tls_proxy: Proxy) -> None:
+    options = Options(connect_timeout_s=0.5)
+    with pytest.raises(ConnectionLost, match=r"(?i)certificate"):
+        async with connect(f"mqkss://localhost:{tls_proxy.port}", options):
+            pass
+
+
+async def test_unix_socket(connect: Any, tmp_path: Path) -> None:
+    with Broker(tmp_path / "a.db", unix=tmp_path / "mqks.sock"):
+        async with connect(f"mqks+unix://{tmp_path}/mqks.sock") as client:
+            assert await client.ping("x") == "x"
+
+
+async def test_the_variable_is_the_default(
+    connect: Any, mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MQKS_URL", mqks_broker.url)
+    async with connect() as client:
+        assert await client.ping("x") == "x"
+
+
+@asynccontextmanager
+async def scripted(*replies: bytes) -> AsyncIterator[tuple[Peer, list[bytes]]]:
+    """A peer that answers each line it gets by the next of these."""
+    lines: list[bytes] = []
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for reply in replies:
+            line = await reader.readline()
+            lines.append(line)
+            writer.write(reply % line.split(b" ")[0] if b"%b" in reply else reply)
+        await reader.read()
+
+    with Peer(play) as peer:
+        yield peer, lines
+
+
+@pytest.mark.parametrize("credentials", ["token", "user:p%40ss"])
+async def test_credentials_go_first(connect: Any, credentials: str) -> None:
+    async with scripted(b"%b ok \n", b"%b ok pong\n", b"%b ok \n") as (peer, lines):
+        url = f"mqks://{credentials}@127.0.0.1:{peer.port}"
+        async with connect(url, Options(close_timeout_s=WAIT_S)) as client:
+            assert await client.ping("x") == "pong"
+    told = credentials.replace(":", " ").replace("%40", "@").encode()
+    assert lines[0].split(b" ", 1)[1] == b"auth --confirm " + told + b"\n"
+
+
+async def test_refused_credentials(connect: Any) -> None:
+    async with scripted(b"%b error 65f0c0de65f0c0de65f0c0de\n") as (peer, _):
+        with pytest.raises(AuthenticationFailed) as failure:
+            async with connect(f"mqks://secret@127.0.0.1:{peer.port}"):
+                pass
+        assert failure.value.error_id == "65f0c0de65f0c0de65f0c0de"
+        assert "secret" not in str(failure.value)
+        assert peer.accepted == 1
+
+
+async def test_a_peer_that_speaks_something_else(connect: Any) -> None:
+    async with scripted(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (peer, _):
+        with pytest.raises(ProtocolViolation):
+            async with connect(peer.url):
+                pass
+
+
+async def test_what_a_service_hears_while_it_is_up(connect: Any) -> None:
+    async with scripted(b"%b ok hello\n", b"?\n") as (peer, _), connect(peer.url) as client:
+        with pytest.raises(ProtocolViolation):
+            await client.ping("x")
+        with pytest.raises(ProtocolViolation):
+            await client.publish("e", json.dumps("x"), confirm=True)

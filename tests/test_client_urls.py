@@ -1,0 +1,59 @@
+"""URLs of clients."""
+
+import pytest
+
+from mqks import ConfigurationError
+from mqks.client.urls import Address, parse
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("mqks://host", Address("host", 25000)),
+        ("mqks://host:1/", Address("host", 1)),
+        ("mqks://[::1]:7", Address("::1", 7)),
+        ("mqkss://host", Address("host", 25000, tls=True)),
+        ("mqks://token@host", Address("host", 25000, credentials=("token",))),
+        ("mqks://us%40er:p%3Aw@host", Address("host", 25000, credentials=("us@er", "p:w"))),
+        ("mqks+unix:///run/m%20q.sock", Address("", 0, "/run/m q.sock")),
+        ("mqks+unix://token@/run/x", Address("", 0, "/run/x", credentials=("token",))),
+        (None, Address("127.0.0.1", 25000)),
+    ],
+)
+def test_urls(url: str | None, address: Address) -> None:
+    assert parse(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host:25000",
+        "http://host",
+        "mqks://",
+        "mqks://:25000",
+        "mqks://host:port",
+        "mqks://host:70000",
+        "mqks://[::1",
+        "mqks://host/queue",
+        "mqks://host?tls=1",
+        "mqks://:secret@host",
+        "mqks+unix://run/x",
+        "mqks+unix:///",
+    ],
+)
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(ConfigurationError) as failure:
+        parse(url)
+    assert "secret" not in str(failure.value)
+
+
+def test_credentials_do_not_show() -> None:
+    address = parse("mqks://user:secret@host")
+    assert "secret" not in repr(address)
+    assert str(address) == "host:25000"
+
+
+def test_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQKS_URL", "mqks://elsewhere:1")
+    assert parse() == Address("elsewhere", 1)
+    assert parse("mqks://here:2") == Address("here", 2)
