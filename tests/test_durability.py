@@ -426,3 +426,32 @@ def test_unacked_return_in_their_old_order_after_a_restart(db: Path, crash: bool
     assert list(first) == [b"m%d" % n for n in (0, 1, 2, 3, 6, 7, 8, 9)]
     assert first == {b"m%d" % n: 1 + (n % 2 == 0) for n in (0, 1, 2, 3, 6, 7, 8, 9)}
     assert [d.message for d in again] == [b"later"]
+
+
+def test_a_reject_on_a_full_disk_keeps_its_message(db: Path) -> None:
+    """What is put back may find no room under its new place: then it is still in its old one."""
+    flags = ("--db-bytes-max", "4MiB", "--ballast-bytes", "0")
+    with (
+        ServerProcess(db, *flags) as server,
+        LineClient(server.address) as publisher,
+        LineClient(server.address) as consumer,
+    ):
+        subscribed(publisher, b"q", b"e")
+        data, confirmed = b"x" * 100_000, []
+        for number in range(60):
+            message = b"m%d" % number
+            if not published(publisher, message, b"e", data):
+                break
+            confirmed.append(message)
+        assert 5 < len(confirmed) < 60
+        consumer.send(b"c consume q --manual-ack\n")
+        for message in confirmed[: len(confirmed) // 2]:
+            assert delivery(consumer.line()).message == message
+            publisher.send(b"r reject c %s\n" % message)
+        assert publisher.ask(b"p ping") == b"p ok "
+        # The journal has tried: an ack that is confirmed came after the rejects.
+        assert publisher.ask(b"a ack --confirm nobody m") == b"a ok "
+        server.kill()
+    with ServerProcess(db) as server:
+        came = {each.message for each in drained(server, b"q", b"e")}
+        assert came >= set(confirmed)
