@@ -46,6 +46,10 @@ FREE_PAGES_KEPT: Final = 256
 """Free pages that an idle database keeps for what comes next: 1 MiB."""
 FREE_PAGES_BUSY: Final = 16384
 """Free pages that a busy database keeps: 64 MiB."""
+SMALL_COMMIT_PAGES: Final = 0.25
+"""What a commit costs the next checkpoint beside its body: small commits in a row write the same
+page to the WAL again and again, and a checkpoint folds it once. 250 pages are some 900 commits of
+one small message then, and 4 MiB of WAL."""
 WAL_PAGES_IDLE: Final = 16
 """An idle journal folds a WAL of this many pages."""
 WAL_PAGES_RESTART: Final = 4096
@@ -103,8 +107,8 @@ class Journal:
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
         self._room_bytes = settings.batch_bytes_max
-        self._wal_pages = 0
-        """Pages written to the WAL since the last checkpoint, about."""
+        self._wal_pages = 0.0
+        """Pages that a checkpoint would have to write into the database file, about."""
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
         self._restart_pages = WAL_PAGES_RESTART
@@ -221,7 +225,8 @@ class Journal:
 
     def _written(self, batch: Batch, sections: list[Section], row: tuple[int, int, bytes]) -> None:
         segment_id, _, body = row
-        self._wal_pages += len(body) // PAGE_SIZE + 1 + len(batch.queues) + len(batch.errors)
+        self._wal_pages += len(body) / PAGE_SIZE + SMALL_COMMIT_PAGES
+        self._wal_pages += len(batch.queues) + len(batch.errors)
         for queue_id, state in batch.queues.items():
             if state is None:
                 self.index.forget_queue(queue_id)
@@ -451,7 +456,7 @@ class Journal:
         SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
         would keep silent about a failed fsync.
         """
-        self._wal_pages = 0
+        self._wal_pages = 0.0
         ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
