@@ -220,8 +220,12 @@ class Journal:
             )
             for change in batch.changes
         ]
+        return sections, self._row(sections)
+
+    def _row(self, sections: list[Section]) -> tuple[int, int, bytes]:
+        """The next segment, to be inserted."""
         body = encode(sections)
-        return sections, (self.next_segment, checksum(self.next_segment, body), body)
+        return self.next_segment, checksum(self.next_segment, body), body
 
     def _written(self, batch: Batch, sections: list[Section], row: tuple[int, int, bytes]) -> None:
         segment_id, _, body = row
@@ -230,22 +234,27 @@ class Journal:
         for queue_id, state in batch.queues.items():
             if state is None:
                 self.index.forget_queue(queue_id)
-        if sections:
-            self.next_segment += 1
-            self._account(segment_id, len(body), sections)
+        if not sections:
+            return
+        index = self.index
+        segment = self._place(segment_id, len(body), sections)
+        for section in sections:
+            queue = index.queues[section.queue_id]
+            for first, count in section.acks:
+                index.settle(segment, queue, first, count)
+            for number, _ in section.marks:
+                index.mark(segment, queue, number)
+        index.look_at(segment)
 
-    def _account(self, segment_id: int, size: int, sections: Iterable[Section]) -> Segment:
+    def _place(self, segment_id: int, size: int, sections: Iterable[Section]) -> Segment:
+        """A segment has been written: its messages lie there now."""
+        self.next_segment += 1
         index = self.index
         segment = index.add_segment(segment_id, size)
         for section in sections:
             queue = index.touch(segment, section.queue_id, section.next_seq, section.cursor)
             for first, _, lines in section.runs:
                 index.add_messages(segment, queue, first, len(lines), sum(map(len, lines)))
-            for first, count in section.acks:
-                index.settle(segment, queue, first, count)
-            for number, _ in section.marks:
-                index.mark(segment, queue, number)
-        index.look_at(segment)
         return segment
 
     def _metadata(self, batch: Batch) -> list[tuple[str, list[Any]]]:
@@ -407,14 +416,12 @@ class Journal:
             or section.marks
             or index.queues[queue_id].latest in gone
         ]
-        segment_id = self.next_segment
-        body = encode(sections)
+        row = segment_id, _, body = self._row(sections)
         ids = ",".join(str(victim.id) for victim in victims)
         statements: list[tuple[str, Sequence[Any]]] = [
             (f"delete from segment where id in ({ids})", [()])
         ]
         if sections:
-            row = (segment_id, checksum(segment_id, body), body)
             statements.append((INSERT_SEGMENT, [row]))
         await self._transaction(statements)
         self._freed = True
@@ -422,12 +429,7 @@ class Journal:
         index.withdraw(victims)
         heir = None
         if sections:
-            self.next_segment += 1
-            heir = index.add_segment(segment_id, len(body))
-            for section in sections:
-                queue = index.touch(heir, section.queue_id, section.next_seq, section.cursor)
-                for first, _, lines in section.runs:
-                    index.add_messages(heir, queue, first, len(lines), sum(map(len, lines)))
+            heir = self._place(segment_id, len(body), sections)
             for section in sections:
                 queue = index.queues[section.queue_id]
                 for acked in section.acks:
