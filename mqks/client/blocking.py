@@ -100,7 +100,8 @@ class _Connection(Generic[S]):
     def _live(self) -> str:
         """Connect and stay so; give the reason of the end."""
         session, out = self.session, memoryview(b"")
-        with _open(self._address, self._options) as sock:
+        with open_socket(self._address, self._options) as sock:
+            sock.setblocking(False)
             with self.changed:
                 session.connected(time.monotonic())
             while True:
@@ -158,7 +159,11 @@ class _Connection(Generic[S]):
         return ""
 
 
-def _open(address: urls.Address, options: Options) -> socket.socket:
+def open_socket(address: urls.Address, options: Options) -> socket.socket:
+    """A connected socket, behind TLS where the address wants it; its limit is that of connecting.
+
+    Raises OSError.
+    """
     if address.path:
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(options.connect_timeout_s)
@@ -174,7 +179,6 @@ def _open(address: urls.Address, options: Options) -> socket.socket:
             context = options.ssl_context or ssl.create_default_context()
             with sock:  # Wrapping takes the descriptor over; if it fails, it is closed here.
                 sock = context.wrap_socket(sock, server_hostname=address.host)
-    sock.setblocking(False)
     return sock
 
 
