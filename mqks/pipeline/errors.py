@@ -5,7 +5,9 @@
         ├── DataLost        65  messages that were to be read are gone, or the queue was made anew
         ├── BadOption       78  an option of format("mqks") is unknown or bad (a ValueError, too)
         ├── BadRow          65  a row that the protocol cannot say (a ValueError, too)
-        └── JavaMissing     69  Spark needs Java, and there is none that will do
+        ├── JavaMissing     69  Spark needs Java, and there is none that will do
+        ├── LakeInUse       69  another process writes to the lake
+        └── LakeUnfit       65  the lake is of another format, or its file system cannot do it
 
 The one rule: the message is a single line for the person who has to act on it.
 """
@@ -39,3 +41,15 @@ class JavaMissing(PipelineError):
     """There is no Java, or it is too old."""
 
     exit_code = 69
+
+
+class LakeInUse(PipelineError):
+    """Another process writes to the lake: two archives at once would undo each other's work."""
+
+    exit_code = 69
+
+
+class LakeUnfit(PipelineError):
+    """There is no such lake, it is of another format, or its file system lacks what is needed."""
+
+    exit_code = 65

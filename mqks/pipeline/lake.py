@@ -1,7 +1,7 @@
 """The lake: Parquet files under `date=…/event=…/`, as a plain directory or as a Delta table.
 
     LAKE/date=2026-11-20/event=order.new/{first}-{last}-{id}.parquet
-    LAKE/_mqks/state.json      how far each queue has been archived, and the moves of the last commit
+    LAKE/_mqks/state.json      how far each queue is archived; the moves of the last commit
     LAKE/_mqks/staging/        files that belong to nobody yet
     LAKE/_mqks/trash/          what a compaction has replaced, kept for a while
     LAKE/_mqks/lock            held by whoever writes to the lake
@@ -17,9 +17,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -44,8 +44,8 @@ COLUMNS = pa.schema(
 
 PIECE_BYTES = 64 * 1024 * 1024
 """A task that has gathered this much writes it: its memory has a bound whatever messages weigh."""
-SMALL_BYTES, SMALL_COUNT = 16 * 1024 * 1024, 16
-"""So many files below that size in one directory are merged."""
+SMALL_BYTES, SMALL_COUNT, MERGED_COUNT_MAX = 16 * 1024 * 1024, 16, 64
+"""So many files below that size in one directory are merged, and at most so many at a time."""
 TRASH_S = 900
 """How long replaced files stay: longer than any listing of a directory takes."""
 
@@ -63,15 +63,18 @@ class File:
     """One that a task has staged: its name, where it belongs, what is in it."""
 
     name: str
-    directory: str
+    date: str
+    event: str
     rows: int
     bytes: int
     first: int
     last: int
+    unparsed: int = 0
+    """Rows whose payload did not fit the schema."""
 
     @property
-    def place(self) -> str:
-        return f"{self.directory}/{self.name}"
+    def directory(self) -> str:
+        return directory(self.date, self.event)
 
 
 def directory(date: str, event: str) -> str:
@@ -98,29 +101,28 @@ def stage(staging: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[File]:
         if size >= PIECE_BYTES:
             yield from _stage(staging, gathered)
             gathered, size = [], 0
-    yield from _stage(staging, gathered)
+    if gathered:
+        yield from _stage(staging, gathered)
 
 
 def _stage(staging: Path, batches: list[pa.RecordBatch]) -> Iterator[File]:
-    if not batches:
-        return
-    for place, part in _parts(pa.Table.from_batches(batches)):
+    for date, event, part in _parts(pa.Table.from_batches(batches)):
         offsets = part["offset"]
-        if part.num_rows:
-            first, last = offsets[0].as_py(), offsets[-1].as_py()
-            name = _new_name(first, last)
-            size = _write(staging / name, [part], part.schema)
-            yield File(name, place, part.num_rows, size, first, last)
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        name = _new_name(first, last)
+        size = _write(staging / name, [part], part.schema)
+        unparsed = part["data"].null_count if "data" in part.column_names else 0
+        yield File(name, date, event, part.num_rows, size, first, last, unparsed)
 
 
-def _parts(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each directory, in their order."""
+def _parts(table: pa.Table) -> Iterator[tuple[str, str, pa.Table]]:
+    """The rows of each day and event, in their order."""
     days = table["timestamp"].cast(pa.date32()).combine_chunks().dictionary_encode()
     events = table["topic"].combine_chunks().dictionary_encode()
     dates = [str(day) for day in days.dictionary.to_pylist()]
     names = events.dictionary.to_pylist()
     if len(dates) == len(names) == 1:
-        yield directory(dates[0], names[0]), table
+        yield dates[0], names[0], table
         return
     codes = pc.add(
         pc.multiply(days.indices.cast(pa.int64()), len(names)), events.indices.cast(pa.int64())
@@ -129,8 +131,7 @@ def _parts(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     counts = sorted((pair["values"], pair["counts"]) for pair in pc.value_counts(codes).to_pylist())
     at = 0
     for code, count in counts:
-        date, event = dates[code // len(names)], names[code % len(names)]
-        yield directory(date, event), table.slice(at, count)
+        yield dates[code // len(names)], names[code % len(names)], table.slice(at, count)
         at += count
 
 
@@ -156,16 +157,19 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
         return file.tell()
 
 
-def merge(staging: Path, files: list[Path]) -> File:
-    """Write the rows of some files of one directory into one, without holding them all."""
-    files = sorted(files)
-    first = min(int(file.name.split("-")[0]) for file in files)
-    last = max(int(file.name.split("-")[1]) for file in files)
-    schema = pa.unify_schemas([pq.read_schema(file) for file in files])
-    name = _new_name(first, last)
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
-    size = _write(staging / name, _row_groups(files, schema), schema)
-    return File(name, "/".join(files[0].parts[-3:-1]), rows, size, first, last)
+def merge(staging: Path, files: list[Path]) -> str | None:
+    """Write the rows of some files of one directory into one, without holding them all.
+
+    Gives its name, or None when their columns do not go together.
+    """
+    try:
+        schema = pa.unify_schemas([pq.read_schema(file) for file in files])
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+    firsts, lasts = zip(*(file.name.split("-")[:2] for file in files), strict=True)
+    name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
+    _write(staging / name, _row_groups(files, schema), schema)
+    return name
 
 
 def _row_groups(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -189,6 +193,10 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+Merge = Callable[[list[list[Path]]], Iterable[str | None]]
+"""Merges each group of files into one staged file and gives their names, as `merge` does."""
 
 
 class Lake:
@@ -232,6 +240,10 @@ class Lake:
             raise LakeUnfit(f"{self.path} is a Delta table: give --format delta")
         with suppress(FileNotFoundError):
             self._state = json.loads((self.control / "state.json").read_bytes())
+        self._finish()
+
+    def _finish(self) -> None:
+        """Do what the last commit still had to do, and sweep."""
         self.staging.mkdir(exist_ok=True)
         self._trash.mkdir(exist_ok=True)
         self._move()
@@ -282,37 +294,120 @@ class Lake:
         for around in parents:
             _sync(around)
 
-    def small(self, directories: Iterable[str]) -> list[list[Path]]:
-        """For each of these directories that has too many small files: those files."""
-        found = []
-        for place in sorted(set(directories)):
+    def compact(self, files: Iterable[File], run: Merge) -> None:
+        """Merge the small files where these went, if there are many. Raises LakeUnfit."""
+        groups = []
+        for place in sorted({file.directory for file in files}):
             with os.scandir(self.path / place) as entries:
-                files = [Path(e) for e in entries if e.stat().st_size < SMALL_BYTES]
-            if len(files) >= SMALL_COUNT:
-                found.append(sorted(files))
-        return found
+                small = [Path(e) for e in entries if e.stat().st_size < SMALL_BYTES]
+            if len(small) >= SMALL_COUNT:
+                groups.append(sorted(small)[:MERGED_COUNT_MAX])
+        for group, name in zip(groups, run(groups), strict=True):
+            if name is not None:
+                self._replace(group, name)
 
-    def replace(self, old: list[Path], new: File) -> None:
+    def _replace(self, old: list[Path], new: str) -> None:
         """Put a merged file in the place of the files it was made from, in one step for readers.
 
         A copy of the directory is made beside it, with the merged file and links to all others;
         then the two change places. A reader lists the one or the other. Nothing is deleted in the
         old one for `TRASH_S`, so that a listing under way sees it whole.
         """
-        place = self.path / new.directory
+        place = old[0].parent
         copy = self.staging / uuid.uuid4().hex
         copy.mkdir()
         replaced = {file.name for file in old}
         for file in place.iterdir():
             if file.name not in replaced:
                 (copy / file.name).hardlink_to(file)
-        (self.staging / new.name).rename(copy / new.name)
+        (self.staging / new).rename(copy / new)
         _sync(copy)
         _exchange(copy, place)
         copy.rename(self._trash / str(time.time_ns()))
         for around in (self.staging, self._trash, place.parent):
             _sync(around)
         self._empty_trash()
+
+
+class DeltaLake(Lake):
+    """The same as a Delta table: its log is what commits, and an application transaction in it
+    tells how far a queue has been read. Files are moved to where they belong before the commit;
+    only the log tells what is in the table.
+
+    The table has the columns of its first commit.
+    """
+
+    def _recover(self) -> None:
+        if (self.control / "state.json").exists():
+            raise LakeUnfit(f"{self.path} is a lake of plain Parquet files: give --format parquet")
+        self._finish()
+        self._table = delta_table(self.path)
+
+    def next(self, queue: str, epoch: str) -> int | None:
+        if self._table is None:
+            return None
+        number = self._table.transaction_version(_application(queue, epoch))
+        return None if number is None else int(number)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+        from deltalake import CommitProperties, DeltaTable, Transaction
+        from deltalake.transaction import AddAction
+
+        files = list(files)
+        own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
+        schema = pa.schema([*own, ("date", pa.date32()), ("event", pa.string())])
+        self._place((file.name, file.directory) for file in files)
+        if self._table is None:
+            self._table = DeltaTable.create(self.path, schema, partition_by=["date", "event"])
+        actions = [
+            AddAction(
+                path=f"{file.directory}/{file.name}",
+                size=file.bytes,
+                partition_values={"date": file.date, "event": file.event},
+                modification_time=time.time_ns() // 10**6,
+                data_change=True,
+                stats=json.dumps({"numRecords": file.rows}),
+            )
+            for file in files
+        ]
+        read = Transaction(_application(queue, epoch), number)
+        self._table.create_write_transaction(
+            actions,
+            mode="append",
+            schema=self._table.schema(),
+            partition_by=["date", "event"],
+            commit_properties=CommitProperties(app_transactions=[read]),
+        )
+        self._table.update_incremental()
+        self._sync_log()
+
+    def compact(self, files: Iterable[File], run: Merge) -> None:
+        from deltalake import WriterProperties
+
+        # Compactions are versions, too, so that the next one is SMALL_COUNT - 1 commits away.
+        if self._table is not None and self._table.version() % SMALL_COUNT == 0:
+            self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
+            self._table.vacuum(dry_run=False)
+            self._sync_log()
+
+    def _sync_log(self) -> None:
+        """The broker forgets what the table has: the log must be on the disk before that."""
+        log = self.path / "_delta_log"
+        for entry in (log / f"{self._table.version():020}.json", log, self.path):
+            _sync(entry)
+
+
+def delta_table(path: Path) -> Any:
+    """The table, or None where there is none yet. Raises LakeUnfit without the package."""
+    try:
+        from deltalake import DeltaTable
+    except ImportError:
+        raise LakeUnfit("Delta tables need another package: pip install 'mqks[delta]'") from None
+    return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
+
+
+def _application(queue: str, epoch: str) -> str:
+    return f"mqks/{queue}/{epoch}"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -326,8 +421,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     _sync(path.parent)
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
