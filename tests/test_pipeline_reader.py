@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.client.errors import ProtocolViolation, RequestFailed
-from mqks.pipeline import reader as reader_module
+from mqks.pipeline import wire
 from mqks.pipeline.columns import FIELDS, SCHEMA, record_batch, subset
 from mqks.pipeline.errors import DataLost
 from mqks.pipeline.reader import LogRange, QueueReader
@@ -31,7 +31,7 @@ def offsets(batches: Iterable[pa.RecordBatch]) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "RETRY_MIN_S", 0.001)
+    monkeypatch.setattr(wire, "RETRY_MIN_S", 0.001)
 
 
 def reader(peer: LogPeer, *, retries: int = 3) -> QueueReader:
@@ -123,7 +123,7 @@ def test_the_next_page_is_asked_for_before_this_one_is_split() -> None:
         next(pages)
 
         # The second reply was on its way when the first came out.
-        assert log._ahead == (5, 12)
+        assert log._connection.ahead == (5, 12)
         assert offsets(pages) == list(range(5, 12))
 
 

@@ -7,28 +7,24 @@ The one rule: a reader pickles, without its connection.
 """
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from mqks.client import requests
-from mqks.client.errors import ProtocolViolation, RequestFailed
+from mqks.client.errors import ProtocolViolation
 from mqks.pipeline.columns import SCHEMA, Ints, record_batch
 from mqks.pipeline.errors import DataLost
-from mqks.pipeline.wire import Server, Wire
+from mqks.pipeline.wire import Connection, Server, Wire
 
 FETCH_ROWS = 100_000
 RUN_BYTES = 32
 """Of a run in a reply: first number, count, arrival and bytes, each 8 bytes."""
-RETRY_MIN_S, RETRY_MAX_S = 0.1, 5.0
 
 _log = logging.getLogger("mqks.pipeline")
-
-T = TypeVar("T")
 
 
 class LogRange(NamedTuple):
@@ -68,18 +64,15 @@ class QueueReader:
         schema: pa.Schema = SCHEMA,
         fetch_rows: int = FETCH_ROWS,
     ) -> None:
-        self._server = server or Server(url=url)
+        self._connection = Connection(server or Server(url=url))
         self._name = queue
         self._queue = requests.name(queue)
         self._schema = schema
         self._fetch_rows = fetch_rows
-        self._wire: Wire | None = None
-        self._ahead: tuple[int, int] | None = None
-        """The read that is sent and not answered."""
         self._memory = memoryview(bytearray())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_wire": None, "_ahead": None, "_memory": None}
+        return self.__dict__ | {"_memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -93,9 +86,7 @@ class QueueReader:
 
     def close(self) -> None:
         """Drop the connection; the next call makes another."""
-        wire, self._wire, self._ahead = self._wire, None, None
-        if wire is not None:
-            wire.close()
+        self._connection.close()
 
     def range(self, at_us: int | None = None) -> LogRange:
         """What the queue holds now; `at_us` are microseconds since 1970."""
@@ -124,9 +115,11 @@ class QueueReader:
         """
         try:
             while start < end:
-                page = self._again(partial(self._page, start, end))
+                if self._connection.ahead not in (None, (start, end)):
+                    self.close()  # Another reading was left in its middle.
+                page = self._connection.again(partial(self._page, start, end))
                 if epoch is not None and page.epoch != epoch:
-                    _lost(f"the queue {self._name} was made anew", fail_on_data_loss)
+                    lost(f"the queue {self._name} was made anew", fail_on_data_loss)
                     return
                 if epoch is not None and (gap := _gap(page, start)) is not None:
                     self._check_gap(gap, page.next, fail_on_data_loss)
@@ -136,19 +129,15 @@ class QueueReader:
                     return
                 start = page.next
         finally:
-            if self._ahead:  # Nobody will take that reply.
+            if self._connection.ahead:  # Nobody will take that reply.
                 self.close()
 
-    def _page(self, start: int, end: int) -> _Page:
+    def _page(self, start: int, end: int, wire: Wire) -> _Page:
         """The next reply, its successor asked for before its text is taken: the server makes that
         one ready while this one is split."""
-        wire = self._connected()
-        if self._ahead != (start, end):
-            if self._ahead:
-                self.close()
-                wire = self._connected()
+        if wire.ahead != (start, end):
             self._send_read(wire, start, end)
-        self._ahead = None
+        wire.ahead = None
         header = wire.reply(f"to read the queue {self._name}")
         if not header.startswith(b"--read "):
             raise ProtocolViolation(f"the peer sent {header[:80]!r} to a read")
@@ -172,50 +161,28 @@ class QueueReader:
     def _send_read(self, wire: Wire, start: int, end: int) -> None:
         words = (self._queue, start, end, self._fetch_rows)
         wire.send(b"r read %b --from=%d --to=%d --limit=%d\n" % words)
-        self._ahead = (start, end)
+        wire.ahead = (start, end)
 
     def _check_gap(self, gap: int, after: int, fail: bool) -> None:
         """Numbers are missing in the middle where others consumed from the queue, and that is no
         loss; what lies below the first living message was trimmed before it was read."""
-        with QueueReader(None, self._name, server=self._server) as other:
+        with QueueReader(None, self._name, server=self._connection.server) as other:
             first = other.range().first
         if first > gap:
-            _lost(
+            lost(
                 f"messages {gap} to {min(first, after) - 1} of the queue {self._name} are gone",
                 fail,
             )
 
     def _ask(self, line: bytes, asked: str) -> bytes:
-        def ask() -> bytes:
-            if self._ahead:
-                self.close()
-            wire = self._connected()
+        if self._connection.ahead:  # A reading was left in its middle.
+            self.close()
+
+        def ask(wire: Wire) -> bytes:
             wire.send(line)
             return wire.reply(f"{asked} of the queue {self._name} (is there one?)")
 
-        return self._again(ask)
-
-    def _connected(self) -> Wire:
-        if self._wire is None:
-            self._wire = Wire(self._server)
-        return self._wire
-
-    def _again(self, call: Callable[[], T]) -> T:
-        """Do it, over a new connection each time the old one is lost."""
-        for attempt in range(self._server.retries + 1):
-            try:
-                return call()
-            except (RequestFailed, ProtocolViolation):
-                self.close()
-                raise
-            except OSError as error:
-                self.close()
-                if attempt == self._server.retries:
-                    raise
-                delay_s = min(RETRY_MAX_S, RETRY_MIN_S * 2**attempt)
-                _log.warning("reading %s again in %g s: %s", self._name, delay_s, error)
-                time.sleep(delay_s)
-        raise AssertionError("unreachable")
+        return self._connection.again(ask)
 
 
 def _fields(words: bytes) -> dict[str, str]:
@@ -232,7 +199,8 @@ def _gap(page: _Page, start: int) -> int | None:
     return int(expected[holes[0]]) if len(holes) else None
 
 
-def _lost(what: str, fail: bool) -> None:
+def lost(what: str, fail: bool) -> None:
+    """Raises DataLost, or warns."""
     if fail:
         raise DataLost(f"{what}; failOnDataLoss=false goes on with what is there")
     _log.warning("%s; going on with what is there", what)
