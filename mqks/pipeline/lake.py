@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mqks.pipeline.columns import FIELDS
-from mqks.pipeline.errors import LakeInUse, LakeUnfit
+from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit
 
 COLUMNS = pa.schema(
     [
@@ -398,16 +398,19 @@ class DeltaLake(Lake):
 
 
 def delta_table(path: Path) -> Any:
-    """The table, or None where there is none yet. Raises LakeUnfit without the package."""
+    """The table, or None where there is none yet. Raises ExtraMissing."""
     try:
         from deltalake import DeltaTable
     except ImportError:
-        raise LakeUnfit("Delta tables need another package: pip install 'mqks[delta]'") from None
+        raise ExtraMissing("Delta tables need: pip install 'mqks[delta]'") from None
     return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
 
 
 def _application(queue: str, epoch: str) -> str:
     return f"mqks/{queue}/{epoch}"
+
+
+LAKES = {"parquet": Lake, "delta": DeltaLake}
 
 
 def write_atomically(path: Path, content: bytes) -> None:
