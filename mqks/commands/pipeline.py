@@ -5,12 +5,16 @@ one line.
 """
 
 import json
+import math
 import os
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from socket import gaierror
 from threading import Event
@@ -23,6 +27,23 @@ from mqks.pipeline.errors import BadOption, ExtraMissing, JobFailed, ServerAway
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from mqks.pipeline.report import Report
+
+
+def instant(text: str) -> datetime:
+    """A time in ISO 8601, in UTC unless it tells its zone."""
+    try:
+        told = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time: 2026-11-20T12:00 is") from None
+    return told if told.tzinfo else told.replace(tzinfo=UTC)
+
+
+def printable(text: str) -> str:
+    """What a client sent must not steer the terminal: control characters are escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 app = typer.Typer(
     help="Jobs on Spark: archive a queue into a lake, report on it, replay it.",
     epilog="Start here: mqks pipeline archive clicks lake --once",
@@ -31,11 +52,20 @@ app = typer.Typer(
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue; nobody else consumes it.")]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
+LakeOrNone = Annotated[Path | None, typer.Argument(metavar="[LAKE]", help="Its directory.")]
 Url = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", envvar="MQKS_URL", help="The server."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")]
+Start = Annotated[
+    datetime | None,
+    typer.Option(parser=instant, metavar="TIME", help="From then on: 2026-11-20T12:00, UTC."),
+]
+End = Annotated[
+    datetime | None,
+    typer.Option(parser=instant, metavar="TIME", help="Up to then, and not then."),
+]
 Master = Annotated[
     str | None,
     typer.Option(
@@ -116,6 +146,178 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
+
+
+@app.command(epilog="Example: mqks pipeline report lake --window 3600 --html report.html")
+def report(
+    lake: LakeOrNone = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="QUEUE", help="Report on what waits in this queue instead."),
+    ] = None,
+    url: Url = None,
+    start: Start = None,
+    end: End = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Seconds of a window; chosen to fit by default.")
+    ] = None,
+    sent_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="The payload's field with the time it was sent, for the delay."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with charts.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the windows as Parquet.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Events to show.")] = 20,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count what went through: events, windows, delays, and what fell silent.
+
+    The lake is read, or with --queue what waits in a queue, which stays as it is.
+    """
+    if (lake is None) == (queue is None):
+        raise typer.BadParameter("give either a lake or --queue")
+    with _job("report", master, conf) as spark:
+        from mqks.pipeline import page
+        from mqks.pipeline import report as reports
+        from mqks.pipeline.lake import messages
+
+        rows = messages(spark, lake) if lake else reports.waiting(spark, queue or "", url)
+        found = reports.report(
+            reports.between(rows, start, end),
+            title=f"Lake {lake.name}" if lake else f"Queue {queue}",
+            window_s=window,
+            sent_field=sent_field,
+        )
+        if parquet:
+            found.write_parquet(parquet)
+        if html:
+            html.write_text(page.page(found), encoding="utf-8")
+        if as_json:
+            silent = [event.event for event in found.silent]
+            typer.echo(json.dumps(asdict(found) | {"silent": silent}, default=datetime.isoformat))
+        else:
+            _show(found, top)
+
+
+@app.command(epilog="Example: mqks pipeline replay lake --events 'order.*' --dry-run")
+def replay(
+    lake: LakePath,
+    url: Url = None,
+    start: Start = None,
+    end: End = None,
+    events: Annotated[
+        str, typer.Option(metavar="MASK", help="Only these events; * and ? as in file names.")
+    ] = "*",
+    speed: Annotated[
+        str, typer.Option(metavar="NUMBER|max", help="1 is the pace in which they came.")
+    ] = "max",
+    name: Annotated[
+        str,
+        typer.Option(help="Of this replay: the same one goes on, another one replays all again."),
+    ] = "replay",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and publish nothing.")] = False,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish what is in a lake again, each message once, in the order it came.
+
+    A replay that was stopped or killed goes on when it is started again.
+    """
+    with _job("replay", master, conf) as spark:
+        from mqks.pipeline.replay import Replay
+        from mqks.pipeline.wire import Server
+
+        job = Replay(
+            lake=lake,
+            server=Server(url=url),
+            name=name,
+            start=start,
+            end=end,
+            events=events,
+            speed=_speed(speed),
+        )
+        if dry_run:
+            for event, count in job.counts(spark):
+                told = json.dumps({"event": event, "messages": count})
+                typer.echo(told if as_json else f"{count:>15,}  {printable(event)}")
+            return
+        began_s = time.monotonic()
+        for progress in job.run(spark, _stop_on_signal()):
+            if as_json:
+                typer.echo(json.dumps(asdict(progress)))
+            else:
+                passed_s = time.monotonic() - began_s
+                typer.echo(
+                    f"{progress.messages:,} of {progress.total:,} messages, {passed_s:.0f} s",
+                    err=True,
+                )
+
+
+def _show(report: "Report", top: int) -> None:
+    def seconds(instant: datetime) -> str:
+        return f"{instant:%Y-%m-%d %H:%M:%S}"
+
+    typer.echo(
+        f"{seconds(report.start)} to {seconds(report.end)} UTC, {report.messages:,} messages"
+    )
+    totals: Counter[datetime] = Counter()
+    for window in report.windows:
+        totals[window.start] += window.messages
+    _table(
+        ("event", "messages", "bytes", "ids", "retries", "last"),
+        [
+            (e.event, *(f"{n:,}" for n in (e.messages, e.bytes, e.ids, e.retries)), seconds(e.last))
+            for e in report.events[:top]
+        ],
+    )
+    _table(
+        (f"window of {report.window_s} s", "messages"),
+        [(seconds(start), f"{count:,}") for start, count in sorted(totals.items())],
+    )
+    _table(
+        (f"delay in s, {report.delay_of}", "messages", "p50", "p90", "p99", "most"),
+        [
+            (d.queue, f"{d.messages:,}", *(f"{s:.6f}" for s in (d.p50, d.p90, d.p99, d.most)))
+            for d in report.delays
+        ],
+    )
+    _table(
+        (f"silent since {seconds(report.last_window)}", "messages before", "last"),
+        [(e.event, f"{e.messages:,}", seconds(e.last)) for e in report.silent],
+    )
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """An empty line, then columns as wide as they must be; nothing where there are no rows."""
+    if not rows:
+        return
+    shown = [names, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    typer.echo("")
+    for first, *others in shown:
+        cells = (f"{cell:>{wide}}" for cell, wide in zip(others, widths[1:], strict=True))
+        typer.echo("  ".join([f"{first:<{widths[0]}}", *cells]))
+
+
+def _speed(text: str) -> float:
+    if text == "max":
+        return math.inf
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0
+    if not 0 < speed < math.inf:
+        raise typer.BadParameter(f"the speed {text!r} is neither max nor a number above 0")
+    return speed
 
 
 @contextmanager

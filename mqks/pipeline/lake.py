@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,9 @@ import pyarrow.parquet as pq
 
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = pa.schema(
     [
@@ -42,6 +45,11 @@ COLUMNS = pa.schema(
 )
 """Of a file; `date` and `event` are its directories. A schema for payloads adds `data`."""
 
+_DDL = (
+    "key binary, value binary, topic string, offset bigint, timestamp timestamp, queue string,"
+    " epoch string, archived timestamp, date date"
+)
+
 PIECE_BYTES = 64 * 1024 * 1024
 """A task that has gathered this much writes it: its memory has a bound whatever messages weigh."""
 SMALL_BYTES, SMALL_COUNT, MERGED_COUNT_MAX = 16 * 1024 * 1024, 16, 64
@@ -49,7 +57,8 @@ SMALL_BYTES, SMALL_COUNT, MERGED_COUNT_MAX = 16 * 1024 * 1024, 16, 64
 TRASH_S = 900
 """How long replaced files stay: longer than any listing of a directory takes."""
 
-_CONTROL = "_mqks"
+CONTROL = "_mqks"
+"""Hidden from Spark and Arrow, which pass over names that begin so."""
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """What Spark escapes in the name of a directory, and everyone undoes."""
 _EVENT_BYTES_MAX = 200
@@ -207,7 +216,7 @@ class Lake:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.control = self.path / _CONTROL
+        self.control = self.path / CONTROL
         self.staging = self.control / "staging"
         self._trash = self.control / "trash"
         self._state: dict[str, Any] = {"queues": {}, "moves": []}
@@ -442,3 +451,18 @@ def _exchange(one: Path, other: Path) -> None:
         raise LakeUnfit(
             f"{other}: its file system cannot exchange directories ({why}): give --no-compact"
         )
+
+
+def messages(spark: "SparkSession", path: Path) -> "DataFrame":
+    """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
+
+    The event is the column `topic`: unlike the directory it has every event whole.
+    """
+    reader = spark.read.schema(_DDL).option("basePath", str(path.absolute()))
+    if (path / "_delta_log").is_dir():
+        files = [str(file) for file in delta_table(path).file_uris()]
+    elif path.is_dir():
+        files = [str(path.absolute())]
+    else:
+        raise LakeUnfit(f"{path}: there is no lake")
+    return reader.parquet(*files) if files else spark.createDataFrame([], _DDL)
