@@ -16,7 +16,7 @@ SERIES_MAX = 7
 """Events with a colour of their own; the others share one."""
 TOP = 20
 WIDTH, HEIGHT = 960, 300
-LEFT, BOTTOM, TOP_MARGIN = 70, 28, 10
+LEFT, BOTTOM, TOP_MARGIN, LABEL_WIDTH = 70, 28, 10, 130
 _OTHERS = "all others"
 
 _STYLE = """
@@ -37,7 +37,7 @@ p.time, figcaption, summary, .soft { color: var(--soft); }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; }
 dl div { background: var(--panel); border-radius: .5rem; padding: .6rem .9rem; }
 dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; font-size: 1.35rem; }
-figure { margin: 0; } svg { display: block; width: 100%; height: auto; }
+figure { margin: 0 0 .5rem; } svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 svg text.name { fill: var(--text); } svg line { stroke: var(--line); }
 ul.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0;
@@ -119,7 +119,8 @@ def _over_time(report: Report) -> list[str]:
             )
     for place in sorted({0, places // 3, 2 * places // 3, places - 1}):
         x = LEFT + wide * (place + 0.45)
-        anchor = "start" if place == 0 else "end" if place == places - 1 else "middle"
+        near_edge = LABEL_WIDTH / 2 > min(x - LEFT, WIDTH - x)
+        anchor = "middle" if not near_edge else "start" if place == 0 else "end"
         shapes.append(
             f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">'
             f"{_instant(first + place * step)}</text>"
@@ -215,12 +216,11 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -
     """The first columns, `text` of them, are words; the others are numbers."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class="text"' if n < text else ''}>{escape(cell)}</{tag}>"
-            for n, cell in enumerate(row)
-        )
+        kinds = [f'{tag} class="text"'] * text + [tag] * (len(row) - text)
+        pairs = zip(kinds, row, strict=True)
+        return "".join(f"<{kind}>{escape(cell)}</{tag[:2]}>" for kind, cell in pairs)
 
-    head = cells('th scope="col"', names).replace('</th scope="col">', "</th>")
+    head = cells('th scope="col"', names)
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
@@ -234,8 +234,8 @@ def _colour(names: Sequence[str], number: int) -> int:
 
 def _round_up(number: int) -> int:
     """The next of 1, 2, 4, 5, 8, 10, 20, …: quarters of it are round, too."""
-    power = 10 ** max(0, math.floor(math.log10(max(number, 1))))
-    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= number)
+    power = int(10 ** math.floor(math.log10(max(number, 1))))
+    return min(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= number)
 
 
 def _short(number: float) -> str:
@@ -260,11 +260,14 @@ def _seconds(seconds: float) -> str:
         return f"{seconds * 1e6:.0f} µs"
     if size < 1:
         return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s" if size < 1000 else _duration(round(seconds))
+    return f"{seconds:.3g} s" if size < 1000 else str(timedelta(seconds=round(seconds)))
 
 
 def _duration(seconds: int) -> str:
-    return str(timedelta(seconds=seconds))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds:,} s"
 
 
 def _instant(instant: datetime) -> str:

@@ -166,8 +166,9 @@ def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
 
     place = {name: F.lit(value) for name, value in last.items()}
     place["timestamp"] = F.timestamp_micros(place["timestamp"])
+    place["offset"] = place["offset"].cast("bigint")
     rows = between(rows, datetime.fromtimestamp(last["timestamp"] // 10**6, UTC), None)
-    return rows.where(F.struct(*_ORDER) > F.struct(*(place[name] for name in _ORDER)))
+    return rows.where(F.struct(*_ORDER) > F.struct(*(place[name].alias(name) for name in _ORDER)))
 
 
 def _in_order(rows: "DataFrame", name: str, count: int) -> Iterator[pa.RecordBatch]:
@@ -195,4 +196,4 @@ def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, whole.schema) as stream:
             stream.write_batch(whole)
-        yield pa.RecordBatch.from_pydict({"batch": pa.array([sink.getvalue()], pa.binary())})
+        yield pa.RecordBatch.from_pydict({"batch": pa.array([sink.getvalue().to_pybytes()])})
