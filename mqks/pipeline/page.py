@@ -119,7 +119,7 @@ def _over_time(report: Report) -> list[str]:
             )
     for place in sorted({0, places // 3, 2 * places // 3, places - 1}):
         x = LEFT + wide * (place + 0.45)
-        near_edge = LABEL_WIDTH / 2 > min(x - LEFT, WIDTH - x)
+        near_edge = min(x - LEFT, WIDTH - x) < LABEL_WIDTH / 2
         anchor = "middle" if not near_edge else "start" if place == 0 else "end"
         shapes.append(
             f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">'
