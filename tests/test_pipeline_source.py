@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -86,7 +85,7 @@ def rows(
     """What tasks read, each with a reader and a partition that came to it pickled."""
     found = []
     for partition in partitions:
-        there, mine = pickle.loads(CloudPickleSerializer().dumps((reader, partition)))
+        there, mine = pickle.loads(pickle.dumps((reader, partition)))
         found += [row for batch in there.read(mine) for row in batch.to_pylist()]
     return found
 
