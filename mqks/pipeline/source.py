@@ -29,7 +29,15 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from mqks.client.errors import ClientError
 from mqks.pipeline.columns import FIELDS
@@ -49,8 +57,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "headers array<struct<key: string, value: binary>>"
+    StructType()
+    .add("key", BinaryType())
+    .add("value", BinaryType())
+    .add("topic", StringType())
+    .add("partition", IntegerType())
+    .add("offset", LongType())
+    .add("timestamp", TimestampType())
+    .add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
 )
 ROWS_PER_PARTITION = 500_000
 """Of a batch, unless `minPartitions` asks for more partitions: enough for a task to be worth it."""
@@ -67,7 +81,7 @@ class MqksDataSource(DataSource):
     def name(cls) -> str:
         return "mqks"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         return SCHEMA
 
     def reader(self, schema: StructType) -> "BatchReader":
