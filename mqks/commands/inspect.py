@@ -7,17 +7,19 @@ damage the file, and a long read keeps the WAL from being folded back.
 import json
 import os
 import sqlite3
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mqks.errors import InspectionFailed
+from mqks.errors import InspectionFailed, MqksError
 from mqks.settings import load
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+REASON_S = 0.2
 _COLUMNS = "id, time_us, connection, request_id, action, reason"
 
 Database = Annotated[
@@ -61,6 +63,20 @@ def errors(
     for found in _read(_database(db), newest, limit):
         line = json.dumps(found) if as_json else "  ".join(map(_printable, found.values()))
         typer.echo(line)
+
+
+def reason_of(error_id: str) -> str | None:
+    """Why a server refused something, if its database is the one that is meant here."""
+    with suppress(MqksError):
+        path, ends_s = _database(None), time.monotonic() + REASON_S
+        # The reply may be a moment ahead of the commit that holds the reason.
+        while path.is_file():
+            for found in _read(path, f"select {_COLUMNS} from error where id = ?", error_id):
+                return str(found["reason"])
+            if time.monotonic() > ends_s:
+                break
+            time.sleep(0.02)
+    return None
 
 
 def _database(flag: Path | None) -> Path:
