@@ -37,11 +37,11 @@ _add(
     MESSAGES,
     "publish",
     messages.publish,
-    "mqks publish user.created - --once --id-prefix a < a.txt",
+    "mqks publish user.new - --once --id-prefix a < a.txt",
 )
-_add(MESSAGES, "consume", messages.consume, "mqks consume mailer user.created --count 10 --json")
+_add(MESSAGES, "consume", messages.consume, "mqks consume mailer user.new --count 10 --json")
 _add(MESSAGES, "requeue", messages.requeue, "mqks requeue worker-1 --all")
-_add(QUEUES, "subscribe", queues.subscribe, "mqks subscribe mailer user.created user.gone")
+_add(QUEUES, "subscribe", queues.subscribe, "mqks subscribe mailer user.new user.gone")
 _add(QUEUES, "rebind", queues.rebind, "mqks rebind mailer --remove-mask 'user.*' --add user.gone")
 _add(QUEUES, "purge", queues.purge, "mqks purge mailer --yes")
 _add(QUEUES, "trim", queues.trim, "mqks trim mailer 4711 --yes")
