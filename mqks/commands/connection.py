@@ -32,7 +32,12 @@ def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingCli
 
     if not timeout_s > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
-    client = connect_blocking(url, Options(timeout_s=timeout_s, connect_again=False))
+    options = Options(
+        timeout_s=timeout_s,
+        close_timeout_s=min(timeout_s, Options().close_timeout_s),
+        connect_again=False,
+    )
+    client = connect_blocking(url, options)
     with ExitStack() as leaving:
         try:
             leaving.enter_context(client)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mqks.client.messages import Message
 
 CHUNK_BYTES = 1 << 18
+STUCK_S = 1.0
+"""So long after a signal a write is waited for."""
 LAST_NUMBER = 10**18
 
 
@@ -199,7 +201,6 @@ def consume(
         raise typer.BadParameter("--count with --auto-ack would lose what the server sent ahead")
     if timeout is not None and not timeout > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
     with (
         connected(url) as client,
@@ -207,7 +208,7 @@ def consume(
             queue, events or (), add=add or (), manual_ack=manual_ack, delete_when_unused=rule
         ) as consumer,
     ):
-        reader = _Reader(consumer)
+        output = _Output(consumer)
         form = _json if as_json else _shown if sys.stdout.isatty() else _raw
         left = count
         while left is None or left > 0:
@@ -220,20 +221,39 @@ def consume(
                     f"no message for {timeout:g} seconds, {left} of {count} are missing"
                 ) from None
             if not batch:
-                reader.leave()
-            reader.write(b"".join(map(form, batch)))
+                output.end()
+            output.write(b"".join(map(form, batch)))
             if manual_ack:
                 consumer.ack(batch)
             if left is not None:
                 left -= len(batch)
 
 
-class _Reader:
-    """Whoever reads stdout; may go at any time, which ends the consumer."""
+class _Output:
+    """Stdout, and what may end it at any time: its reader goes, or a signal comes.
+
+    Either stops the consumer. What has been written is acked, too, unless a write is stuck.
+    """
 
     def __init__(self, consumer: "BlockingConsumer") -> None:
         self._consumer = consumer
+        self._is_writing = False
+        self._signal = 0
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_alarm)
         threading.Thread(target=self._watch, daemon=True).start()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        again, self._signal = self._signal, number
+        if again:
+            self.end()
+        self._consumer.stop()
+        signal.setitimer(signal.ITIMER_REAL, STUCK_S)
+
+    def _on_alarm(self, number: int, frame: object) -> None:
+        if self._is_writing:
+            self.end()
 
     def _watch(self) -> None:
         # A pipe whose reader has gone is told although nothing is asked for.
@@ -243,16 +263,21 @@ class _Reader:
         self._consumer.stop()
 
     def write(self, lines: bytes) -> None:
-        """Raises BrokenPipeError."""
+        """Raises what `end` raises."""
         try:
+            self._is_writing = True
             sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()
+            self._is_writing = False
         except BrokenPipeError:
-            self.leave()
+            self.end()
 
-    def leave(self) -> NoReturn:
+    def end(self) -> NoReturn:
+        """Raises BrokenPipeError, or SystemExit after a signal."""
         # What could not be written would be tried, and complained about, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if self._signal:
+            sys.exit(128 + self._signal)
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
