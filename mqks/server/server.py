@@ -26,7 +26,13 @@ from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
 from mqks.broker.queue import Queue
-from mqks.errors import AddressUnavailable, LimitExceeded, LineTooLong, MqksError
+from mqks.errors import (
+    AddressUnavailable,
+    ConfigurationError,
+    LimitExceeded,
+    LineTooLong,
+    MqksError,
+)
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -398,6 +404,8 @@ async def serve(
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
     for listening, name in inherited:
+        if name == "tls":
+            raise ConfigurationError(f"LISTEN_FDS: {name}: there is no TLS yet")
         if listening.family != socket.AF_UNIX:
             check_reach(settings, listening.getsockname()[0], f"LISTEN_FDS: {name}")
     notify.tell("STATUS=reading the journal")
