@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
@@ -23,6 +23,7 @@ LOG_LINES_SHOWN = 40
 """The end of the log that a failure shows."""
 
 _LISTENING = re.compile(r"\bevent=listening address=(\S+):(\d+)")
+Inheritable = socket.socket | BinaryIO
 # Descriptors get the numbers from 3 on, and LISTEN_PID is known only in the process itself.
 _HAND_OVER = """
 import fcntl, os, sys
@@ -48,7 +49,7 @@ class ServerProcess:
         db: Path,
         *flags: str,
         environment: Mapping[str, str] | None = None,
-        sockets: Mapping[str, socket.socket] | None = None,
+        sockets: Mapping[str, Inheritable] | None = None,
     ) -> None:
         command = [sys.executable, "-m", "mqks", "serve", "--db", str(db), "--port", "0", *flags]
         # Settings come from the environment too, and those of whoever runs the tests must not.

@@ -7,6 +7,7 @@ the chunk was large, so that a consumer works while its publisher is read.
 import asyncio
 import faulthandler
 import gc
+import ipaddress
 import logging
 import os
 import resource
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskStatus
@@ -39,8 +41,10 @@ from mqks.journal.recovery import Recovery
 from mqks.server import log
 from mqks.server.client import Client, Hold
 from mqks.server.error_ids import ErrorIds
+from mqks.server.facts import JournalFacts
 from mqks.server.inherited import Inherited, take_sockets
 from mqks.server.notify import Notify
+from mqks.server.reads import Reads
 from mqks.server.writer import Writer
 from mqks.settings import Settings, check_reach
 
@@ -80,6 +84,7 @@ class Server:
         self._publishers_held: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._reads = Reads(broker, journal, self._flush)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -209,6 +214,7 @@ class Server:
                     self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
+        self._reads.wake()
         if broker.page_requests:
             self._pages += broker.page_requests
             broker.page_requests = []
@@ -244,7 +250,7 @@ class Server:
                 queue = self._pages.pop()
                 first = queue.page_first
                 lines = await self._journal.read(queue.id, first)
-                if not lines and not queue.deleted:
+                if not lines and not queue.deleted and queue.page_first == first:
                     raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
                 if not self._stopping:
                     queue.page_in(first, lines)
@@ -291,11 +297,13 @@ class Server:
             tasks.start_soon(wait)
             listeners = await self._listen()
             tasks.start_soon(self._page)
+            tasks.start_soon(self._reads.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             self._schedule_flush()
             tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
             names = [each.getsockname() for listener in listeners for each in listener.sockets]
+            self._journal.announce(_url(names[0]))
             for name in names:
                 log.event("listening", address=_shown(name))
             self._notify.tell("READY=1", f"STATUS=listening on {', '.join(map(_shown, names))}")
@@ -377,6 +385,17 @@ def _shown(name: tuple[Any, ...] | str | bytes) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _url(name: tuple[Any, ...] | str | bytes) -> str:
+    """How a client on this machine finds a socket; empty for one that has no path."""
+    if not isinstance(name, tuple):
+        path = os.fsencode(name)
+        return f"mqks+unix://{quote(path)}" if path.startswith(b"/") else ""
+    host, port = name[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
+
+
 async def _signalled(reload: Callable[[], None]) -> None:
     """Wait for SIGTERM or SIGINT; SIGHUP reloads."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -428,6 +447,7 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        broker.facts = JournalFacts(journal, broker)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()

@@ -1,0 +1,158 @@
+"""Messages of a queue as they lie on disk, for whoever wants to look without consuming.
+
+The one rule: the event loop chooses what to read, from the index; reading, checking and cutting
+happen in a thread of their own, through a connection of their own.
+"""
+
+import sqlite3
+from bisect import bisect_left
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+from anyio.to_thread import run_sync
+
+from mqks.broker.ranges import Range
+from mqks.errors import JournalFailed
+from mqks.journal.index import QueueIndex
+from mqks.journal.segment import StoredRun, checksum, runs_of
+
+
+class Piece(NamedTuple):
+    """Messages with consecutive numbers that came together; `text` has a newline after each."""
+
+    first: int
+    total: int
+    time_us: int
+    text: bytes
+
+
+class Page(NamedTuple):
+    """`next_seq`: every living message from where the reading began up to there is in `pieces`."""
+
+    pieces: list[Piece]
+    rows: int
+    next_seq: int
+
+
+class LogReader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        self._limiter = anyio.CapacityLimiter(1)
+
+    def close(self) -> None:
+        self._db.close()
+
+    async def page(
+        self,
+        queue_id: int,
+        queue: QueueIndex,
+        first: int,
+        end: int | None,
+        rows_max: int,
+        bytes_max: int,
+    ) -> Page:
+        """Living messages from `first` on and below `end`: at most `rows_max`, about `bytes_max`
+        bytes, at least one where there is one. Raises JournalFailed on a damaged segment."""
+        while True:
+            stop = queue.next_seq if end is None else min(end, queue.next_seq)
+            wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
+            pieces: list[Piece] | None = []
+            if wanted:
+                pieces = await run_sync(self._read, queue_id, wanted, limiter=self._limiter)
+            # A compaction may have moved something meanwhile: then choose again.
+            if pieces is not None:
+                return Page(pieces, sum(piece.total for piece in pieces), next_seq)
+
+    async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
+        """Number of the first message that came at or after a time; the next one's if none."""
+        # Times grow with the numbers, as far as the clock does.
+        position = bisect_left(queue.spans, time_us, key=lambda span: span.time_us)
+        later = queue.spans[position].first if position < len(queue.spans) else queue.next_seq
+        if not position:
+            return later
+        span = queue.spans[position - 1]
+        body = await run_sync(self._body, span.segment.id, limiter=self._limiter)
+        if body is None:
+            # A compaction has moved it meanwhile.
+            return await self.first_at(queue_id, queue, time_us)
+        came = (
+            run.first
+            for run in runs_of(body, queue_id)
+            if span.first <= run.first < span.end and run.time_us >= time_us
+        )
+        return min(came, default=later)
+
+    # -- in the thread
+
+    def _body(self, segment_id: int) -> bytes | None:
+        row = self._db.execute(
+            "select crc, body from segment where id = ?", (segment_id,)
+        ).fetchone()
+        if row is None:
+            return None
+        crc, body = row
+        if checksum(segment_id, body) != crc:
+            raise JournalFailed(f"segment {segment_id} of {self._path} is damaged")
+        assert isinstance(body, bytes)
+        return body
+
+    def _read(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | None:
+        pieces: list[Piece] = []
+        for segment_id, living in wanted.items():
+            body = self._body(segment_id)
+            if body is None:
+                return None
+            for run in runs_of(body, queue_id):
+                pieces += _cut(run, body, living)
+        pieces.sort()
+        return pieces
+
+
+def _choose(
+    queue: QueueIndex, first: int, stop: int, rows_max: int, bytes_max: int
+) -> tuple[dict[int, list[Range]], int]:
+    """Which messages to read of each segment, in ascending order, and where to go on."""
+    wanted: dict[int, list[Range]] = {}
+    size = 0
+    for span in queue.overlapping(first, stop):
+        for start, count in span.living():
+            end = min(stop, start + count)
+            start = max(first, start)
+            if start < end:
+                end = min(end, start + rows_max)
+                rows_max -= end - start
+                wanted.setdefault(span.segment.id, []).append((start, end - start))
+                size += span.bytes * (end - start) // (span.end - span.first)
+                if not rows_max:
+                    return wanted, end
+        if size >= bytes_max:
+            return wanted, min(stop, span.end)
+    return wanted, max(first, stop)
+
+
+def _cut(run: StoredRun, body: bytes, living: list[Range]) -> list[Piece]:
+    """The living messages of a run."""
+    pieces: list[Piece] = []
+    lines: list[bytes] | None = None
+    end = run.first + run.total
+    for position in range(max(0, bisect_left(living, (run.first + 1,)) - 1), len(living)):
+        first, count = living[position]
+        if first >= end:
+            break
+        start, stop = max(first, run.first), min(first + count, end)
+        if start >= stop:
+            continue
+        if stop - start == run.total:
+            text = body[run.start : run.end] + b"\n"
+        else:
+            lines = run.lines(body) if lines is None else lines
+            text = b"\n".join([*lines[start - run.first : stop - run.first], b""])
+        pieces.append(Piece(start, stop - start, run.time_us, text))
+    return pieces
