@@ -53,6 +53,15 @@ class Settings:
             bounds=(0, 128 * TIB),
         ),
     ] = 0
+    disk_free_bytes_min: Annotated[
+        int,
+        About(
+            "Storage",
+            "Free space on its disk below which publishes are refused, as on a full disk.",
+            unit="bytes",
+            bounds=(0, 128 * TIB),
+        ),
+    ] = 50 * MIB
     ballast_bytes: Annotated[
         int,
         About(
@@ -141,6 +150,15 @@ class Settings:
             bounds=(1, 100_000_000),
         ),
     ] = 100_000
+    queue_messages_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
+            unit="messages",
+            bounds=(0, 10**15),
+        ),
+    ] = 100_000_000
     bindings_per_queue_max: Annotated[
         int,
         About("Limits", "Events bound to one queue.", unit="bindings", bounds=(1, 100_000_000)),
@@ -415,14 +433,19 @@ def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
 
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
-    if not settings.insecure and not _is_loopback(settings.host):
-        raise ConfigurationError(
-            f"{places['host']}: {settings.host!r} is not loopback, and there is no authentication "
-            "yet: set insecure to let everyone who can connect do anything"
-        )
+    check_reach(settings, settings.host, places.get("host", "host"))
     if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
         place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
         raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")
+
+
+def check_reach(settings: Settings, host: str, place: str) -> None:
+    """Raises ConfigurationError when listening on `host` would let in whom it should not."""
+    if not settings.insecure and not _is_loopback(host):
+        raise ConfigurationError(
+            f"{place}: {host!r} is not loopback, and there is no authentication yet: set insecure "
+            "to let everyone who can connect do anything"
+        )
 
 
 def _is_loopback(host: str) -> bool:
