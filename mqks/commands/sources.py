@@ -11,15 +11,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from mqks.client import requests
 from mqks.client.dialogue import Dialogue
-from mqks.client.errors import AuthenticationFailed, ConnectionLost, RequestFailed
+from mqks.client.errors import ConnectionLost, RequestFailed
 from mqks.commands.options import printable
-from mqks.errors import InspectionFailed, JournalDamaged, ServerMissing
+from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.lock import server_of
 from mqks.journal.reader import DatabaseFile
 
@@ -29,6 +30,7 @@ DAMAGE_SHOWN = 20
 
 Row = dict[str, Any]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PEEKED = re.compile(rb"event=(.*),seq=(\d+),time=(\d+)")
 
 
@@ -45,7 +47,7 @@ class Source(Protocol):
     def unacked(self, queue: str | None) -> Iterator[Row]: ...
     def journal(self) -> Row: ...
     def messages(self, queue: str, after: int) -> Iterator[Row]:
-        """seq, time_us, id, event, data, retry; without end, as far as it goes."""
+        """seq, time, id, event, data (bytes), retry, doubtful: all there are, as they are taken."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -58,7 +60,10 @@ class Source(Protocol):
 
 def source_of(database: Path, *, is_named: bool) -> Source:
     """The server that has this file, or the file, or, unless it was named, the usual server."""
-    url = server_of(database)
+    try:
+        url = server_of(database)
+    except OSError as error:
+        raise InspectionFailed(f"{error.filename}: {error.strerror}") from None
     if url:
         return Live(url)
     if url is not None:
@@ -66,6 +71,30 @@ def source_of(database: Path, *, is_named: bool) -> Source:
     elif not is_named and not database.exists():
         return Live(None, f"there is no file {database} and ")
     return Stopped(database)
+
+
+def errors_of(database: Path, limit: int, before: str | None) -> Iterator[Row]:
+    """Error replies, the newest first; those with an id before this one."""
+    if not database.is_file():
+        raise InspectionFailed(f"{database}: no such file")
+    with DatabaseFile(database) as file:
+        found = file.errors(limit) if before is None else file.errors(limit, before)
+    for each in found:
+        row = each._asdict()
+        yield {
+            "id": each.id,
+            "time": time_text(row.pop("time_us")),
+            **{name: _readable(value) for name, value in row.items()},
+        }
+
+
+def time_text(time_us: int) -> str:
+    """Microseconds since 1970 as ISO 8601, in UTC."""
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")
+
+
+def _readable(value: str | bytes | None) -> str | None:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def note(text: str) -> None:
@@ -83,7 +112,7 @@ class Live:
         try:
             self._server.__enter__()
         except ConnectionLost as error:
-            raise ServerMissing(f"{self._otherwise}{error}") from None
+            raise ConnectionLost(f"{self._otherwise}{error}") from None
         return self
 
     def __exit__(
@@ -133,7 +162,7 @@ class Live:
                 last = int(found[2])
                 yield {
                     "seq": last,
-                    "time_us": int(found[3]),
+                    "time": time_text(int(found[3])),
                     "id": requests.decoded(message_id),
                     "event": requests.decoded(found[1]),
                     "data": data,
@@ -170,6 +199,7 @@ class Stopped:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._doubtful = 0
 
     def __enter__(self) -> Self:
         self._file = DatabaseFile.open(self._path)
@@ -187,6 +217,11 @@ class Stopped:
             return
         for place, what in damage[:DAMAGE_SHOWN]:
             note(f"{place}: {what}")
+        if self._doubtful:
+            note(
+                f"{self._doubtful} of these messages stand in damaged segments: "
+                "any byte of them may be wrong, and they may have been acked"
+            )
         raise JournalDamaged(
             f"{self._path} is damaged in {len(damage)} places: what can still be read is shown"
         )
@@ -303,9 +338,10 @@ class Stopped:
         if all(each.name != raw for each in self._file.queues):
             raise InspectionFailed(f"{self._path}: there is no queue {queue}")
         for message in self._file.messages(raw, after):
+            self._doubtful += message.doubtful
             yield {
                 "seq": message.seq,
-                "time_us": message.time_us,
+                "time": time_text(message.time_us),
                 "id": requests.decoded(message.id),
                 "event": requests.decoded(message.event),
                 "data": message.data,
