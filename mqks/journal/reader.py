@@ -409,10 +409,10 @@ class DatabaseFile:
             queue = self._index.queues.get(section.queue_id)
             if queue is None:
                 continue
-            for first, count, _, start, end in section.runs:
-                is_free = not queue.overlapping(first, first + count)
+            for first, count, time_us, start, end in section.runs:
+                is_free = not any(queue.overlapping(first, first + count))
                 if is_free and 0 < first <= first + count <= queue.next_seq:
-                    self._index.add_messages(there, queue, first, count, end - start)
+                    self._index.add_messages(there, queue, first, count, end - start, time_us)
 
     # -- messages and errors
 

@@ -74,6 +74,11 @@ class Recovery:
             rule = DeleteRule(delay_s) if has_rule else None
             queues[queue_id] = broker.restore_queue(queue_id, name, rule)
             self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
+        for number, count, ids in await db.execute_fetchall(
+            "select number, count, ids from once order by number"
+        ):
+            self._journal.once.restored(number, count)
+            broker.once.restore(ids.split(b"\n"))
         # A deleted queue's id is never used again.
         for (last,) in await db.execute_fetchall(
             "select seq from sqlite_sequence where name = 'queue'"
