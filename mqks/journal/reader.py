@@ -5,7 +5,7 @@
         file.messages(b"queue", after=0)                         # an iterator, in order
         file.errors(limit=20)                                    # the newest first
 
-- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes
+- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes, oldest_us
 - `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
 - `ErrorReply`: id, time_us, connection, request_id, action, reason
 - `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
@@ -63,6 +63,8 @@ class Queue(NamedTuple):
     """Messages that a consumer holds; in a file that nobody serves: held at the crash."""
     bytes: int
     """Text of what is alive, about."""
+    oldest_us: int | None
+    """When the message came that has waited longest, within ten seconds."""
 
 
 class Message(NamedTuple):
@@ -114,6 +116,36 @@ class _Segment(NamedTuple):
     damage: str = ""
 
 
+class State(NamedTuple):
+    """What the file system tells of a database file."""
+
+    size: int
+    changed_ns: int
+    wal_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        wal = path.with_name(path.name + "-wal")
+        now = path.stat()
+        return cls(now.st_size, now.st_mtime_ns, wal.stat().st_size if wal.exists() else 0)
+
+    @property
+    def is_still(self) -> bool:
+        """Nobody has opened it for writing since it was closed cleanly. It has to look the same
+        after it was read."""
+        return not self.wal_bytes
+
+
+def connect(path: Path, state: State) -> sqlite3.Connection:
+    """A connection that can only read; of a still file one that leaves nothing beside it."""
+    how = "mode=ro&immutable=1" if state.is_still else "mode=ro"
+    uri = f"{path.absolute().as_uri()}?{how}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None)
+    db.text_factory = shown
+    db.execute("pragma query_only = 1")
+    return db
+
+
 class DatabaseFile:
     """Made by `open`; a context manager. One thread at a time."""
 
@@ -124,20 +156,24 @@ class DatabaseFile:
     facts: Facts
     damage: list[Damage]
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, thorough: bool) -> None:
         self.path = path
+        self._thorough = thorough
         self.queues, self.bindings, self.damage = [], [], []
         self._segments: dict[int, _Segment] = {}
         with self._failures():
             self._db = self._connect()
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Raises InspectionFailed when there is no such database, JournalDamaged when SQLite can't
-        make out anything of it, SchemaTooNew when a newer MQKS wrote it."""
+    def open(cls, path: Path, *, thorough: bool = False) -> Self:
+        """`thorough` looks at the text of each message, too.
+
+        Raises InspectionFailed when there is no such database, JournalDamaged when SQLite can't
+        make out anything of it, SchemaTooNew when a newer MQKS wrote it.
+        """
         if not path.is_file():
             raise InspectionFailed(f"{path}: no such file")
-        file = cls(path)
+        file = cls(path, thorough=thorough)
         try:
             file.refresh()
         except BaseException:
@@ -162,35 +198,23 @@ class DatabaseFile:
     # -- the connection
 
     def _connect(self) -> sqlite3.Connection:
-        """A file that was stopped cleanly is read without SQLite's shared memory, so that nothing
-        is left beside it."""
-        self._before = self._looks()
-        wal_bytes = self._before[-1]
-        how = "mode=ro" if wal_bytes else "mode=ro&immutable=1"
-        self._immutable = not wal_bytes
-        db = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?{how}", uri=True, isolation_level=None
-        )
-        db.text_factory = shown
-        self._structure = ""
+        self._before = State.of(self.path)
+        db = connect(self.path, self._before)
         try:
-            db.execute("pragma query_only = 1")
-            try:
-                db.execute("select count(*) from sqlite_schema").fetchone()
-            except sqlite3.DatabaseError as error:
-                # A file that has lost its end is read all the same by who is told to bear it.
-                self._structure = str(error)
-                db.execute("pragma writable_schema = 1")
+            db.execute("select count(*) from sqlite_schema").fetchone()
+            self._structure = ""
+        except sqlite3.DatabaseError as error:
+            # A file that has lost its end is read all the same by who is told to bear it.
+            self._structure = str(error)
+            db.execute("pragma writable_schema = 1")
         except BaseException:
             db.close()
             raise
         return db
 
-    def _looks(self) -> tuple[int, int, int]:
-        """The file's size and time of change, and the size of its WAL."""
-        wal = self.path.with_name(self.path.name + "-wal")
-        now = self.path.stat()
-        return now.st_size, now.st_mtime_ns, wal.stat().st_size if wal.exists() else 0
+    @property
+    def _has_moved(self) -> bool:
+        return self._before.is_still and self._before != State.of(self.path)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -216,7 +240,7 @@ class DatabaseFile:
         """Look again. Raises as `open`."""
         with self._failures():
             while not self._settled():
-                if self._immutable and self._before != self._looks():
+                if self._has_moved:
                     # It is served by now.
                     self._db.close()
                     self._segments.clear()
@@ -239,7 +263,7 @@ class DatabaseFile:
             new = [segment_id for segment_id in ids if segment_id not in self._segments]
             for segment_id in new[:AT_ONCE]:
                 self._read_segment(segment_id)
-        if len(new) > AT_ONCE or (self._immutable and self._before != self._looks()):
+        if len(new) > AT_ONCE or self._has_moved:
             for segment_id in new[AT_ONCE:]:
                 self._read_segment(segment_id)
             return False
@@ -264,7 +288,7 @@ class DatabaseFile:
             version,
             str(epochs[0]) if epochs else None,
             self._number("pragma page_count") * page_bytes,
-            self._looks()[-1],
+            State.of(self.path).wal_bytes,
             page_bytes,
             self._number("pragma freelist_count"),
             0,
@@ -350,6 +374,8 @@ class DatabaseFile:
         crc, body = row
         try:
             segment = _Segment(len(body), checked(segment_id, crc, body))
+            if self._thorough and segment.sections != _credible(body):
+                raise SegmentDamaged("its text is not the messages it tells of")
         except SegmentDamaged as error:
             held = guess(body, self._names)
             segment = _Segment(len(body), _credible(body), f"{error}; it held {held}")
@@ -391,6 +417,7 @@ class DatabaseFile:
                     ready,
                     unacked,
                     size,
+                    _oldest_us(index, marks),
                 )
             )
 
@@ -499,6 +526,15 @@ def _counts(queue: QueueIndex, marks: dict[int, int]) -> tuple[int, int, int]:
     waiting = sum(not mark % 2 and is_delivered(number) for number, mark in marks.items())
     unacked = sum(count for _, count in delivered) - waiting
     return alive - unacked, unacked, size
+
+
+def _oldest_us(queue: QueueIndex, marks: dict[int, int]) -> int | None:
+    for span in queue.spans:
+        for first, count in span.living():
+            for number in range(first, first + count):
+                if number >= queue.cursor or not marks.get(number, 1) % 2:
+                    return span.time_us
+    return None
 
 
 def _lines(body: bytes, queue_id: int, first: int, end: int) -> dict[int, tuple[int, bytes]]:

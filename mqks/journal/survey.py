@@ -36,9 +36,8 @@ class Survey:
                 continue
             queue = self.index.touch(segment, section.queue_id, section.next_seq, section.cursor)
             for run in section.runs:
-                self.index.add_messages(
-                    segment, queue, run.first, run.total, run.end - run.start, run.time_us
-                )
+                size = run.end - run.start
+                self.index.add_messages(segment, queue, run.first, run.total, size, run.time_us)
 
     def finish(self) -> None:
         """All segments are placed: now their acks and marks count."""
