@@ -26,6 +26,7 @@ from mqks.journal.reader import DatabaseFile
 
 PAGE = 1000
 """Rows asked for at once, so that no answer keeps a server for long."""
+PAUSE_S_MAX = 0.1
 DAMAGE_SHOWN = 20
 
 Row = dict[str, Any]
@@ -177,10 +178,14 @@ class Live:
     def _rows(self, words: list[str], key: Callable[[Row], list[Any]]) -> Iterator[Row]:
         flags = [f"--limit={PAGE}"]
         while True:
+            began_s = time.monotonic()
             page = self._ask([*words, *flags])
+            took_s = time.monotonic() - began_s
             yield from page
             if len(page) < PAGE:
                 return
+            # The busier it is, the longer it is left in peace.
+            time.sleep(min(took_s, PAUSE_S_MAX))
             flags[1:] = [
                 f"--{flag}={part}"
                 for flag, part in zip(["after", "then"], key(page[-1]), strict=False)
