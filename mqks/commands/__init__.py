@@ -12,6 +12,7 @@ from mqks import __version__
 from mqks.commands import inspect
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
+from mqks.commands.check_config import check_config
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command(epilog="Example: mqks serve --db mqks.db --port 25000 --log-level debug")(serve)
 app.command(epilog="Example: mqks bench stream confirm --port 25000 --json")(bench)
+app.command(epilog="Example: mqks check-config --config /etc/mqks.toml")(check_config)
 app.command(epilog="Example: mqks backup /backup/mqks.db --db mqks.db")(backup)
 app.command(epilog="Example: mqks verify /backup/mqks.db --json")(verify)
 app.command(epilog="Example: mqks compact --db mqks.db")(compact)
