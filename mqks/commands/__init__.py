@@ -13,6 +13,8 @@ from mqks.commands import inspect
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
+from mqks.commands.export import export
+from mqks.commands.import_ import import_
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
 
@@ -29,6 +31,10 @@ app.command(epilog="Example: mqks check-config --config /etc/mqks.toml")(check_c
 app.command(epilog="Example: mqks backup /backup/mqks.db --db mqks.db")(backup)
 app.command(epilog="Example: mqks verify /backup/mqks.db --json")(verify)
 app.command(epilog="Example: mqks compact --db mqks.db")(compact)
+app.command(epilog="Example: mqks export --messages --queue mail > mail.jsonl")(export)
+app.command("import", epilog="Example: mqks import mail.jsonl --url mqks://127.0.0.1:25000")(
+    import_
+)
 app.add_typer(inspect.app, name="inspect")
 
 
