@@ -73,9 +73,26 @@ class Dialogue:
         while (text := self._answer()) != END:
             yield text
 
+    def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
+        """Send requests with ids of their own, each answered with one line; give the request ids
+        and error ids of those that were refused. Some hundred KiB at a time."""
+        self._send_lines(b"".join(line + b"\n" for line in lines))
+        refused = []
+        for _ in lines:
+            line = self._line()
+            request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
+            if status == b"error" and request_id != b"-":
+                refused.append((request_id, requests.decoded(text)))
+            elif status != b"ok":
+                raise ConnectionLost(f"{self.address}: the peer sent {line[:80]!r}")
+        return refused
+
     def _send(self, body: bytes) -> None:
+        self._send_lines(b"%b %b\n" % (ID, body))
+
+    def _send_lines(self, lines: bytes) -> None:
         try:
-            self._socket.sendall(b"%b %b\n" % (ID, body))
+            self._socket.sendall(lines)
         except OSError as error:
             raise self._lost(error) from None
 

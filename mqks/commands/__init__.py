@@ -13,6 +13,9 @@ from mqks import __version__
 from mqks.commands import ask, inspect, messages, queues
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
+from mqks.commands.check_config import check_config
+from mqks.commands.export import export
+from mqks.commands.import_ import import_
 from mqks.commands.options import printable
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
@@ -37,6 +40,9 @@ _add(RUN, "bench", bench, "mqks bench stream confirm --port 25000 --json")
 _add(RUN, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
 _add(RUN, "verify", verify, "mqks verify /backup/mqks.db --json")
 _add(RUN, "compact", compact, "mqks compact --db mqks.db")
+_add(RUN, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
+_add(RUN, "export", export, "mqks export --messages --queue mail > mail.jsonl")
+_add(RUN, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")
 _add(
     MESSAGES,
     "publish",

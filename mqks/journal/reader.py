@@ -156,7 +156,7 @@ class DatabaseFile:
     facts: Facts
     damage: list[Damage]
 
-    def __init__(self, path: Path, *, thorough: bool) -> None:
+    def __init__(self, path: Path, *, thorough: bool = False) -> None:
         self.path = path
         self._thorough = thorough
         self.queues, self.bindings, self.damage = [], [], []

@@ -43,6 +43,7 @@ def verify(path: Path) -> Verdict:
             if not (_is_name(name) and _is_name(event))
         ]
         messages = sum(queue.ready + queue.unacked for queue in file.queues)
+        damage = list(dict.fromkeys(damage))
         return Verdict(damage, file.facts, len(file.queues), messages, is_served)
 
 
