@@ -5,7 +5,9 @@ The one rule: looking changes nothing and consumes nothing.
 
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -17,13 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqks.commands.options import AsJson, Database, Url, table
-from mqks.errors import InspectionFailed
+from mqks.errors import InspectionFailed, MqksError
 from mqks.settings import load
 
 if TYPE_CHECKING:
     from mqks.commands.sources import Source
 
 Row = dict[str, Any]
+
+REASON_S = 0.2
 
 QUEUE = ("name", "ready", "unacked", "consumers", "bindings", "next_seq", "oldest", "rule")
 BINDING = ("queue", "event", "exists")
@@ -206,11 +210,9 @@ def error(
 ) -> None:
     """Tell what stands behind one error reply."""
     path = _file(context, url, db)
-    # No id has a space, so it is the last one below that.
-    found = [row for row in _errors(path, 1, f"{id} ") if row["id"] == id]
-    if not found:
-        raise InspectionFailed(f"{path}: no error {id}; only the last errors_kept_max are kept")
-    _object(found[0], as_json)
+    for row in _error(path, id):
+        return _object(row, as_json)
+    raise InspectionFailed(f"{path}: no error {id}; only the last errors_kept_max are kept")
 
 
 @app.command(epilog="Example: mqks inspect errors --db mqks.db --limit 5 --json")
@@ -223,6 +225,20 @@ def errors(
 ) -> None:
     """List the latest errors, the newest first."""
     table(_errors(_file(context, url, db), limit), ERROR, as_json=as_json)
+
+
+def reason_of(error_id: str) -> str | None:
+    """Why a server refused something, if its database is the one that is meant here."""
+    with suppress(MqksError):
+        path, ends_s = load({}, environ).db, time.monotonic() + REASON_S
+        # The reply may be a moment ahead of the commit that holds the reason.
+        while path.is_file():
+            for row in _error(path, error_id):
+                return str(row["reason"])
+            if time.monotonic() > ends_s:
+                break
+            time.sleep(0.02)
+    return None
 
 
 # ------------------------------------------------------------------------------ where to look
@@ -256,6 +272,12 @@ def _errors(path: Path, limit: int, before: str | None = None) -> Iterator[Row]:
     from mqks.commands.sources import errors_of
 
     return errors_of(path, limit, before)
+
+
+def _error(path: Path, error_id: str) -> list[Row]:
+    """That one, if it is there."""
+    # No id has a space, so it is the last one below that.
+    return [row for row in _errors(path, 1, f"{error_id} ") if row["id"] == error_id]
 
 
 # ------------------------------------------------------------------------------ what is shown

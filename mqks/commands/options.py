@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,8 +30,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Row = Mapping[str, Any]
 
-PAGE = 1000
-"""Rows that are printed at a time, so that much to tell neither waits nor fills the memory."""
+PAGE_ROWS, PAGE_CHARACTERS = 1000, 1 << 20
+"""What is printed at a time, so that much to tell neither waits nor fills the memory."""
 
 
 def printable(text: object) -> str:
@@ -56,10 +55,9 @@ def table(
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    is_terminal, rows = sys.stdout.isatty(), iter(rows)
+    is_terminal, is_first = sys.stdout.isatty(), True
     widths = list(map(len, columns))
-    page, is_first = list(islice(rows, PAGE)), True
-    while page or is_first:
+    for page in _pages(rows):
         cells = [[printable(row.get(column)) for column in columns] for row in page]
         right = [any(_is_number(row.get(column)) for row in page) for column in columns]
         if is_terminal:
@@ -71,7 +69,21 @@ def table(
             ]
             lines = [columns, *cells] if is_first else cells
             typer.echo("\n".join(_aligned(line, widths, right) for line in lines))
-        page, is_first = list(islice(rows, PAGE)), False
+        is_first = False
+
+
+def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Some rows at a time; one page without any where there are none."""
+    page: list[Row] = []
+    size, is_first = 0, True
+    for row in rows:
+        page.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(page) == PAGE_ROWS or size >= PAGE_CHARACTERS:
+            yield page
+            page, size, is_first = [], 0, False
+    if page or is_first:
+        yield page
 
 
 def _is_number(value: object) -> bool:

@@ -26,12 +26,13 @@ from mqks.journal.reader import DatabaseFile
 
 PAGE = 1000
 """Rows asked for at once, so that no answer keeps a server for long."""
+PAUSE_S_MAX = 0.1
 DAMAGE_SHOWN = 20
 
 Row = dict[str, Any]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PEEKED = re.compile(rb"event=(.*),seq=(\d+),time=(\d+)")
+_PEEKED = re.compile(rb"event=(.*?)(?:,retry=(\d+))?,seq=(\d+),time=(\d+)")
 
 
 class Source(Protocol):
@@ -77,7 +78,7 @@ def errors_of(database: Path, limit: int, before: str | None) -> Iterator[Row]:
     """Error replies, the newest first; those with an id before this one."""
     if not database.is_file():
         raise InspectionFailed(f"{database}: no such file")
-    with DatabaseFile(database) as file:
+    with DatabaseFile(database, thorough=False) as file:
         found = file.errors(limit) if before is None else file.errors(limit, before)
     for each in found:
         row = each._asdict()
@@ -159,14 +160,15 @@ class Live:
                 message_id, attributes, data = line.split(b" ", 2)
                 found = _PEEKED.fullmatch(attributes)
                 assert found is not None, "the server says what protocol.md tells"
-                last = int(found[2])
+                event, retry, seq, time_us = found.groups()
+                last = int(seq)
                 yield {
                     "seq": last,
-                    "time": time_text(int(found[3])),
+                    "time": time_text(int(time_us)),
                     "id": requests.decoded(message_id),
-                    "event": requests.decoded(found[1]),
+                    "event": requests.decoded(event),
                     "data": data,
-                    "retry": None,
+                    "retry": int(retry or 0),
                     "doubtful": False,
                 }
             if last == after:
@@ -176,10 +178,14 @@ class Live:
     def _rows(self, words: list[str], key: Callable[[Row], list[Any]]) -> Iterator[Row]:
         flags = [f"--limit={PAGE}"]
         while True:
+            began_s = time.monotonic()
             page = self._ask([*words, *flags])
+            took_s = time.monotonic() - began_s
             yield from page
             if len(page) < PAGE:
                 return
+            # The busier it is, the longer it is left in peace.
+            time.sleep(min(took_s, PAUSE_S_MAX))
             flags[1:] = [
                 f"--{flag}={part}"
                 for flag, part in zip(["after", "then"], key(page[-1]), strict=False)
@@ -260,7 +266,7 @@ class Stopped:
                 "bindings": bound.get(queue.name, 0),
                 "rule": None if rule is None else {"delay_s": rule.delay_s},
                 "next_seq": queue.next_seq,
-                "oldest_age_s": None,
+                "oldest_age_s": _age_s(queue.oldest_us),
                 "memory_bytes": None,
             }
 
@@ -269,10 +275,6 @@ class Stopped:
         if row is None:
             raise InspectionFailed(f"{self._path}: there is no queue {name}")
         raw = requests.name(name)
-        waiting = (each for each in self._file.messages(raw) if not each.unacked)
-        oldest = next(waiting, None)
-        if oldest is not None:
-            row["oldest_age_s"] = max(0.0, round(time.time() - oldest.time_us / 1e6, 3))
         events = [requests.decoded(event) for queue, event in self._file.bindings if queue == raw]
         return row | {"events": events, "consumer_ids": []}
 
@@ -348,6 +350,10 @@ class Stopped:
                 "retry": message.retry,
                 "doubtful": message.doubtful,
             }
+
+
+def _age_s(time_us: int | None) -> float | None:
+    return None if time_us is None else max(0.0, round(time.time() - time_us / 1e6, 3))
 
 
 def _given(name: str | None) -> list[str]:

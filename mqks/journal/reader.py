@@ -5,7 +5,7 @@
         file.messages(b"queue", after=0)                         # an iterator, in order
         file.errors(limit=20)                                    # the newest first
 
-- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes
+- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes, oldest_us
 - `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
 - `ErrorReply`: id, time_us, connection, request_id, action, reason
 - `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
@@ -63,6 +63,8 @@ class Queue(NamedTuple):
     """Messages that a consumer holds; in a file that nobody serves: held at the crash."""
     bytes: int
     """Text of what is alive, about."""
+    oldest_us: int | None
+    """When the message came that has waited longest, within ten seconds."""
 
 
 class Message(NamedTuple):
@@ -415,6 +417,7 @@ class DatabaseFile:
                     ready,
                     unacked,
                     size,
+                    _oldest_us(index, marks),
                 )
             )
 
@@ -523,6 +526,15 @@ def _counts(queue: QueueIndex, marks: dict[int, int]) -> tuple[int, int, int]:
     waiting = sum(not mark % 2 and is_delivered(number) for number, mark in marks.items())
     unacked = sum(count for _, count in delivered) - waiting
     return alive - unacked, unacked, size
+
+
+def _oldest_us(queue: QueueIndex, marks: dict[int, int]) -> int | None:
+    for span in queue.spans:
+        for first, count in span.living():
+            for number in range(first, first + count):
+                if number >= queue.cursor or not marks.get(number, 1) % 2:
+                    return span.time_us
+    return None
 
 
 def _lines(body: bytes, queue_id: int, first: int, end: int) -> dict[int, tuple[int, bytes]]:
