@@ -33,7 +33,7 @@ class Dialogue:
     def __init__(self, url: str | None, options: Options | None = None) -> None:
         self._options = options or Options()
         self.address = urls.parse(url)
-        self._splitter = LineSplitter(self._options.reply_bytes_max)
+        self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._lines: deque[bytes] = deque()
 
     def __enter__(self) -> Self:

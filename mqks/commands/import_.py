@@ -254,9 +254,11 @@ class Import:
             self._counts["bindings"] += 1
 
     def _end(self, lines: Iterator[Line]) -> None:
-        for line in lines:
-            if (told := {what: line.row.get(what) for what in self._counts}) != self._counts:
-                raise line.wrong(f"it tells of {told}, and there were {self._counts}")
+        line = next(lines)
+        if more := next(lines, None):
+            raise more.wrong("the export has ended already")
+        if (told := {what: line.row.get(what) for what in self._counts}) != self._counts:
+            raise line.wrong(f"it tells of {told}, and there were {self._counts}")
         for name, line in self._queues.items():
             has_rule, delay_s = line.rule()
             if not has_rule or name in self._there:

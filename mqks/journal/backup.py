@@ -34,11 +34,13 @@ def backup(
     """
     if not source.is_file():
         raise InspectionFailed(f"{source}: no such file")
-    _refuse(source, target, force)
+    if target.exists() and target.samefile(source):
+        raise CannotWrite(f"{target} is the database itself")
     partial = target.with_name(target.name + ".partial")
     try:
         with _locked(target), _cleared(partial):
-            # None but us may read it, before it is as it should be.
+            _refuse(target, force)
+            # Nobody but us may read it before it is as it should be.
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             while not _copied(source, partial, progress):
                 pass
@@ -59,12 +61,9 @@ def backup(
     return verdict
 
 
-def _refuse(source: Path, target: Path, force: bool) -> None:
-    if target.exists():
-        if target.samefile(source):
-            raise CannotWrite(f"{target} is the database itself")
-        if not force or not target.is_file():
-            raise CannotWrite(f"{target} is there already")
+def _refuse(target: Path, force: bool) -> None:
+    if target.exists() and not (force and target.is_file()):
+        raise CannotWrite(f"{target} is there already")
     wal = target.with_name(target.name + "-wal")
     if wal.exists() and wal.stat().st_size:
         # It would be taken for the copy's.
