@@ -11,7 +11,11 @@ import typer
 
 from mqks import __version__
 from mqks.commands import ask, inspect, messages, queues
+from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
+from mqks.commands.check_config import check_config
+from mqks.commands.export import export
+from mqks.commands.import_ import import_
 from mqks.commands.options import printable
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
@@ -33,6 +37,12 @@ def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
 
 _add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
 _add(RUN, "bench", bench, "mqks bench stream confirm --port 25000 --json")
+_add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
+_add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
+_add(KEEP, "compact", compact, "mqks compact --db mqks.db")
+_add(KEEP, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
+_add(KEEP, "export", export, "mqks export --messages --queue mail > mail.jsonl")
+_add(KEEP, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")
 _add(
     MESSAGES,
     "publish",
