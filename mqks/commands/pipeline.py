@@ -11,7 +11,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mqks.commands.options import AsJson, Row, Url, table
 from mqks.pipeline.errors import BadOption, ExtraMissing, JobFailed, ServerAway
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ def instant(text: str) -> datetime:
     return told if told.tzinfo else told.replace(tzinfo=UTC)
 
 
-def printable(text: str) -> str:
-    """What a client sent must not steer the terminal: control characters are escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 app = typer.Typer(
     help="Jobs on Spark: archive a queue into a lake, report on it, replay it.",
     epilog="Start here: mqks pipeline archive clicks lake --once",
@@ -53,11 +49,6 @@ app = typer.Typer(
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue; nobody else consumes it.")]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
 LakeOrNone = Annotated[Path | None, typer.Argument(metavar="[LAKE]", help="Its directory.")]
-Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", envvar="MQKS_URL", help="The server."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")]
 Start = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="From then on: 2026-11-20T12:00, UTC."),
@@ -246,9 +237,8 @@ def replay(
             speed=_speed(speed),
         )
         if dry_run:
-            for event, count in job.counts(spark):
-                told = json.dumps({"event": event, "messages": count})
-                typer.echo(told if as_json else f"{count:>15,}  {printable(event)}")
+            counts = [{"event": event, "messages": count} for event, count in job.counts(spark)]
+            table(counts, ["event", "messages"], as_json=as_json)
             return
         began_s = time.monotonic()
         for progress in job.run(spark, _stop_on_signal()):
@@ -263,49 +253,39 @@ def replay(
 
 
 def _show(report: "Report", top: int) -> None:
-    def seconds(instant: datetime) -> str:
-        return f"{instant:%Y-%m-%d %H:%M:%S}"
+    """What a terminal has room for; `--json` tells all."""
 
-    typer.echo(
-        f"{seconds(report.start)} to {seconds(report.end)} UTC, {report.messages:,} messages"
-    )
-    totals: Counter[datetime] = Counter()
+    def shown(**row: Any) -> Row:
+        return {name: _shown(value) for name, value in row.items()}
+
+    begin, end, last = map(_shown, (report.start, report.end, report.last_window))
+    typer.echo(f"{begin} to {end} UTC, {report.messages:,} messages")
+    counts: Counter[datetime] = Counter()
     for window in report.windows:
-        totals[window.start] += window.messages
-    _table(
-        ("event", "messages", "bytes", "ids", "retries", "last"),
-        [
-            (e.event, *(f"{n:,}" for n in (e.messages, e.bytes, e.ids, e.retries)), seconds(e.last))
-            for e in report.events[:top]
+        counts[window.start] += window.messages
+    sections = {
+        "Top events": [
+            shown(**asdict(event) | {"retries": event.retries}) for event in report.events[:top]
         ],
-    )
-    _table(
-        (f"window of {report.window_s} s", "messages"),
-        [(seconds(start), f"{count:,}") for start, count in sorted(totals.items())],
-    )
-    _table(
-        (f"delay in s, {report.delay_of}", "messages", "p50", "p90", "p99", "most"),
-        [
-            (d.queue, f"{d.messages:,}", *(f"{s:.6f}" for s in (d.p50, d.p90, d.p99, d.most)))
-            for d in report.delays
+        f"Windows of {report.window_s} s": [
+            shown(start=start, messages=count) for start, count in sorted(counts.items())
         ],
-    )
-    _table(
-        (f"silent since {seconds(report.last_window)}", "messages before", "last"),
-        [(e.event, f"{e.messages:,}", seconds(e.last)) for e in report.silent],
-    )
+        f"Seconds from {report.delay_of}": [shown(**asdict(delay)) for delay in report.delays],
+        f"Silent since {last}": [
+            shown(event=event.event, last=event.last, messages=event.messages)
+            for event in report.silent
+        ],
+    }
+    for heading, rows in sections.items():
+        if rows:
+            typer.echo(f"\n{heading}")
+            table(rows, list(rows[0]))
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """An empty line, then columns as wide as they must be; nothing where there are no rows."""
-    if not rows:
-        return
-    shown = [names, *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    typer.echo("")
-    for first, *others in shown:
-        cells = (f"{cell:>{wide}}" for cell, wide in zip(others, widths[1:], strict=True))
-        typer.echo("  ".join([f"{first:<{widths[0]}}", *cells]))
+def _shown(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _speed(text: str) -> float:
