@@ -17,7 +17,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,9 +104,9 @@ class Job:
     def kill(self, everything: bool) -> None:
         """SIGKILL to all of it, or to the driver alone, whose JVM and workers live on a little."""
         if everything:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        else:
-            self.process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait(LIMIT_S)
 
     def succeed(self) -> list[dict[str, Any]]:
@@ -146,8 +147,7 @@ def archive(root: Path, count: int, seed: int, format: str = "parquet") -> Path:
         with at_the_same_time(lambda: publish(broker.url, count)):
             for number in range(DRIVER_KILLS):
                 job = Job(log, *command)
-                is_in_batch = lambda: staging.is_dir() and any(staging.iterdir())  # noqa: E731
-                wait_for("a batch", lambda: job.is_running() and (job.told or is_in_batch()))  # noqa: B023
+                wait_for("a batch", partial(_is_at_work, job, staging))
                 if number % 3 == 1:  # Twice: the broker dies first, in the midst of a batch.
                     broker.kill()
                     broker.start()
@@ -155,6 +155,10 @@ def archive(root: Path, count: int, seed: int, format: str = "parquet") -> Path:
                 job.kill(everything=chance.random() < 0.5)
         Job(log, *command, "--once").succeed()
     return lake
+
+
+def _is_at_work(job: Job, staging: Path) -> bool:
+    return bool(job.told) or (job.is_running() and staging.is_dir() and any(staging.iterdir()))
 
 
 def replay(root: Path, count: int, seed: int) -> Path:
@@ -170,7 +174,7 @@ def replay(root: Path, count: int, seed: int) -> Path:
         command = ["replay", str(lake), "--url", broker.url]
         for number in range(BROKER_KILLS):
             job = Job(log, *command)
-            wait_for("progress", lambda: job.is_running() and job.told)  # noqa: B023
+            wait_for("progress", lambda: job.told or not job.is_running())  # noqa: B023
             time.sleep(chance.uniform(0, 0.2))
             broker.kill()
             broker.start()
