@@ -223,6 +223,7 @@ def replay(
 
     A replay that was stopped or killed goes on when it is started again.
     """
+    times = _speed(speed)
     with _job("replay", master, conf) as spark:
         from mqks.pipeline.replay import Replay
         from mqks.pipeline.wire import Server
@@ -234,7 +235,7 @@ def replay(
             start=start,
             end=end,
             events=events,
-            speed=_speed(speed),
+            speed=times,
         )
         if dry_run:
             counts = [{"event": event, "messages": count} for event, count in job.counts(spark)]

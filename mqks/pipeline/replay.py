@@ -136,10 +136,11 @@ class _Pace:
 
     def due(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches in parts, each when its last message is due, until stopped."""
-        first_us, began_s = None, time.monotonic()
+        first_us, began_s = None, 0.0
         for batch in batches:
             times = np.asarray(batch["timestamp"])
-            first_us = times[0] if first_us is None else first_us
+            if first_us is None:  # The clock starts with the first message, not with the sorting.
+                first_us, began_s = times[0], time.monotonic()
             at = 0
             while at < len(batch) and not self._stop.is_set():
                 if self._speed == math.inf:
