@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests import sync_library as sync
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,3 +45,9 @@ def spark() -> "Iterator[SparkSession]":
         pytest.skip(str(missing))
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def sync_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library for LD_PRELOAD, of which tests/sync_library.py tells."""
+    return sync.compiled(tmp_path_factory.mktemp("sync"))

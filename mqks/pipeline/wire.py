@@ -58,6 +58,7 @@ class Wire:
         context = ssl.create_default_context(cafile=server.ca) if server.ca else None
         options = Options(connect_timeout_s=server.connect_timeout_s, ssl_context=context)
         self._sock = open_socket(address, options)
+        self._sock.settimeout(server.connect_timeout_s)
         # Small reads come out of its buffer, large ones go past it: straight into our memory.
         self._replies: BufferedReader = self._sock.makefile("rb")
         try:
