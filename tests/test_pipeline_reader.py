@@ -1,22 +1,28 @@
 """Reading a queue as a log: what comes as columns, what is missed, what breaks in between."""
 
 import pickle
+import ssl
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mqks
 from mqks.client.errors import ProtocolViolation, RequestFailed
 from mqks.pipeline import wire
 from mqks.pipeline.columns import FIELDS, SCHEMA, record_batch, subset
 from mqks.pipeline.errors import DataLost
 from mqks.pipeline.reader import LogRange, QueueReader
 from mqks.pipeline.wire import Server
+from mqks.testing import Broker, BrokerProcess
 from tests.log_peer import LogPeer
+from tests.proxy import Proxy
 
 TIME_US = 1_700_000_000_000_000
 
@@ -243,3 +249,45 @@ def test_a_queue_made_anew_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
         assert offsets(log.read(1, 3, epoch="one", fail_on_data_loss=False)) == []
 
     assert "made anew; going on" in caplog.text
+
+
+# --------------------------------------------------------------------------- the real server
+
+
+def test_behind_tls(mqks_broker: Broker, tmp_path: Path) -> None:
+    with mqks.connect_blocking(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish_many([("e", "x" * 1000)] * 500)
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with Proxy(mqks_broker.port, tls=context) as proxy:
+        url = f"mqkss://localhost:{proxy.port}"
+        with QueueReader(None, "q", server=Server(url=url, ca=str(tmp_path / "ca.pem"))) as log:
+            assert offsets(log.read(1, 501)) == list(range(1, 501))
+        with (
+            QueueReader(None, "q", server=Server(url=url, retries=0)) as log,
+            pytest.raises(ssl.SSLCertVerificationError),
+        ):
+            log.range()
+
+
+def test_numbers_seen_survive_a_kill(mqks_broker_process: BrokerProcess) -> None:
+    def publish(count: int) -> None:
+        with mqks.connect_blocking(mqks_broker_process.url) as client:
+            client.publish_many([("e", "x")] * count)
+
+    with mqks.connect_blocking(mqks_broker_process.url) as client:
+        client.subscribe("q", ["e"])
+    publish(10)
+    with QueueReader(mqks_broker_process.url, "q") as log:
+        before = log.range()
+        log.trim(before.next)  # Nothing is left, and still the numbers go on.
+        mqks_broker_process.kill()
+        mqks_broker_process.start()
+        publish(5)
+        after = log.range()
+        assert (after.epoch, after.first) == (before.epoch, before.next)
+        pages = log.read(before.next, after.next, epoch=before.epoch)
+        assert offsets(pages) == list(range(11, 16))

@@ -474,7 +474,7 @@ def back(peer: LogPeer) -> None:
     peer.next = 4
 
 
-LOSSES = [(anew, at(1, "two"), "made anew"), (back, at(4), "ends at 4, and 6 was read before")]
+LOSSES = [(anew, at(1, "two"), "made anew"), (back, at(4), "ends at 4, and 6 was seen before")]
 
 
 @pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
@@ -549,6 +549,17 @@ def test_what_was_trimmed_after_the_plan(stream_reader: Make) -> None:
             log.trim(5)
         with pytest.raises(DataLost, match="messages 1 to 4 "):
             rows(reader, planned)
+
+
+def test_a_log_that_has_become_shorter_after_the_plan(stream_reader: Make) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = stream_reader(peer.url)
+        planned = reader.partitions(at(1), at(11))
+        back(peer)
+        with pytest.raises(DataLost, match="ends at 4, and 11 was seen before"):
+            rows(reader, planned)
+        reader = stream_reader(peer.url, failOnDataLoss="false")
+        assert offsets(reader, planned) == [1, 2, 3]
 
 
 # ------------------------------------------------------------------------------- with Spark

@@ -110,8 +110,9 @@ class QueueReader:
     ) -> Iterator[pa.RecordBatch]:
         """The living messages from `start` up to, not including, `end`; fewer when the log ends.
 
-        With an `epoch` it is checked that numbers still mean what they meant then, and that what is
-        missing was not trimmed away: raises DataLost, or warns and goes on with what is there.
+        With an `epoch` it is checked that numbers still mean what they meant then, that the log
+        does reach to `end`, and that what is missing was not trimmed away: raises DataLost, or
+        warns and goes on with what is there.
         """
         try:
             while start < end:
@@ -126,6 +127,9 @@ class QueueReader:
                 if len(page.runs):
                     yield self._batch(page)
                 elif page.next <= start:
+                    if epoch is not None:
+                        what = f"the queue {self._name} ends at {start}, and {end} was seen before"
+                        lost(what, fail_on_data_loss)
                     return
                 start = page.next
         finally:

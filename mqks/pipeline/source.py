@@ -75,7 +75,7 @@ Offset = dict[str, Any]
 
 
 class MqksDataSource(DataSource):
-    """A queue of an MQKS server; docs/pipeline.md tells the options and columns."""
+    """A queue of an MQKS server; docs/spark.md tells the options and columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -161,7 +161,7 @@ class _Reader:
         if epoch != log.epoch:
             return f"the queue {self.options.queue} was made anew since {start} was read"
         if start > log.next:
-            return f"the queue {self.options.queue} ends at {log.next}, and {start} was read before"
+            return f"the queue {self.options.queue} ends at {log.next}, and {start} was seen before"
         return ""
 
     def _start(self, log: LogRange, otherwise: str) -> int:
@@ -174,12 +174,15 @@ class _Reader:
 class BatchReader(_Reader, DataSourceReader):
     """Everything between two offsets, as it is when the query is planned."""
 
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
+        if self.options.start == Place(LATEST):
+            raise BadOption("startingOffsets is latest, behind which a batch finds nothing")
+
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
         with self._log_reader() as reader:
             log = reader.range(options.start_time_us)
-        if options.start == Place(LATEST):
-            raise BadOption("startingOffsets is latest, behind which a batch finds nothing")
         start = self._start(log, EARLIEST)
         end = _resolved("endingOffsets", options.end or Place(LATEST), log)
         if start >= end:
@@ -192,10 +195,11 @@ class BatchReader(_Reader, DataSourceReader):
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A queue as a stream. Spark keeps one in a process of its own to plan batches, and others in
-    the tasks to read them."""
+    the tasks to read them.
 
-    # Without SupportsTriggerAvailableNow, Spark would read everything in one batch and ask for no
-    # limit.
+    If it did not say that it supports the trigger availableNow, Spark would read everything in one
+    batch then, and ask for no limit.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
