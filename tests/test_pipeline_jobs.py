@@ -24,7 +24,7 @@ import pytest
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
 from mqks.pipeline import archive as archives
-from mqks.pipeline.errors import BadOption, LakeUnfit
+from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import LAKES, messages
 from mqks.pipeline.page import page
 from mqks.pipeline.reader import QueueReader
@@ -192,6 +192,19 @@ def test_payloads_by_a_schema(
         {"n": None, "user": None},
         None,
     ]
+
+
+def test_a_queue_that_is_older_than_the_lake_is_left_alone(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    with QueueReader(mqks_broker.url, "clicks") as reader, LAKES["parquet"](lake) as opened:
+        opened.commit("clicks", reader.range().epoch, 100, [])
+    with pytest.raises(DataLost, match="ends at 6, and the lake has it up to 100"):
+        run(spark, mqks_broker, lake)
+
+    assert len(waits(mqks_broker)) == 5
 
 
 def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from mqks.pipeline.columns import FIELDS, subset
+from mqks.pipeline.errors import DataLost
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
-from mqks.pipeline.reader import QueueReader
+from mqks.pipeline.reader import LogRange, QueueReader
 from mqks.pipeline.wire import Server
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class Archive:
     def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what was there is in the lake.
 
-        `lake` is entered. Raises RequestFailed (no such queue), OSError (no server) and whatever a
-        job of Spark fails with; it may be called again after each.
+        `lake` is entered. Raises RequestFailed (no such queue), OSError (no server), DataLost (the
+        queue is older than the lake) and whatever a job of Spark fails with.
         """
         reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
         with reader:
@@ -136,11 +137,11 @@ class Archive:
     ) -> Iterator[Progress]:
         log = reader.range()
         goal, waited_until = log.next, time.monotonic()
-        if self.trim:  # The last run may have died between the two.
-            reader.trim(lake.next(self.queue, log.epoch) or 0)
+        done = self._done(lake, log)
+        if self.trim and log.first < done:  # The last run died between the two.
+            reader.trim(done)
         while not stop.is_set():
-            known = lake.next(self.queue, log.epoch)
-            start = log.first if known is None else max(known, log.first)
+            start = max(self._done(lake, log), log.first)
             end = min(log.next, start + self.batch_messages)
             if self.once and (start >= goal or end <= start):
                 return
@@ -153,11 +154,12 @@ class Archive:
             began = time.perf_counter()
             files = self._batch(spark, lake, reader, log.epoch, start, end)
             lake.commit(self.queue, log.epoch, end, files)
-            if self.trim:
+            epoch, log = log.epoch, reader.range()
+            if self.trim and log.epoch == epoch:  # A queue made anew has other messages there.
                 reader.trim(end)
             if self.compact:
                 lake.compact(files, partial(_merge, spark, lake.staging))
-            epoch, log = log.epoch, reader.range()
+                log = reader.range()
             yield Progress(
                 queue=self.queue,
                 epoch=epoch,
@@ -170,6 +172,18 @@ class Archive:
                 seconds=round(time.perf_counter() - began, 3),
                 lag=max(0, log.next - end) if log.epoch == epoch else log.next - log.first,
             )
+
+    def _done(self, lake: Lake, log: LogRange) -> int:
+        """The number below which the lake has everything. Raises DataLost."""
+        done = lake.next(self.queue, log.epoch)
+        if done is not None and done > log.next:
+            # Its numbers will come again, for other messages: these must be neither taken for
+            # archived nor trimmed.
+            raise DataLost(
+                f"the queue {self.queue} ends at {log.next}, and the lake has it up to {done}:"
+                " an older state of the database was put back"
+            )
+        return log.first if done is None else done
 
     def _batch(
         self,
