@@ -434,24 +434,22 @@ def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None
     assert mqks(*arguments).returncode == 64
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_commands_together(mqks_broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.slow  # Archive and replay run as commands in the tests with kills.
+def test_report_as_a_command(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, tmp_path: Path
+) -> None:
     subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20))
-    lake, html = str(tmp_path / "lake"), tmp_path / "report.html"
-    url = ["--url", mqks_broker.url, "--master", "local[2]"]
-    done = mqks("archive", "clicks", lake, "--once", "--json", *url)
+    publish(mqks_broker, some(0, 20) + some(20, 3, "rare"))
+    run(spark, mqks_broker, lake)
+    html, windows = tmp_path / "report.html", tmp_path / "windows.parquet"
+    done = mqks("report", str(lake), "--html", str(html), "--parquet", str(windows), "--top", "1")
+
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["messages"] == 20
-    done = mqks("report", lake, "--html", str(html), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["events"][0]["messages"] == 20
+    assert "23 messages" in done.stdout
+    assert "page.view" in done.stdout
+    assert "rare" not in done.stdout
     assert html.read_text().startswith("<!doctype html>")
-    subscribe(mqks_broker, "copy")
-    done = mqks("replay", lake, "--events", "page.*", *url)
-    assert done.returncode == 0, done.stderr
-    assert len(waits(mqks_broker, "copy")) == 20
+    assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
 
 
 # ----------------------------------------------------------------------------------------- kills
