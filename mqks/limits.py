@@ -30,5 +30,23 @@ SEGMENT_MERGE_COUNT: Final = 512
 SEGMENT_SMALL_BYTES: Final = 16 * 1024
 """A segment below this size counts as small."""
 
+READS_WAITING_MAX: Final = 16
+"""Reads of the journal that one connection may send ahead."""
+
+READ_ROWS_DEFAULT: Final = 100_000
+READ_ROWS_MAX: Final = 1_000_000
+"""Messages in one reply to read."""
+
+READ_BYTES: Final = 4 * 1024 * 1024
+"""One reply to read, about."""
+
+PEEK_ROWS_DEFAULT: Final = 10
+PEEK_ROWS_MAX: Final = 1000
+"""Messages in one reply to peek."""
+
+STATS_ROWS_DEFAULT: Final = 1000
+STATS_ROWS_MAX: Final = 10_000
+"""Rows in one reply to stats."""
+
 REASON_CHARACTERS_MAX: Final = 500
 """Longest reason kept with an error."""

@@ -80,6 +80,15 @@ class Settings:
             bounds=(16 * MIB, 128 * TIB),
         ),
     ] = GIB
+    once_ids_max: Annotated[
+        int,
+        About(
+            "Storage",
+            "Ids of publish --once that are remembered; an older one may be published again.",
+            unit="ids",
+            bounds=(0, 100_000_000),
+        ),
+    ] = 1_000_000
     errors_kept_max: Annotated[
         int,
         About(

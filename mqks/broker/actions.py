@@ -3,15 +3,26 @@
 The one rule: a request that raises has changed nothing.
 """
 
+import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from mqks.broker import expression
+from mqks.broker import expression, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
+from mqks.broker.queue import Queue
+from mqks.broker.reads import Read
 from mqks.broker.state import State
 from mqks.errors import BadRequest, DiskFull, LimitExceeded
+from mqks.limits import (
+    PEEK_ROWS_DEFAULT,
+    PEEK_ROWS_MAX,
+    READ_ROWS_DEFAULT,
+    READ_ROWS_MAX,
+    STATS_ROWS_DEFAULT,
+    STATS_ROWS_MAX,
+)
 from mqks.protocol import replies
 from mqks.protocol.requests import (
     ALL,
@@ -21,11 +32,16 @@ from mqks.protocol.requests import (
     parse_delete_queue,
     parse_eval,
     parse_name,
+    parse_number,
     parse_publish,
     parse_rebind,
     parse_settle,
     parse_subscribe,
+    parse_words,
+    shown,
 )
+
+SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Action(NamedTuple):
@@ -34,10 +50,14 @@ class Action(NamedTuple):
 
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
-    event, data = parse_publish(request.rest)
+    event, data, once = parse_publish(request.rest)
     if broker.disk_full:
         raise DiskFull("the disk is full: nothing can be published until space is back")
-    broker.publish(event, [request.id], [replies.body(request.id, event, data)])
+    body = replies.body(request.id, event, data)
+    if once:
+        broker.publish_once(event, request.id, body)
+    else:
+        broker.publish(event, [request.id], [body])
 
 
 def subscribe(broker: Broker, connection: Connection, request: Request) -> None:
@@ -106,6 +126,89 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> No
         broker.unused(queue)
 
 
+def purge(broker: Broker, connection: Connection, request: Request) -> None:
+    broker.trim(parse_name("purge", request.rest), None)
+
+
+def trim(broker: Broker, connection: Connection, request: Request) -> None:
+    words, _, _ = parse_words("trim", request.rest, 2)
+    if len(words) != 2:
+        raise BadRequest("trim: a queue and a sequence number are needed")
+    broker.trim(words[0], parse_number("trim", words[1], 0, SEQ_MAX))
+
+
+def peek(broker: Broker, connection: Connection, request: Request) -> None:
+    names, numbers, _ = parse_words(
+        "peek", request.rest, 1, {b"--after": (0, SEQ_MAX), b"--limit": (1, PEEK_ROWS_MAX)}
+    )
+    name = _needed("peek", names)
+    queue = broker.queues.get(name)
+    first = numbers.get(b"--after", 0) + 1
+    limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
+    # A queue that is not there has number 0, and no messages.
+    queue_id = 0 if queue is None else queue.id
+    broker.read(connection, Read(request.id, "peek", name, queue_id, first, limit=limit))
+
+
+def read(broker: Broker, connection: Connection, request: Request) -> None:
+    names, numbers, _ = parse_words(
+        "read",
+        request.rest,
+        1,
+        {b"--from": (0, SEQ_MAX), b"--to": (0, SEQ_MAX), b"--limit": (1, READ_ROWS_MAX)},
+    )
+    queue = _existing(broker, "read", names)
+    if b"--from" not in numbers:
+        raise BadRequest("read: --from={seq} is missing")
+    limit = numbers.get(b"--limit", READ_ROWS_DEFAULT)
+    end = numbers.get(b"--to")
+    wanted = Read(request.id, "read", queue.name, queue.id, numbers[b"--from"], end, limit)
+    broker.read(connection, wanted)
+
+
+def range_(broker: Broker, connection: Connection, request: Request) -> None:
+    names, numbers, _ = parse_words("range", request.rest, 1, {b"--at": (0, SEQ_MAX)})
+    queue = _existing(broker, "range", names)
+    wanted = Read(request.id, "range", queue.name, queue.id, at_us=numbers.get(b"--at"))
+    broker.read(connection, wanted)
+
+
+def _needed(action: str, names: list[bytes]) -> bytes:
+    if not names:
+        raise BadRequest(f"{action}: the queue is missing")
+    return names[0]
+
+
+def _existing(broker: Broker, action: str, names: list[bytes]) -> Queue:
+    name = _needed(action, names)
+    queue = broker.queues.get(name)
+    if queue is None:
+        raise BadRequest(f"{action}: there is no queue {shown(name)}")
+    return queue
+
+
+def tell_stats(broker: Broker, connection: Connection, request: Request) -> None:
+    words, numbers, texts = parse_words(
+        "stats", request.rest, 2, {b"--limit": (1, STATS_ROWS_MAX)}, {b"--after", b"--then"}
+    )
+    after = texts.get(b"--after", b""), texts.get(b"--then", b"")
+    limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
+    result = json.dumps(stats.ask(broker, words, after, limit))
+    broker.write(connection, replies.ok(request.id, result.encode()))
+
+
+def help_(broker: Broker, connection: Connection, request: Request) -> None:
+    words, _, _ = parse_words("help", request.rest, 1)
+    if not words:
+        broker.write(connection, replies.ok(request.id, b" ".join(broker.actions)))
+        return
+    action = broker.actions.get(words[0])
+    if action is None:
+        raise BadRequest(f"help: there is no action {shown(words[0])}")
+    usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
+    broker.write(connection, replies.ok(request.id, usage.encode()))
+
+
 def ping(broker: Broker, connection: Connection, request: Request) -> None:
     broker.write(connection, replies.ok(request.id, request.rest))
 
@@ -130,7 +233,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 ACTIONS = {
-    b"publish": Action(publish, "{event} {data}"),
+    b"publish": Action(publish, "[--once] {event} {data}"),
     b"subscribe": Action(subscribe, "{queue} {event} ... {event}"),
     b"consume": Action(
         consume,
@@ -146,6 +249,13 @@ ACTIONS = {
     b"reject": Action(reject, "{consumer_id} {msg_id}|--all"),
     b"delete_consumer": Action(delete_consumer, "{consumer_id}"),
     b"delete_queue": Action(delete_queue, "{queue} [--when-unused[={seconds}]]"),
+    b"purge": Action(purge, "{queue}"),
+    b"peek": Action(peek, "{queue} [--after={seq}] [--limit={n}]"),
+    b"range": Action(range_, "{queue} [--at={microseconds}]"),
+    b"read": Action(read, "{queue} --from={seq} [--to={seq}] [--limit={n}]"),
+    b"trim": Action(trim, "{queue} {seq}"),
+    b"stats": Action(tell_stats, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"),
+    b"help": Action(help_, "[{action}]"),
     b"ping": Action(ping, "{data}"),
     b"_eval": Action(evaluate, "[--worker=0] {expression}"),
 }

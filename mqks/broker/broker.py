@@ -14,14 +14,18 @@ from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer, Delivery
+from mqks.broker.facts import Facts
+from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
+from mqks.broker.reads import Read
 from mqks.errors import BadRequest, LimitExceeded, LineTooLong
-from mqks.limits import REASON_CHARACTERS_MAX
+from mqks.limits import READS_WAITING_MAX, REASON_CHARACTERS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import (
     CONFIRM,
     DeleteRule,
     Rebind,
+    Request,
     parse_request,
     request_id_of,
     shown,
@@ -62,14 +66,22 @@ class Broker:
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
-        self.published = self.queued = self.consumed = 0
+        self.published = self.queued = self.unroutable = self.confirmed = 0
+        self.delivered = self.redelivered = self.consumed = self.rejected = 0
+        self.purged = self.errors = 0
+        """Counters since the start; `docs/protocol.md` tells them under stats."""
+        self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.facts = Facts()
+        self.started_s = clock()
         self.disk_full = False
         """While true, publishes are refused."""
 
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
+        self.readers: list[Connection] = []
+        """Connections that want to see something of the journal: the server's to serve."""
         self.page_requests: list[Queue] = []
         """Queues that want their next page from disk: the server's to fetch."""
         self.dirty: list[Queue] = []
@@ -122,6 +134,8 @@ class Broker:
     def unblock(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers may take again."""
         connection.blocked = False
+        if connection.reads:
+            self.readers.append(connection)
         for consumer in list(connection.consumers.values()):
             if consumer.update_due and not connection.blocked:
                 self._update(consumer, self.bindings.events(consumer.queue.name))
@@ -175,6 +189,7 @@ class Broker:
         ids: list[bytes] = []
         bodies: list[bytes] = []
         confirms: list[bytes] = []
+        others: list[bytes] = []
         for line in lines:
             try:
                 request_id, action, argument, rest = line.split(b" ", 3)
@@ -210,16 +225,20 @@ class Broker:
                         ids, bodies = [], []
                     ids.append(rest)
                     if confirm:
-                        confirms.append(request_id)
+                        others.append(request_id)
                     continue
             if ids:
                 self._gathered(event, acker, ids, bodies)
                 event = acker = NOTHING
                 ids, bodies = [], []
             if line:
-                self._request(connection, line, confirms)
+                request = self._request(connection, line)
+                if request is not None and request.confirm:
+                    (confirms if request.action == b"publish" else others).append(request.id)
         self._gathered(event, acker, ids, bodies)
-        if confirms:
+        if confirms or others:
+            self.pending.confirmed += len(confirms)
+            confirms += others
             connection.unconfirmed += len(confirms)
             self.pending.confirms.append((connection, confirms))
 
@@ -229,8 +248,9 @@ class Broker:
         elif ids:
             self.ack(acker, ids)
 
-    def _request(self, connection: Connection, line: bytes, confirms: list[bytes]) -> None:
-        """One request off the fast path. The one place where an error becomes a reply."""
+    def _request(self, connection: Connection, line: bytes) -> Request | None:
+        """One request off the fast path; None is one that failed. The one place where an error
+        becomes a reply."""
         try:
             request = parse_request(line)
             action = self.actions.get(request.action)
@@ -239,9 +259,8 @@ class Broker:
             action.run(self, connection, request)
         except BadRequest as failure:
             self._refuse(connection, line, failure)
-        else:
-            if request.confirm:
-                confirms.append(request.id)
+            return None
+        return request
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -256,6 +275,7 @@ class Broker:
 
     def error_reply(self, address: str, request_id: bytes, action: bytes, reason: str) -> bytes:
         """Record an error under a new id and return the reply that tells it."""
+        self.errors += 1
         error_id, time_us = self.new_error_id()
         record = ErrorRecord(
             error_id,
@@ -276,9 +296,32 @@ class Broker:
         """Route messages of one event; each queue bound to it gets all of them."""
         self.published += len(ids)
         queues = self.bindings.routes.get(event, NOWHERE)
+        if not queues:
+            self.unroutable += len(ids)
         self.queued += len(ids) * len(queues)
         for queue in queues:
             queue.publish(ids, bodies)
+
+    def publish_once(self, event: bytes, message_id: bytes, body: bytes) -> None:
+        """Publish, unless a message of this id was published so before."""
+        if self.once.add(message_id):
+            self.pending.once.append(message_id)
+            self.pending_records += 1
+            self.publish(event, [message_id], [body])
+
+    def trim(self, name: bytes, end: int | None) -> None:
+        """Drop the waiting messages of a queue, or those with numbers below `end`."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            self.purged += queue.trim(queue.next_seq if end is None else end)
+
+    def read(self, connection: Connection, read: Read) -> None:
+        """Have the server answer this, in its turn."""
+        if len(connection.reads) >= READS_WAITING_MAX:
+            raise LimitExceeded(f"{READS_WAITING_MAX} reads of this connection are waiting already")
+        connection.reads.append(read)
+        if len(connection.reads) == 1 and not connection.blocked:
+            self.readers.append(connection)
 
     def ack(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
         """Settle these deliveries, None for all; what is not there is no error."""
@@ -480,7 +523,7 @@ class Broker:
                 batch.changes.append(change)
                 batch.taken.append((queue, boundary))
         batch.bindings, self.bindings.changes = self.bindings.changes, {}
-        self.pending_records = 0
+        batch.records, self.pending_records = self.pending_records, 0
         return batch
 
     def put_back(self, batch: Batch, *, waiting: bool = False) -> None:
@@ -488,6 +531,7 @@ class Broker:
         `waiting`: also those who wait for it."""
         if waiting:
             self.pending.confirms[:0] = batch.confirms
+            self.pending.confirmed += batch.confirmed
             self.pending.held[:0] = batch.held
         for change, (queue, boundary) in zip(batch.changes, batch.taken, strict=True):
             if not queue.deleted:
@@ -496,11 +540,13 @@ class Broker:
         self.pending.queues = batch.queues
         batch.bindings.update(self.bindings.changes)
         self.bindings.changes = batch.bindings
+        self.pending.once[:0] = batch.once
         self.pending.errors[:0] = batch.errors
         del self.pending.errors[self.settings.errors_kept_max :]
 
     def committed(self, batch: Batch) -> None:
         """This batch is on disk: let its confirms go."""
+        self.confirmed += batch.confirmed
         for connection, ids in batch.confirms:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
@@ -524,7 +570,7 @@ class Broker:
         for consumer in batch.held:
             if not consumer.deleted:
                 self.delete_consumers([consumer])
-        batch.confirms, batch.held = [], []
+        batch.confirms, batch.held, batch.confirmed = [], [], 0
 
     # -- recovery
 

@@ -69,15 +69,21 @@ class Batch:
     bindings: dict[tuple[bytes, bytes], bool] = field(default_factory=dict)
     """Queue name and event → whether bound now."""
     errors: list[ErrorRecord] = field(default_factory=list)
+    once: list[bytes] = field(default_factory=list)
+    """Message ids that may not be published again, oldest first."""
     confirms: list[tuple[Connection, list[bytes]]] = field(default_factory=list)
+    confirmed: int = 0
+    """How many of the confirms are those of messages."""
     held: list[Consumer] = field(default_factory=list)
     """Consumers that get nothing before their confirm."""
+    records: int = 0
+    """Messages, acks and marks in it, about."""
     taken: list[tuple["Queue", int]] = field(default_factory=list)
     """For each change its queue, and below which number that was durable before."""
 
     @property
     def has_metadata(self) -> bool:
-        return bool(self.queues or self.bindings or self.errors)
+        return bool(self.queues or self.bindings or self.errors or self.once)
 
     @property
     def writes(self) -> bool:

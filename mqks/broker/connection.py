@@ -3,9 +3,11 @@
 The one rule: nothing here sends. The server takes the outbox once a turn, as one joined write.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from mqks.broker.expression import Budget
+from mqks.broker.reads import Read
 from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Connection:
         "local",
         "outbox",
         "outbox_bytes",
+        "reads",
         "splitter",
         "touched",
         "unconfirmed",
@@ -50,3 +53,5 @@ class Connection:
         self.unconfirmed = 0
         """Confirms that wait for a commit."""
         self.consumers: dict[bytes, Consumer] = {}
+        self.reads: deque[Read] = deque()
+        """What it wants to see of the journal, in the order of its requests."""

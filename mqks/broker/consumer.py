@@ -65,12 +65,17 @@ class Consumer:
         self.repeated: dict[bytes, deque[Delivery]] = {}
         """Message id → later deliveries under the same id."""
 
+    @property
+    def unacked_count(self) -> int:
+        """Deliveries that are not settled."""
+        return len(self.unacked) + sum(map(len, self.repeated.values()))
+
     def room(self) -> int:
         """How many more messages it can take now."""
         if self.connection.blocked or self.held or self.deleted:
             return 0
         if self.manual_ack:
-            return self.unacked_max - len(self.unacked) - sum(map(len, self.repeated.values()))
+            return self.unacked_max - self.unacked_count
         return UNLIMITED
 
     def take(

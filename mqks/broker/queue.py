@@ -105,6 +105,18 @@ class Queue:
         """Messages that wait for a consumer."""
         return self.next_seq - self.cursor + len(self.redo)
 
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers hold."""
+        return sum(consumer.unacked_count for consumer in self.consumers)
+
+    @property
+    def oldest(self) -> int | None:
+        """Number of the message that has waited longest."""
+        if self.redo:
+            return min(self.redo[0][0], self.cursor)
+        return self.cursor if self.next_seq > self.cursor else None
+
     # -- messages come in
 
     def publish(self, ids: Sequence[bytes], lines: list[bytes]) -> None:
@@ -136,6 +148,7 @@ class Queue:
     def requeue(self, deliveries: Iterable[Delivery]) -> None:
         """Rejected by a consumer: to the tail, under new numbers, with one more retry."""
         for number, line in deliveries:
+            self.broker.rejected += 1
             retry = self.retries.pop(number, 0) + 1
             self.requeued.append((number, 1))
             first = self.next_seq
@@ -239,6 +252,7 @@ class Queue:
                 share = lines[start + index : end : turns]
                 share_ids = ids and ids[start + index : end : turns]
                 self.broker.write(taker.connection, taker.take(numbers, share, share_ids))
+                self.broker.delivered += len(share)
                 if not taker.manual_ack:
                     self.broker.consumed += len(share)
                     if manual or stored:
@@ -263,6 +277,7 @@ class Queue:
                 told.append(line)
                 continue
             told.append(replies.with_retry(line, retry))
+            self.broker.redelivered += 1
             if manual_ack:
                 self._mark(number, 2 * retry + 1)
         return told
@@ -283,6 +298,36 @@ class Queue:
             self.acked.extend(numbers)
         self.broker.pending_records += len(numbers)
         self._touch()
+
+    def trim(self, end: int) -> int:
+        """Drop the waiting messages with numbers below `end`; return how many."""
+        returned = [number for number, _ in self.redo if number < end]
+        if returned:
+            self.redo = [delivery for delivery in self.redo if delivery[0] >= end]
+            heapq.heapify(self.redo)
+            self._settled(returned)
+        first, end = self.cursor, min(end, self.next_seq)
+        if first >= end:
+            return len(returned)
+        self._settled(range(first, end))
+        self.cursor = end
+        self.tell_cursor()
+        count = min(end - first, len(self.head))
+        freed = self._forget(self.head, count)
+        self.head_bytes -= freed
+        on_disk = min(end - first - count, self.paged)
+        self.paged -= on_disk
+        behind = self._forget(self.tail, end - first - count - on_disk)
+        self.tail_bytes -= behind
+        self.broker.memory_bytes -= freed + behind
+        if not self.paged:
+            self._join()
+        return len(returned) + end - first
+
+    @staticmethod
+    def _forget(lines: deque[bytes], count: int) -> int:
+        """Take lines off the front; return what they took in memory."""
+        return sum(len(lines.popleft()) + MESSAGE_OVERHEAD_BYTES for _ in range(count))
 
     # -- what the journal must learn
 
@@ -396,7 +441,7 @@ class Queue:
         if self.paged:
             count = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
             self.paged += max(0, count)
-            size = sum(len(self.tail.popleft()) + MESSAGE_OVERHEAD_BYTES for _ in range(count))
+            size = self._forget(self.tail, count)
             self.tail_bytes -= size
             self.broker.memory_bytes -= size
             return
@@ -433,11 +478,15 @@ class Queue:
         self.head.extend(lines)
         self.paged -= len(lines)
         if not self.paged:
-            self.head.extend(self.tail)
-            self.head_bytes += self.tail_bytes
-            self.tail.clear()
-            self.tail_bytes = 0
+            self._join()
         self.deliver()
+
+    def _join(self) -> None:
+        """Nothing lies only on disk any more: what is in memory is one stretch."""
+        self.head.extend(self.tail)
+        self.head_bytes += self.tail_bytes
+        self.tail.clear()
+        self.tail_bytes = 0
 
     def delete(self) -> None:
         """Forget every message, also those that consumers hold, and the rule."""

@@ -6,9 +6,14 @@ The one rule: a segment may be dropped when none of its messages is alive and no
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Iterator
+from typing import Final
 
 from mqks.broker.ranges import Range, subtract, union
 from mqks.limits import SEGMENT_SMALL_BYTES
+
+SPAN_TIME_US: Final = 10_000_000
+"""Messages that came further apart are not told as one span: so the age of each is known without
+reading it."""
 
 
 class Segment:
@@ -47,12 +52,14 @@ class Span:
     A span stays until its segment goes, also when all of it is dead: as long as the messages are
     on disk, so must be what settles them."""
 
-    __slots__ = ("bytes", "dead", "dead_count", "end", "first", "segment")
+    __slots__ = ("bytes", "dead", "dead_count", "end", "first", "segment", "time_us")
 
-    def __init__(self, first: int, end: int, size: int, segment: Segment) -> None:
+    def __init__(self, first: int, end: int, size: int, time_us: int, segment: Segment) -> None:
         self.first = first
         self.end = end
         self.bytes = size
+        self.time_us = time_us
+        """When the first of them came; the others within SPAN_TIME_US of it."""
         self.segment = segment
         self.dead: list[Range] = []
         self.dead_count = 0
@@ -93,15 +100,21 @@ class QueueIndex:
         position = bisect_left(self.firsts, span.first)
         del self.firsts[position], self.spans[position]
 
-    def overlapping(self, first: int, end: int) -> list[Span]:
+    def overlapping(self, first: int, end: int) -> Iterator[Span]:
         """Spans that have numbers in the range."""
-        position = max(0, bisect_right(self.firsts, first) - 1)
-        found = []
-        while position < len(self.spans) and self.firsts[position] < end:
-            if self.spans[position].end > first:
-                found.append(self.spans[position])
-            position += 1
-        return found
+        for position in range(max(0, bisect_right(self.firsts, first) - 1), len(self.spans)):
+            span = self.spans[position]
+            if span.first >= end:
+                return
+            if span.end > first:
+                yield span
+
+    def first_living(self) -> int:
+        """Number of the first message that is not settled; the next one's where there is none."""
+        for span in self.spans:
+            if span.dead_count < span.end - span.first:
+                return span.living()[0][0]
+        return self.next_seq
 
     def from_number(self, number: int) -> Iterator[Span]:
         """Spans without a gap from this number on."""
@@ -146,14 +159,19 @@ class Index:
         return queue
 
     def add_messages(
-        self, segment: Segment, queue: QueueIndex, first: int, count: int, size: int
+        self, segment: Segment, queue: QueueIndex, first: int, count: int, size: int, time_us: int
     ) -> None:
         last_queue, last = segment.spans[-1] if segment.spans else (None, None)
-        if last is not None and last_queue is queue and last.end == first:
+        if (
+            last is not None
+            and last_queue is queue
+            and last.end == first
+            and abs(time_us - last.time_us) < SPAN_TIME_US
+        ):
             last.end += count
             last.bytes += size
         else:
-            span = Span(first, first + count, size, segment)
+            span = Span(first, first + count, size, time_us, segment)
             queue.insert(span)
             segment.spans.append((queue, span))
         segment.count += count

@@ -19,7 +19,9 @@ from mqks.broker.ranges import subtract, union
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock
+from mqks.journal.log_reader import LogReader
 from mqks.journal.migrations import migrate
+from mqks.journal.once import OnceRows
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
 from mqks.limits import (
     PAGE_BYTES,
@@ -101,6 +103,12 @@ class Journal:
         self.path = path
         self.index = Index()
         self.next_segment = 1
+        self.epoch = ""
+        """Another one for each database made."""
+        self.once = OnceRows(settings.once_ids_max)
+        self.log = LogReader(path)
+        self.commits = self.commit_records = self.checkpoints = 0
+        self.commit_seconds = 0.0
         self._lock = lock
         self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_checkpoint_pages
@@ -150,6 +158,10 @@ class Journal:
             lock.release()
             raise
         journal = cls(raw, db, reader, lock, path, settings)
+        for (journal.epoch,) in await db.execute_fetchall(
+            "select value from meta where key = 'epoch'"
+        ):
+            pass
         await journal.hold_reserve(True)
         return journal
 
@@ -174,9 +186,14 @@ class Journal:
 
     async def close(self) -> None:
         # The writer last: the last connection to close checkpoints.
+        self.log.close()
         await self.reader.close()
         await self.db.close()
         self._lock.release()
+
+    def announce(self, url: str) -> None:
+        """Let those who know the file find its server."""
+        self._lock.tell(url)
 
     # -- writing
 
@@ -188,6 +205,7 @@ class Journal:
         """
         if not batch.writes:
             return
+        start_s = time.monotonic()
         sections, row = self._segment(batch)
         with _whole():
             if batch.has_metadata:
@@ -195,16 +213,17 @@ class Journal:
                 await self._transaction([*self._metadata(batch), (INSERT_SEGMENT, segments)])
             else:
                 await self.db.execute(INSERT_SEGMENT, row)
-        self._written(batch, sections, row)
+        self._written(batch, sections, row, start_s)
 
     def write_now(self, batch: Batch) -> None:
         """The same for a small batch without metadata, on the caller's thread: for when waiting
         for another thread, twice, would take longer than the commit. Only while nothing else is
         under way on the writing connection."""
+        start_s = time.monotonic()
         sections, row = self._segment(batch)
         with _failures():
             self._raw.execute(INSERT_SEGMENT, row)
-        self._written(batch, sections, row)
+        self._written(batch, sections, row, start_s)
 
     def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
         """What a batch says, and the row that says it."""
@@ -227,10 +246,17 @@ class Journal:
         body = encode(sections)
         return self.next_segment, checksum(self.next_segment, body), body
 
-    def _written(self, batch: Batch, sections: list[Section], row: tuple[int, int, bytes]) -> None:
+    def _written(
+        self, batch: Batch, sections: list[Section], row: tuple[int, int, bytes], start_s: float
+    ) -> None:
+        self.commits += 1
+        self.commit_records += batch.records
+        self.commit_seconds += time.monotonic() - start_s
         segment_id, _, body = row
         self._wal_pages += len(body) / PAGE_SIZE + SMALL_COMMIT_PAGES
         self._wal_pages += len(batch.queues) + len(batch.errors)
+        if batch.once:
+            self.once.written(len(batch.once))
         for queue_id, state in batch.queues.items():
             if state is None:
                 self.index.forget_queue(queue_id)
@@ -253,8 +279,8 @@ class Journal:
         segment = index.add_segment(segment_id, size)
         for section in sections:
             queue = index.touch(segment, section.queue_id, section.next_seq, section.cursor)
-            for first, _, lines in section.runs:
-                index.add_messages(segment, queue, first, len(lines), sum(map(len, lines)))
+            for first, time_us, lines in section.runs:
+                index.add_messages(segment, queue, first, len(lines), sum(map(len, lines)), time_us)
         return segment
 
     def _metadata(self, batch: Batch) -> list[tuple[str, list[Any]]]:
@@ -283,6 +309,8 @@ class Journal:
         bound = [key for key, is_bound in batch.bindings.items() if is_bound]
         if bound:
             statements.append(("insert or ignore into binding (queue, event) values (?, ?)", bound))
+        if batch.once:
+            statements += self.once.statements(batch.once)
         if batch.errors:
             statements.append(
                 ("insert or ignore into error values (?, ?, ?, ?, ?, ?)", list(batch.errors))
@@ -459,11 +487,13 @@ class Journal:
         would keep silent about a failed fsync.
         """
         self._wal_pages = 0.0
+        self.checkpoints += 1
         ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
         # Readers that overlap keep the WAL from being begun again: wait for those of now.
         await self.db.execute_fetchall(f"pragma busy_timeout = {READERS_WAIT_MS}")
+        self.checkpoints += 1
         ((held, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(restart)")
         await self.db.execute_fetchall(f"pragma busy_timeout = {BUSY_WAIT_MS}")
         # The wait must not come again and again while one of them stays for long.

@@ -6,10 +6,24 @@ would drop SQLite's own locks when that descriptor is closed.
 
 import fcntl
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from mqks.errors import DatabaseLocked
+
+TRIES = 20
+TRY_S = 0.01
+
+
+def _lock(descriptor: int) -> None:
+    """Again and again for a moment: `server_of` holds the lock while it looks."""
+    for _ in range(TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(TRY_S)
+    raise BlockingIOError
 
 
 class FileLock:
@@ -24,9 +38,9 @@ class FileLock:
         """Raises DatabaseLocked when another process holds it, OSError when it can't be made."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
-            holder = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            holder = os.read(descriptor, 20).decode("ascii", "replace").partition("\n")[0]
             os.close(descriptor)
             raise DatabaseLocked(
                 f"{self._database} is in use by another server"
@@ -37,7 +51,28 @@ class FileLock:
         self._descriptor = descriptor
         return self
 
+    def tell(self, url: str) -> None:
+        """Write down where the server that holds the lock listens."""
+        os.pwrite(self._descriptor, b"%d\n%b\n" % (os.getpid(), url.encode()), 0)
+
     def release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def server_of(database: Path) -> str | None:
+    """URL of the server that has this file now, empty while it starts; None without a server."""
+    path = database.with_name(database.name + ".lock")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # Shared, so that two who look at once do not take each other for a server.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 1000).decode("utf-8", "replace").partition("\n")[2].strip()
+    finally:
+        os.close(descriptor)
+    return None

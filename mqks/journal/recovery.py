@@ -73,6 +73,11 @@ class Recovery:
             rule = DeleteRule(delay_s) if has_rule else None
             queues[queue_id] = broker.restore_queue(queue_id, name, rule)
             self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
+        for number, count, ids in await db.execute_fetchall(
+            "select number, count, ids from once order by number"
+        ):
+            self._journal.once.restored(number, count)
+            broker.once.restore(ids.split(b"\n"))
         # A deleted queue's id is never used again.
         for (last,) in await db.execute_fetchall(
             "select seq from sqlite_sequence where name = 'queue'"
@@ -144,7 +149,9 @@ class Recovery:
                 continue
             queue = self._index.touch(segment, section.queue_id, section.next_seq, section.cursor)
             for run in section.runs:
-                self._index.add_messages(segment, queue, run.first, run.total, run.end - run.start)
+                self._index.add_messages(
+                    segment, queue, run.first, run.total, run.end - run.start, run.time_us
+                )
 
     def _gaps(self, queues: dict[int, Queue]) -> set[int]:
         """Queues of which never delivered messages are missing."""

@@ -4,7 +4,7 @@ The one rule: whatever is not exactly in the grammar of `docs/protocol.md` raise
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from mqks.errors import BadRequest
 from mqks.limits import DELETE_DELAY_S_MAX
 
 ALL = b"--all"
+ONCE = b"--once"
 CONFIRM = b"--confirm"
 
 
@@ -77,13 +78,16 @@ def parse_request(line: bytes) -> Request:
     return Request(request_id, action, confirm, rest)
 
 
-def parse_publish(rest: bytes) -> tuple[bytes, bytes]:
-    """Return event and data; no data at all is empty data."""
+def parse_publish(rest: bytes) -> tuple[bytes, bytes, bool]:
+    """Return event, data and whether `--once` stands before them; no data at all is empty data."""
     event, _, data = rest.partition(b" ")
+    once = event == ONCE
+    if once:
+        event, _, data = data.partition(b" ")
     if not event:
         raise BadRequest("publish: the event is missing")
     _refuse_flag("publish", event)
-    return event, data
+    return event, data, once
 
 
 def parse_subscribe(rest: bytes) -> tuple[bytes, list[bytes]]:
@@ -171,6 +175,38 @@ def parse_delete_queue(rest: bytes) -> tuple[bytes, DeleteRule | None]:
             raise BadRequest(f"delete_queue: surplus argument {shown(argument)}")
         rule = DeleteRule(_delay_s(value) if equals else None)
     return queue, rule
+
+
+def parse_words(
+    action: str,
+    rest: bytes,
+    words_max: int,
+    numbers: Mapping[bytes, tuple[int, int]] | None = None,
+    text: Container[bytes] = (),
+) -> tuple[list[bytes], dict[bytes, int], dict[bytes, bytes]]:
+    """Words, then flags with a value: `numbers` tells the flags that take one, with its bounds,
+    `text` those that take any."""
+    words: list[bytes] = []
+    found: dict[bytes, int] = {}
+    texts: dict[bytes, bytes] = {}
+    for argument in _arguments(rest):
+        flag, equals, value = argument.partition(b"=")
+        if equals and numbers and flag in numbers:
+            found[flag] = parse_number(action, value, *numbers[flag])
+        elif equals and flag in text:
+            texts[flag] = value
+        else:
+            _refuse_flag(action, argument)
+            words.append(argument)
+    if len(words) > words_max:
+        raise BadRequest(f"{action}: surplus argument {shown(words[words_max])}")
+    return words, found, texts
+
+
+def parse_number(action: str, value: bytes, least: int, most: int) -> int:
+    if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+        raise BadRequest(f"{action}: {shown(value)} is not a number from {least} to {most}")
+    return int(value)
 
 
 def parse_eval(rest: bytes) -> str:

@@ -6,6 +6,7 @@ the chunk was large, so that a consumer works while its publisher is read.
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import resource
 import signal
@@ -27,6 +28,8 @@ from mqks.journal.recovery import Recovery
 from mqks.server import log
 from mqks.server.client import Client, Hold
 from mqks.server.error_ids import ErrorIds
+from mqks.server.facts import JournalFacts
+from mqks.server.reads import Reads
 from mqks.server.writer import Writer
 from mqks.settings import Settings
 
@@ -51,6 +54,7 @@ class Server:
         self._publishers_held: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._reads = Reads(broker, journal, self._flush)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -180,6 +184,7 @@ class Server:
                     self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
+        self._reads.wake()
         if broker.page_requests:
             self._pages += broker.page_requests
             broker.page_requests = []
@@ -215,7 +220,7 @@ class Server:
                 queue = self._pages.pop()
                 first = queue.page_first
                 lines = await self._journal.read(queue.id, first)
-                if not lines and not queue.deleted:
+                if not lines and not queue.deleted and queue.page_first == first:
                     raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
                 if not self._stopping:
                     queue.page_in(first, lines)
@@ -257,9 +262,11 @@ class Server:
             tasks.start_soon(wait)
             listeners = await self._listen()
             tasks.start_soon(self._page)
+            tasks.start_soon(self._reads.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             self._schedule_flush()
+            self._journal.announce(self._url(listeners[0]))
             task_status.started(listeners[0].sockets[0].getsockname()[1])
             await stop.wait()
             await self._drain(listeners)
@@ -291,6 +298,14 @@ class Server:
         except OSError as error:
             raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
         return listeners
+
+    @staticmethod
+    def _url(listener: asyncio.Server) -> str:
+        """Where a client on this machine finds the server."""
+        host, port = listener.sockets[0].getsockname()[:2]
+        if ipaddress.ip_address(host).is_unspecified:
+            host = "::1" if ":" in host else "127.0.0.1"
+        return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
 
     async def _drain(self, listeners: list[asyncio.Server]) -> None:
         self._stopping = True
@@ -347,6 +362,7 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        broker.facts = JournalFacts(journal, broker)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()

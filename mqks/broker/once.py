@@ -1,0 +1,36 @@
+"""The ids of messages that may be published only once.
+
+The one rule: the window holds the latest ids, so many and no more.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+
+class OnceWindow:
+    """`ids_max` 0 remembers nothing: every id counts as new."""
+
+    __slots__ = ("_ids", "_known", "ids_max")
+
+    def __init__(self, ids_max: int) -> None:
+        self.ids_max = ids_max
+        self._known: set[bytes] = set()
+        self._ids: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, message_id: bytes) -> bool:
+        """Remember an id; return whether it was not known."""
+        if message_id in self._known:
+            return False
+        self._known.add(message_id)
+        self._ids.append(message_id)
+        if len(self._ids) > self.ids_max:
+            self._known.discard(self._ids.popleft())
+        return True
+
+    def restore(self, ids: Iterable[bytes]) -> None:
+        """What the journal knows, oldest first."""
+        for message_id in ids:
+            self.add(message_id)

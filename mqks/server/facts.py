@@ -1,0 +1,56 @@
+"""What the broker tells of the journal under it, from what is in memory.
+
+The one rule: looking costs no reading of the disk, but for the size of two files.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from mqks import __version__
+from mqks.broker.broker import Broker
+from mqks.broker.facts import Facts
+from mqks.journal.journal import Journal
+
+
+class JournalFacts(Facts):
+    version = __version__
+
+    def __init__(self, journal: Journal, broker: Broker) -> None:
+        self._journal = journal
+        self._broker = broker
+        self.epoch = journal.epoch
+
+    def age_s(self, queue_id: int, number: int) -> float:
+        queue = self._journal.index.queues.get(queue_id)
+        span = queue.find(number) if queue is not None else None
+        return 0.0 if span is None else max(0.0, round(time.time() - span.time_us / 1e6, 3))
+
+    def journal(self) -> dict[str, Any]:
+        journal, path = self._journal, self._journal.path
+        disk = os.statvfs(path.parent)
+        segments = journal.index.segments.values()
+        return {
+            "path": str(path),
+            "epoch": journal.epoch,
+            "db_bytes": _size(path),
+            "wal_bytes": _size(path.with_name(path.name + "-wal")),
+            "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+            "disk_full": self._broker.disk_full,
+            "segments": len(segments),
+            "segment_bytes": sum(segment.bytes for segment in segments),
+            "messages": sum(segment.live for segment in segments),
+            "commits": journal.commits,
+            "commit_records": journal.commit_records,
+            "commit_seconds": round(journal.commit_seconds, 6),
+            "checkpoints": journal.checkpoints,
+            "once_ids": len(self._broker.once),
+        }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

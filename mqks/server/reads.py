@@ -1,0 +1,105 @@
+"""Answers to those who look at a queue without consuming it.
+
+The one rule: one page at a time, off the event loop, in turns; a client that does not take what it
+asked for gets no more.
+"""
+
+import struct
+from collections.abc import Callable
+
+import anyio
+
+from mqks.broker.broker import Broker
+from mqks.broker.connection import Connection
+from mqks.broker.reads import Read
+from mqks.journal.index import QueueIndex
+from mqks.journal.journal import Journal
+from mqks.journal.log_reader import Page
+from mqks.limits import READ_BYTES
+
+RUN = struct.Struct("<4q")
+"""First number, how many, time of arrival in microseconds, bytes of text."""
+
+
+class Reads:
+    """`flush` is called when there is an answer in an outbox."""
+
+    def __init__(self, broker: Broker, journal: Journal, flush: Callable[[], None]) -> None:
+        self._broker = broker
+        self._journal = journal
+        self._flush = flush
+        self._waiting: list[Connection] = []
+        self._wanted = anyio.Event()
+
+    def wake(self) -> None:
+        """Some may be waiting."""
+        if self._broker.readers:
+            self._waiting += self._broker.readers
+            self._broker.readers = []
+            self._wanted.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            waiting, self._waiting = self._waiting, []
+            for connection in waiting:
+                if connection.closed or connection.blocked or not connection.reads:
+                    continue  # Who is blocked comes again when it is not.
+                answer = await self._answer(connection.reads[0])
+                connection.reads.popleft()
+                if not connection.closed:
+                    self._broker.write(connection, answer)
+                if connection.reads and not connection.blocked:
+                    self._broker.readers.append(connection)
+                self._flush()
+
+    async def _answer(self, read: Read) -> bytes:
+        index = self._journal.index.queues.get(read.queue_id)
+        if index is None:
+            # Nothing of it has become durable yet, or it was deleted meanwhile.
+            index = QueueIndex(1, 1)
+        if read.form == "range":
+            return await self._range(read, index)
+        page = await self._journal.log.page(
+            read.queue_id, index, read.first, read.end, read.limit, READ_BYTES
+        )
+        return _lines(read, page) if read.form == "peek" else self._columns(read, page)
+
+    async def _range(self, read: Read, index: QueueIndex) -> bytes:
+        first = index.first_living()
+        words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
+        if read.at_us is not None:
+            at = await self._journal.log.first_at(read.queue_id, index, read.at_us)
+            words += f" at={max(at, first)}"
+        return b"%b ok %b\n" % (read.request_id, words.encode())
+
+    def _columns(self, read: Read, page: Page) -> bytes:
+        runs = [
+            RUN.pack(piece.first, piece.total, piece.time_us, len(piece.text))
+            for piece in page.pieces
+        ]
+        texts = [piece.text for piece in page.pieces]
+        size = RUN.size * len(runs) + sum(map(len, texts))
+        header = (
+            f" ok --read epoch={self._epoch(read)} runs={len(runs)} rows={page.rows}"
+            f" next={page.next_seq} bytes={size}\n"
+        )
+        return b"".join([read.request_id, header.encode(), *runs, *texts])
+
+    def _epoch(self, read: Read) -> str:
+        """A queue that is deleted and made again begins anew, as a database does."""
+        return f"{self._journal.epoch}-{read.queue_id}"
+
+
+def _lines(read: Read, page: Page) -> bytes:
+    told = []
+    for piece in page.pieces:
+        for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
+            message_id, event, data = line.split(b" ", 2)
+            told.append(
+                b"%b ok %b %b,seq=%d,time=%d %b\n"
+                % (read.request_id, message_id, event, seq, piece.time_us, data)
+            )
+    told.append(read.request_id + b" ok --end\n")
+    return b"".join(told)
