@@ -437,6 +437,15 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
             f"{places['host']}: {settings.host!r} is not loopback, and there is no authentication "
             "yet: set insecure to let everyone who can connect do anything"
         )
+    if (
+        settings.http_port is not None
+        and not settings.insecure
+        and not _is_loopback(settings.http_host)
+    ):
+        raise ConfigurationError(
+            f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP asks nobody "
+            "who they are: set insecure to let everyone who can connect see queues and numbers"
+        )
     if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
         place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
         raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")

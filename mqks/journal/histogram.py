@@ -4,8 +4,6 @@ The one rule: observing costs one search in a short tuple; nothing is kept of th
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import accumulate
 
 
 class Histogram:
@@ -24,7 +22,3 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
-
-    def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Each bound, the last one infinite, with how many values were not above it."""
-        return zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True)

@@ -40,6 +40,14 @@ class _Protocol(H11Protocol):
         if len(self.connections) > HTTP_CONNECTIONS_MAX:
             transport.close()
 
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception as failure:
+            # The event loop would tell the broker's server, which ends rather than go on in doubt.
+            log.error("http_failed", path="", exception=failure)
+            self.transport.abort()
+
 
 class _Uvicorn(Uvicorn):
     @contextmanager
@@ -48,8 +56,10 @@ class _Uvicorn(Uvicorn):
         yield
 
 
-def _app(settings: Settings, broker: Broker, journal: Journal, why: Callable[[], str]) -> Starlette:
-    registry = registry_of(settings, broker, journal)
+def _app(
+    settings: Settings, broker: Broker, journal: Journal, why_not_ready: Callable[[], str]
+) -> Starlette:
+    registry = registry_of(settings, broker, journal, why_not_ready)
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(registry), media_type=TEXT)
@@ -61,7 +71,7 @@ def _app(settings: Settings, broker: Broker, journal: Journal, why: Callable[[],
         return PlainTextResponse("ok\n")
 
     async def readyz(request: Request) -> Response:
-        reason = why()
+        reason = why_not_ready()
         return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
 
     async def failed(request: Request, failure: Exception) -> Response:
@@ -91,8 +101,7 @@ async def serve(
     broker: Broker,
     journal: Journal,
     why_not_ready: Callable[[], str],
-    *,
-    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    task_status: TaskStatus[None],
 ) -> None:
     """Answer until cancelled; `why_not_ready` gives a reason, or nothing.
 
@@ -114,7 +123,8 @@ async def serve(
         )
     )
     host, port = sock.getsockname()[:2]
-    log.event("listening", address=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    shown = f"[{host}]" if ":" in host else host
+    log.event("listening", address=f"http://{shown}:{port}")
     task_status.started()
     try:
         await server.serve([sock])

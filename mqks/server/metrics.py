@@ -7,13 +7,13 @@ batch rather than each message; so being watched costs a message nothing.
 import platform
 import sqlite3
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from mqks import __version__
 from mqks.broker import stats
@@ -28,7 +28,7 @@ SLICE_QUEUES: Final = 500
 
 
 class Metric(NamedTuple):
-    """A name that ends in `_total` is that of a counter; any other one without labels is a gauge's."""
+    """A counter, when its name ends in `_total`, or else a gauge."""
 
     name: str
     about: str
@@ -48,7 +48,9 @@ TOTALS: Final = (
     Metric("mqks_bindings", "Events bound to queues.", _of("bindings")),
     Metric("mqks_messages_ready", "Messages that wait in queues.", _of("messages_ready")),
     Metric(
-        "mqks_messages_unacked", "Messages that consumers have not settled.", _of("messages_unacked")
+        "mqks_messages_unacked",
+        "Messages that consumers have not settled.",
+        _of("messages_unacked"),
     ),
     Metric("mqks_messages_received_total", "Messages published.", _of("received")),
     Metric("mqks_messages_routed_total", "Copies put into queues.", _of("routed")),
@@ -105,26 +107,38 @@ HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Journal], Histogram]], ...]] =
     (
         "mqks_journal_batch_records",
         "Messages and acks in one commit.",
-        lambda journal: journal.commit_records,
+        lambda journal: journal.batch_records,
     ),
 )
+
+READY: Final = ("mqks_ready", "1 while /readyz says so, or else 0.")
 
 # With labels.
 LIMIT: Final = ("mqks_limit", "The settings that are limits, by `name`.")
 LIMIT_REACHED: Final = ("mqks_limit_reached_total", "Requests refused at a limit, by `limit`.")
-BUILD_INFO: Final = ("mqks_build_info", "Always 1; `version`, `python` and `sqlite` tell what runs.")
+BUILD_INFO: Final = (
+    "mqks_build_info",
+    "Always 1; `version`, `python` and `sqlite` tell what runs.",
+)
 
 NAMES: Final = (
     *(metric.name for metric in (*TOTALS, *JOURNAL, *QUEUES)),
-    *(name for name, *_ in (*HISTOGRAMS, LIMIT, LIMIT_REACHED, BUILD_INFO)),
+    *(name for name, *_ in (READY, *HISTOGRAMS, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
 
 class _Collector(Collector):
-    def __init__(self, settings: Settings, broker: Broker, journal: Journal) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        journal: Journal,
+        why_not_ready: Callable[[], str],
+    ) -> None:
         self._settings = settings
         self._broker = broker
         self._journal = journal
+        self._why_not_ready = why_not_ready
 
     def collect(self) -> Iterator[Family]:
         for metrics, row in (
@@ -134,9 +148,11 @@ class _Collector(Collector):
             for metric in metrics:
                 kind = CounterMetricFamily if _is_counter(metric.name) else GaugeMetricFamily
                 yield kind(metric.name, metric.about, metric.value(row))
+        yield GaugeMetricFamily(*READY, not self._why_not_ready())
         for name, about, read in HISTOGRAMS:
             histogram = read(self._journal)
-            buckets = [(floatToGoString(end), count) for end, count in histogram.cumulative()]
+            ends = [*map(str, histogram.bounds), "+Inf"]
+            buckets = list(zip(ends, accumulate(histogram.counts), strict=True))
             yield HistogramMetricFamily(name, about, buckets, histogram.sum)
         limits = GaugeMetricFamily(*LIMIT, labels=["name"])
         for name, value in _limits(self._settings):
@@ -156,10 +172,12 @@ class _Collector(Collector):
         yield build
 
 
-def registry_of(settings: Settings, broker: Broker, journal: Journal) -> CollectorRegistry:
+def registry_of(
+    settings: Settings, broker: Broker, journal: Journal, why_not_ready: Callable[[], str]
+) -> CollectorRegistry:
     """What `/metrics` tells: everything but the single queues, and the process."""
     registry = CollectorRegistry()
-    registry.register(_Collector(settings, broker, journal))
+    registry.register(_Collector(settings, broker, journal, why_not_ready))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return registry

@@ -12,6 +12,7 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
+from types import ModuleType
 
 import anyio
 from anyio.abc import TaskStatus
@@ -21,7 +22,13 @@ from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
 from mqks.broker.queue import Queue
-from mqks.errors import AddressUnavailable, LimitExceeded, LineTooLong, MqksError
+from mqks.errors import (
+    AddressUnavailable,
+    ConfigurationError,
+    LimitExceeded,
+    LineTooLong,
+    MqksError,
+)
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -77,6 +84,7 @@ class Server:
         return connection
 
     def refuse_client(self, address: str, failure: LimitExceeded) -> bytes:
+        self._broker.limits_reached[failure.limit] += 1
         reply = self._broker.error_reply(address, b"-", b"", str(failure))
         self._schedule_flush()
         return reply
@@ -241,6 +249,16 @@ class Server:
         await self._failed.wait()
         raise MqksError("an internal error, told above, has ended the server") from self._failure
 
+    def why_not_ready(self) -> str:
+        """Why this server is no good for publishers now; nothing when it is."""
+        if self._stopping:
+            return "stopping"
+        return "disk full" if self._broker.disk_full else ""
+
+    async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
+        serve = _http_room().serve
+        await serve(self.settings, self._broker, self._journal, self.why_not_ready, task_status)
+
     async def run(
         self,
         until: Callable[[], Awaitable[object]],
@@ -261,6 +279,8 @@ class Server:
             # Before anybody can know that it listens: a signal must find its receiver.
             tasks.start_soon(wait)
             listeners = await self._listen()
+            if self.settings.http_port is not None:
+                await tasks.start(self._serve_http)
             tasks.start_soon(self._page)
             tasks.start_soon(self._reads.run)
             tasks.start_soon(self._writer.run)
@@ -346,6 +366,8 @@ async def serve(
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port."""
+    if settings.http_port is not None:
+        _http_room()
     log.event("starting", version=__version__, db=settings.db)
     journal = await Journal.open(settings)
     try:
@@ -372,6 +394,17 @@ async def serve(
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
+
+
+def _http_room() -> ModuleType:
+    """Loaded when it is asked for only: what it needs is an extra."""
+    try:
+        from mqks.server import http
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(
+            f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
+        ) from None
+    return http
 
 
 def _log_error(record: ErrorRecord) -> None:
