@@ -12,7 +12,15 @@
     ├── JournalDamaged         65  the journal fails its checksums
     ├── InspectionFailed       65  what was asked for is not there or cannot be read
     ├── BenchFailed            69  the server to be measured is not there, or answers wrongly
-    └── JournalFailed          74  the journal could not be written
+    ├── JournalFailed          74  the journal could not be written
+    ├── BadData                65  what a command is given to send cannot be sent
+    ├── TimedOut               75  what a command waits for has not come in time
+    └── ClientError            70  what clients raise, in mqks.client.errors
+        ├── InvalidRequest     65  the wire cannot carry it
+        ├── RequestFailed      65  the server's error reply
+        ├── ConnectionLost     69  there is no server
+        ├── ProtocolViolation  69  the peer is no MQKS server
+        └── ConfirmTimeout     75  no answer in time
 
 The one rule: the message is a single line for the person who has to act on it. The number is
 the exit code when the exception ends the process, as in BSD's sysexits.h.
@@ -103,3 +111,15 @@ class JournalFailed(MqksError):
     """The journal could not be written; what is not yet confirmed may be lost."""
 
     exit_code = 74
+
+
+class BadData(MqksError):
+    """What a command is given to send cannot be sent; the message tells where it stands."""
+
+    exit_code = 65
+
+
+class TimedOut(MqksError):
+    """What a command waits for has not come in time."""
+
+    exit_code = 75
