@@ -12,6 +12,7 @@ from mqks import __version__
 from mqks.commands import inspect
 from mqks.commands.bench import bench
 from mqks.commands.serve import serve
+from mqks.commands.top import top
 from mqks.errors import MqksError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command(epilog="Example: mqks serve --db mqks.db --port 25000 --log-level debug")(serve)
 app.command(epilog="Example: mqks bench stream confirm --port 25000 --json")(bench)
+app.command(epilog="Example: mqks top --sort rate --interval 5")(top)
 app.add_typer(inspect.app, name="inspect")
 
 

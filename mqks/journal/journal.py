@@ -63,7 +63,20 @@ WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL's file is cut back to this size when it is begun again."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal looks for free pages."""
-COMMIT_SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+COMMIT_SECONDS: Final = (
+    1e-4,
+    2.5e-4,
+    5e-4,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    1.0,
+)
 BATCH_RECORDS: Final = tuple(4.0**power for power in range(9))
 """Commits are counted by how long they took, and by how many messages, acks and marks they held."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}

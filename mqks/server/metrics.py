@@ -121,9 +121,11 @@ BUILD_INFO: Final = (
     "Always 1; `version`, `python` and `sqlite` tell what runs.",
 )
 
-NAMES: Final = (
+NAMES: Final[tuple[str, ...]] = (
     *(metric.name for metric in (*TOTALS, *JOURNAL, *QUEUES)),
-    *(name for name, *_ in (READY, *HISTOGRAMS, LIMIT, LIMIT_REACHED, BUILD_INFO)),
+    READY[0],
+    *(name for name, _, _ in HISTOGRAMS),
+    *(name for name, _ in (LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
 
