@@ -77,7 +77,7 @@ def top(
     patient = Options(
         timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5, reconnect_max_s=1.0
     )
-    with connect_blocking(url, patient) as client, _shown(as_json) as (show, pause):
+    with _shown(as_json) as (show, pause), connect_blocking(url, patient) as client:
         earlier: Row | None = None
         looks = 0
         while True:
@@ -85,7 +85,8 @@ def top(
             show(_cut(earlier, rows))
             looks += 1
             if looks == count or pause(interval):
-                return
+                # Not just a return: the client need not wait for a server that is away.
+                raise typer.Exit
 
 
 # -- looking

@@ -31,6 +31,7 @@ from mqks.limits import (
 )
 from mqks.settings import Settings
 
+SQLITE_VERSION: Final = sqlite3.sqlite_version
 INSERT_SEGMENT: Final = "insert into segment (id, crc, body) values (?, ?, ?)"
 PAGE_SIZE: Final = 4096
 COMPACT_BYTES: Final = 4 * 1024 * 1024

@@ -5,7 +5,6 @@ batch rather than each message; so being watched costs a message nothing.
 """
 
 import platform
-import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from mqks.broker import stats
 from mqks.broker.broker import Broker
 from mqks.broker.queue import Queue
 from mqks.journal.histogram import Histogram
-from mqks.journal.journal import Journal
+from mqks.journal.journal import SQLITE_VERSION, Journal
 from mqks.settings import SETTINGS, Settings
 
 SLICE_QUEUES: Final = 500
@@ -167,7 +166,7 @@ class _Collector(Collector):
         info = {
             "version": __version__,
             "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
+            "sqlite": SQLITE_VERSION,
         }
         build = GaugeMetricFamily(*BUILD_INFO, labels=list(info))
         build.add_metric(list(info.values()), 1)
