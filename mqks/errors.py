@@ -32,6 +32,7 @@ Limit = Literal[
     "connections_max",
     "line_bytes_max",
     "queues_max",
+    "queue_messages_max",
     "bindings_per_queue_max",
     "consumers_per_connection_max",
     "reads_waiting_max",

@@ -53,6 +53,15 @@ class Settings:
             bounds=(0, 128 * TIB),
         ),
     ] = 0
+    disk_free_bytes_min: Annotated[
+        int,
+        About(
+            "Storage",
+            "Free space on its disk below which publishes are refused, as on a full disk.",
+            unit="bytes",
+            bounds=(0, 128 * TIB),
+        ),
+    ] = 50 * MIB
     ballast_bytes: Annotated[
         int,
         About(
@@ -141,6 +150,15 @@ class Settings:
             bounds=(1, 100_000_000),
         ),
     ] = 100_000
+    queue_messages_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
+            unit="messages",
+            bounds=(0, 10**15),
+        ),
+    ] = 100_000_000
     bindings_per_queue_max: Annotated[
         int,
         About("Limits", "Events bound to one queue.", unit="bindings", bounds=(1, 100_000_000)),

@@ -51,6 +51,7 @@ class Model:
         """All consumers in the order they came."""
         self.told: dict[str, list[str]] = {}
         self.confirms: list[tuple[str, str]] = []
+        self.once: set[str] = set()
 
     # -- what a client asks for
 
@@ -59,6 +60,19 @@ class Model:
             if event in self.bindings.get(name, ()):
                 self._append(name, Message(0, message_id, event, data))
                 self.deliver(name)
+
+    def publish_once(self, message_id: str, event: str, data: str) -> None:
+        if message_id not in self.once:
+            self.once.add(message_id)
+            self.publish(message_id, event, data)
+
+    def trim(self, name: str, count: int) -> None:
+        del self.queues[name].ready[:count]
+
+    def messages(self, name: str) -> list[Message]:
+        """Everything that is not settled, in order."""
+        held = (message for each in self._consumers(name) for message in each.unacked)
+        return sorted([*self.queues[name].ready, *held], key=lambda message: message.place)
 
     def consume(
         self,

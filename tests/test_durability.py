@@ -203,7 +203,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_file_system_lets_consumers_make_room(small_disk: Path) -> None:
-    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB)
+    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB, "--disk-free-bytes-min", "0")
+
+
+def test_a_disk_below_its_floor_lets_consumers_make_room(small_disk: Path) -> None:
+    floor = ("--disk-free-bytes-min", "6MiB", "--ballast-bytes", "2MiB")
+    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB, *floor)
+
+
+def test_free_space_stays_above_its_floor(small_disk: Path) -> None:
+    flags = ("--disk-free-bytes-min", "8MiB", "--ballast-bytes", "1MiB")
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            number = 0
+            while published(client, b"m%d" % number, b"e", b"x" * 64 * KIB):
+                number += 1
+                assert number < 400
+        assert "less than 8388608 bytes are free" in server.log
+        # What was written between two looks, and the WAL, may go below it a little.
+        assert shutil.disk_usage(small_disk).free > 4 * MIB
 
 
 # ----------------------------------------------------------------------------- a failing disk

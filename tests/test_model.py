@@ -27,6 +27,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.errors import DiskFull
 from mqks.journal import index, journal
+from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.settings import Settings
@@ -61,6 +62,8 @@ class Machine(RuleBasedStateMachine):
         self.model = Model()
         self.on_disk = deepcopy(self.model)
         self.requests = count(1)
+        self.seen: dict[tuple[int, int], str] = {}
+        """Queue and number → the message that a reader has seen there."""
 
     @initialize(memory_bytes=st.sampled_from([0, 2**29]))
     def begin(self, memory_bytes: int) -> None:
@@ -115,6 +118,25 @@ class Machine(RuleBasedStateMachine):
         self.send(connection, f"{message_id} publish --confirm {event} {data}")
         self.model.publish(message_id, event, data)
         self.model.confirms.append((connection, message_id))
+
+    @rule(connection=CONNECTIONS, message_id=MESSAGES, event=EVENTS)
+    def publish_once(self, connection: str, message_id: str, event: str) -> None:
+        data = f"d{next(self.requests)}"
+        self.send(connection, f"{message_id} publish --once {event} {data}")
+        self.model.publish_once(message_id, event, data)
+
+    @rule(connection=CONNECTIONS, name=QUEUES, share=st.floats(0, 1))
+    def trim(self, connection: str, name: str, share: float) -> None:
+        queue = self.broker.queues.get(name.encode())
+        if queue is None:
+            self.send(connection, f"t trim {name} 3")
+            return
+        returned = [number for number, _ in queue.redo]
+        waiting = sorted([*returned, *range(queue.cursor, queue.next_seq)])
+        count = round(len(waiting) * share)
+        end = waiting[count] if count < len(waiting) else queue.next_seq
+        self.send(connection, f"t trim {name} {end}")
+        self.model.trim(name, count)
 
     @rule(
         connection=CONNECTIONS,
@@ -225,6 +247,26 @@ class Machine(RuleBasedStateMachine):
         self.on_disk = deepcopy(self.model)
         self.model.commit()
         self.broker.committed(batch)
+        for name in self.on_disk.queues:
+            self.read_all(name)
+
+    def read_all(self, name: str) -> None:
+        """What a reader sees is what is on disk, and a number is never another message's."""
+        queue_id = self.broker.queues[name.encode()].id
+        queue = self.journal.index.queues.get(queue_id, QueueIndex(1, 1))
+        first, told = 1, []
+        while first < queue.next_seq:
+            page = self.runner.run(self.journal.log.page(queue_id, queue, first, None, 3, 100))
+            assert first < page.next_seq <= queue.next_seq
+            for piece in page.pieces:
+                for seq, line in enumerate(piece.text.decode().splitlines(), piece.first):
+                    assert first <= seq < page.next_seq
+                    assert self.seen.setdefault((queue_id, seq), line) == line
+                    told.append(line)
+            first = page.next_seq
+        assert told == [f"{m.id} event={m.event} {m.data}" for m in self.on_disk.messages(name)]
+        living = [seq for (its_queue, seq), line in self.seen.items() if its_queue == queue_id]
+        assert not living or max(living) < queue.next_seq
 
     @rule(queue=QUEUES)
     def commit_fails(self, queue: str) -> None:

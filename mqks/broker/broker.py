@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, get_args
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import Consumer, Delivery
+from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.errors import BadRequest, Limit, LimitExceeded, LineTooLong
+from mqks.errors import BadRequest, DiskFull, Limit, LimitExceeded, LineTooLong
 from mqks.limits import READS_WAITING_MAX, REASON_CHARACTERS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import (
@@ -74,6 +74,11 @@ class Broker:
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.queue_messages_max = settings.queue_messages_max or UNLIMITED
+        self.full_queues: dict[Queue, None] = {}
+        """Queues with as many waiting messages as they may have."""
+        self.on_queue_full: Callable[[Queue], None] = lambda queue: None
+        """Called when a queue is full, and when it is no longer."""
         self.facts = Facts()
         self.started_s = clock()
         self.disk_full = False
@@ -208,7 +213,13 @@ class Broker:
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
-                if argument != event and argument and argument[:2] != b"--" and not self.disk_full:
+                if (
+                    argument != event
+                    and argument
+                    and argument[:2] != b"--"
+                    and not self.disk_full
+                    and not self.full_queues
+                ):
                     self._gathered(event, acker, ids, bodies)
                     event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
                     ids, bodies = [], []
@@ -308,6 +319,25 @@ class Broker:
         self.queued += len(ids) * len(queues)
         for queue in queues:
             queue.publish(ids, bodies)
+
+    def check_room(self, event: bytes) -> None:
+        """Raise what forbids publishing to an event now."""
+        if self.disk_full:
+            raise DiskFull("the disk is full: nothing can be published until space is back")
+        for queue in self.bindings.routes.get(event, NOWHERE) if self.full_queues else ():
+            if queue.full:
+                raise LimitExceeded(
+                    "queue_messages_max",
+                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages",
+                )
+
+    def queue_filled(self, queue: Queue) -> None:
+        self.full_queues[queue] = None
+        self.on_queue_full(queue)
+
+    def queue_has_room(self, queue: Queue) -> None:
+        self.full_queues.pop(queue, None)
+        self.on_queue_full(queue)
 
     def publish_once(self, event: bytes, message_id: bytes, body: bytes) -> None:
         """Publish, unless a message of this id was published so before."""

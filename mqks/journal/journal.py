@@ -4,6 +4,7 @@ The one rule: one task writes. It takes a batch, writes it in one statement and 
 between batches lets go of what has died.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -139,6 +140,8 @@ class Journal:
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
         self._restart_pages = WAL_PAGES_RESTART
+        self._free_bytes_min = settings.disk_free_bytes_min
+        self._ballast_bytes = settings.ballast_bytes
         self._looked_s = 0.0
         self._freed = True
         """Whether pages may have become free since the last look."""
@@ -225,6 +228,7 @@ class Journal:
         if not batch.writes:
             return
         start_s = time.monotonic()
+        self._check_floor(batch)
         sections, row = self._segment(batch)
         with _whole():
             if batch.has_metadata:
@@ -239,10 +243,26 @@ class Journal:
         for another thread, twice, would take longer than the commit. Only while nothing else is
         under way on the writing connection."""
         start_s = time.monotonic()
+        self._check_floor(batch)
         sections, row = self._segment(batch)
         with _failures():
             self._raw.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
+
+    def _check_floor(self, batch: Batch) -> None:
+        """Raise DiskFull for messages while the disk has less space than must stay free; 1 µs."""
+        if (
+            self._free_bytes_min
+            and self._free_bytes() < self._free_bytes_min
+            and any(change.runs for change in batch.changes)
+        ):
+            raise DiskFull(
+                f"less than {self._free_bytes_min} bytes are free on the disk of {self.path}"
+            )
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self.path.parent)
+        return disk.f_bavail * disk.f_frsize
 
     def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
         """What a batch says, and the row that says it."""
@@ -525,6 +545,9 @@ class Journal:
         if self._wal_is_held:
             self._wal_is_held, self._restart_pages = False, 0
             await self._checkpoint()
+        # The ballast will take its part again.
+        if self._free_bytes_min and self._free_bytes() < self._free_bytes_min + self._ballast_bytes:
+            return False
         if not self._pages_max:
             return True
         pages = await self._number("pragma page_count")

@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 from mqks.broker.ranges import Range
 from mqks.errors import JournalFailed
 from mqks.journal.index import QueueIndex
-from mqks.journal.segment import SegmentDamaged, StoredRun, checksum, runs_of
+from mqks.journal.segment import StoredRun, checksum, runs_of
 
 
 class Piece(NamedTuple):
@@ -33,15 +33,6 @@ class Page(NamedTuple):
     pieces: list[Piece]
     rows: int
     next_seq: int
-
-
-class _Wanted(NamedTuple):
-    """What to read of one segment."""
-
-    segment_id: int
-    first: int
-    end: int
-    living: list[Range]
 
 
 class LogReader:
@@ -71,21 +62,13 @@ class LogReader:
         bytes, at least one where there is one. Raises JournalFailed on a damaged segment."""
         while True:
             stop = queue.next_seq if end is None else min(end, queue.next_seq)
-            wanted, whole = _choose(queue, first, stop, rows_max, bytes_max)
+            wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
             pieces: list[Piece] | None = []
             if wanted:
-                pieces = await run_sync(
-                    self._read, queue_id, wanted, rows_max, limiter=self._limiter
-                )
+                pieces = await run_sync(self._read, queue_id, wanted, limiter=self._limiter)
             # A compaction may have moved something meanwhile: then choose again.
             if pieces is not None:
-                break
-        rows = sum(piece.total for piece in pieces)
-        if whole and rows == sum(count for each in wanted for _, count in each.living):
-            return Page(pieces, rows, max(first, stop))
-        if not pieces:
-            return Page(pieces, rows, wanted[-1].end)
-        return Page(pieces, rows, pieces[-1].first + pieces[-1].total)
+                return Page(pieces, sum(piece.total for piece in pieces), next_seq)
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
         """Number of the first message that came at or after a time; the next one's if none."""
@@ -95,12 +78,16 @@ class LogReader:
         if not position:
             return later
         span = queue.spans[position - 1]
-        wanted = _Wanted(span.segment.id, span.first, span.end, [])
-        runs = await run_sync(self._runs, queue_id, wanted, limiter=self._limiter)
-        if runs is None:
+        body = await run_sync(self._body, span.segment.id, limiter=self._limiter)
+        if body is None:
             # A compaction has moved it meanwhile.
             return await self.first_at(queue_id, queue, time_us)
-        return next((run.first for run in runs if run.time_us >= time_us), later)
+        came = (
+            run.first
+            for run in runs_of(body, queue_id)
+            if span.first <= run.first < span.end and run.time_us >= time_us
+        )
+        return min(came, default=later)
 
     # -- in the thread
 
@@ -116,66 +103,52 @@ class LogReader:
         assert isinstance(body, bytes)
         return body
 
-    def _runs(self, queue_id: int, wanted: _Wanted) -> list[StoredRun] | None:
-        body = self._body(wanted.segment_id)
-        if body is None:
-            return None
-        return [run for run in runs_of(body, queue_id) if wanted.first <= run.first < wanted.end]
-
-    def _read(self, queue_id: int, wanted: list[_Wanted], rows_max: int) -> list[Piece] | None:
+    def _read(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | None:
         pieces: list[Piece] = []
-        left = rows_max
-        for each in wanted:
-            body = self._body(each.segment_id)
+        for segment_id, living in wanted.items():
+            body = self._body(segment_id)
             if body is None:
                 return None
-            try:
-                runs = runs_of(body, queue_id)
-            except SegmentDamaged as error:
-                raise JournalFailed(f"segment {each.segment_id}: {error}") from error
-            for run in runs:
-                if not each.first <= run.first < each.end:
-                    continue
-                for piece in _cut(run, body, each.living, left):
-                    pieces.append(piece)
-                    left -= piece.total
-                if not left:
-                    return pieces
+            for run in runs_of(body, queue_id):
+                pieces += _cut(run, body, living)
+        pieces.sort()
         return pieces
 
 
 def _choose(
     queue: QueueIndex, first: int, stop: int, rows_max: int, bytes_max: int
-) -> tuple[list[_Wanted], bool]:
-    """Which spans to read, and whether they are all there are."""
-    wanted: list[_Wanted] = []
-    rows = size = 0
+) -> tuple[dict[int, list[Range]], int]:
+    """Which messages to read of each segment, in ascending order, and where to go on."""
+    wanted: dict[int, list[Range]] = {}
+    size = 0
     for span in queue.overlapping(first, stop):
-        if rows >= rows_max or size >= bytes_max:
-            return wanted, False
-        living = [
-            (max(first, start), min(stop, start + count) - max(first, start))
-            for start, count in span.living()
-            if start < stop and start + count > first
-        ]
-        if living:
-            wanted.append(_Wanted(span.segment.id, span.first, span.end, living))
-            count = sum(count for _, count in living)
-            rows += count
-            size += span.bytes * count // (span.end - span.first)
-    return wanted, True
+        for start, count in span.living():
+            end = min(stop, start + count)
+            start = max(first, start)
+            if start < end:
+                end = min(end, start + rows_max)
+                rows_max -= end - start
+                wanted.setdefault(span.segment.id, []).append((start, end - start))
+                size += span.bytes * (end - start) // (span.end - span.first)
+                if not rows_max:
+                    return wanted, end
+        if size >= bytes_max:
+            return wanted, min(stop, span.end)
+    return wanted, max(first, stop)
 
 
-def _cut(run: StoredRun, body: bytes, living: list[Range], rows_max: int) -> list[Piece]:
-    """The living messages of a run, in its order, at most so many."""
+def _cut(run: StoredRun, body: bytes, living: list[Range]) -> list[Piece]:
+    """The living messages of a run."""
     pieces: list[Piece] = []
     lines: list[bytes] | None = None
-    for first, count in living:
-        start, stop = max(first, run.first), min(first + count, run.first + run.total)
-        stop = min(stop, start + rows_max)
+    end = run.first + run.total
+    for position in range(max(0, bisect_left(living, (run.first + 1,)) - 1), len(living)):
+        first, count = living[position]
+        if first >= end:
+            break
+        start, stop = max(first, run.first), min(first + count, end)
         if start >= stop:
             continue
-        rows_max -= stop - start
         if stop - start == run.total:
             text = body[run.start : run.end] + b"\n"
         else:

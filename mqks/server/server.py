@@ -377,6 +377,8 @@ async def serve(
             new_error_id=ErrorIds(),
             on_error=_log_error,
         )
+        broker.facts = JournalFacts(journal, broker)
+        broker.on_queue_full = _log_queue
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
         await recovery.run(salvage=settings.salvage)
         log.event(
@@ -384,7 +386,6 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
-        broker.facts = JournalFacts(journal, broker)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
@@ -405,6 +406,14 @@ def _http_room() -> ModuleType:
             f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
         ) from None
     return http
+
+
+def _log_queue(queue: Queue) -> None:
+    name = queue.name.decode("utf-8", "backslashreplace")
+    if queue.full:
+        log.warning("queue_full", queue=name, ready=queue.ready)
+    else:
+        log.event("queue_has_room", queue=name, ready=queue.ready)
 
 
 def _log_error(record: ErrorRecord) -> None:

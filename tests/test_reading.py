@@ -1,0 +1,274 @@
+"""Looking at queues without consuming: range, read, peek and stats over TCP, under load, after
+crashes, and while the journal tidies up."""
+
+import json
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Self
+
+from tests.server_process import ServerProcess
+
+RUN = struct.Struct("<4q")
+
+
+class Reader:
+    """One connection that asks one thing at a time and understands `read`."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, 10)
+        self.stream = self._socket.makefile("rwb")
+
+    def send(self, *lines: str) -> None:
+        self.stream.write("".join(f"{line}\n" for line in lines).encode())
+        self.stream.flush()
+
+    def ask(self, line: str) -> str:
+        self.send(f"x {line}")
+        return self.stream.readline().decode().removeprefix("x ok ").removesuffix("\n")
+
+    def range(self, queue: str, *flags: str) -> dict[str, str]:
+        answer = self.ask(" ".join(["range", queue, *flags]))
+        return dict(word.split("=") for word in answer.split())
+
+    def stats(self, what: str = "") -> object:
+        return json.loads(self.ask(f"stats {what}".rstrip()))
+
+    def page(self) -> tuple[dict[str, str], list[tuple[int, int, str]]]:
+        """The header of one answer to read, and number, time and text of its messages."""
+        header = self.stream.readline().decode()
+        assert header.startswith("x ok --read "), header
+        facts = dict(word.split("=") for word in header.split()[3:])
+        body = self.stream.read(int(facts["bytes"]))
+        start = RUN.size * int(facts["runs"])
+        found = []
+        for first, count, time_us, size in RUN.iter_unpack(body[:start]):
+            lines = body[start : start + size].decode().split("\n")
+            assert len(lines) == count + 1
+            assert lines.pop() == ""
+            found += [(seq, time_us, line) for seq, line in enumerate(lines, first)]
+            start += size
+        assert start == len(body)
+        assert len(found) == int(facts["rows"])
+        return facts, found
+
+    def read(self, queue: str, first: int, *flags: str) -> list[tuple[int, int, str]]:
+        """Everything from there on."""
+        found: list[tuple[int, int, str]] = []
+        while True:
+            self.send(" ".join(["x read", queue, f"--from={first}", *flags]))
+            facts, page = self.page()
+            assert int(facts["next"]) >= first
+            if not page:
+                return found
+            found += page
+            first = int(facts["next"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        self._socket.close()
+
+
+def test_a_log_is_read_in_pages_of_any_size(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+        reader.ask("subscribe --confirm q e")
+        sent = [f"m{i} event=e {'d' * (i % 300)}" for i in range(20_000)]
+        for start in range(0, len(sent), 1000):
+            chunk = sent[start : start + 1000]
+            reader.send(*[line.replace(" event=", " publish ", 1) for line in chunk])
+            assert reader.ask("publish --confirm elsewhere x") == ""
+        facts = reader.range("q")
+        assert (facts["first"], facts["next"]) == ("1", "20001")
+        everything = reader.read("q", 1)
+        assert [(seq, line) for seq, _, line in everything] == list(enumerate(sent, 1))
+        times = [time_us for _, time_us, _ in everything]
+        assert times == sorted(times)
+        assert reader.read("q", 15_000, "--limit=7")[:20] == everything[14_999:15_019]
+        assert reader.read("q", 1, "--to=500", "--limit=100") == everything[:499]
+        assert reader.read("q", 30_000) == []
+        # The first message of the batch that came then, and where a later time leads.
+        for seq in (1, 7, 9_000, 20_000):
+            time_us = everything[seq - 1][1]
+            at = int(reader.range("q", f"--at={time_us}")["at"])
+            assert at == 1 + times.index(time_us)
+        assert reader.range("q", f"--at={times[-1] + 1}")["at"] == "20001"
+        assert reader.range("q", "--at=0")["at"] == "1"
+
+
+def test_what_was_seen_stays_true_over_consumers_compaction_and_crashes(tmp_path: Path) -> None:
+    db = tmp_path / "mqks.db"
+    seen: dict[int, str] = {}
+    alive: set[str] = set()
+    epochs = set()
+    for turn in range(4):
+        with ServerProcess(db) as server, Reader(server.address) as reader:
+            if not turn:
+                reader.ask("subscribe --confirm q e")
+            ids = [f"t{turn}m{i}" for i in range(5_000)]
+            reader.send(*[f"{each} publish e {'x' * 200}" for each in ids])
+            assert reader.ask("publish --confirm elsewhere x") == ""
+            alive.update(ids)
+            # Taken by one consumer, every third acked: what is left is scattered.
+            reader.send("c consume q --manual-ack")
+            held = [reader.stream.readline().split()[2].decode() for _ in range(len(alive))]
+            assert set(held) == alive
+            settled = held[::3]
+            alive.difference_update(settled)
+            reader.send(*[f"a ack c {each}" for each in settled])
+            assert reader.ask("ack --confirm c nothing") == ""
+            with Reader(server.address) as other:
+                found = other.read("q", 0, "--limit=777")
+                assert {line.split()[0] for _, _, line in found} == alive
+                for seq, _, line in found:
+                    assert seen.setdefault(seq, line) == line
+                epochs.add(other.range("q")["epoch"])
+                assert int(other.range("q")["next"]) > max(seen)
+            server.kill()
+    assert len(epochs) == 1
+
+
+def test_a_new_queue_or_database_has_another_epoch(tmp_path: Path) -> None:
+    epochs = []
+    for name in ("one.db", "two.db"):
+        with ServerProcess(tmp_path / name) as server, Reader(server.address) as reader:
+            for _ in range(2):
+                reader.ask("subscribe --confirm q e")
+                reader.ask("publish --confirm e x")
+                epochs.append(reader.range("q")["epoch"])
+                reader.ask("delete_queue --confirm q")
+    assert len(set(epochs)) == 4
+
+
+def test_reading_goes_on_while_others_publish_consume_and_compact(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+        reader.ask("subscribe --confirm log e")
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                with Reader(server.address) as other:
+                    other.send("c consume --confirm work e --manual-ack")
+                    assert other.stream.readline() == b"c ok \n"
+                    number = 0
+                    while not stop.is_set():
+                        ids = [f"m{i}" for i in range(number, number + 200)]
+                        number += 200
+                        other.send(*[f"{each} publish e {'x' * 100}" for each in ids])
+                        for each in ids:
+                            assert other.stream.readline().split()[2].decode() == each
+                        other.send(*[f"a ack c {each}" for each in ids[::2]])
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            first = 1
+            told: list[str] = []
+            while len(told) < 20_000:
+                reader.send(f"x read log --from={first} --limit=5000")
+                facts, page = reader.page()
+                told += [line for _, _, line in page]
+                if page:
+                    reader.ask(f"trim --confirm log {first}")
+                first = int(facts["next"])
+        finally:
+            stop.set()
+            thread.join(10)
+        assert not failures
+        assert [line.split()[0] for line in told] == [f"m{i}" for i in range(len(told))]
+
+
+def test_more_reads_ahead_than_allowed_are_refused(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+        reader.ask("subscribe --confirm q e")
+        reader.send(*[f"r{i} peek q" for i in range(17)])
+        answers = [reader.stream.readline().split() for _ in range(17)]
+        assert answers[0][:2] == [b"r16", b"error"]
+        assert answers[1:] == [[b"r%d" % i, b"ok", b"--end"] for i in range(16)]
+        assert reader.ask("peek q") == "--end"
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        Reader(server.address) as slow,
+        Reader(server.address) as reader,
+    ):
+        reader.ask("subscribe --confirm q e")
+        for _ in range(40):
+            reader.send(*[f"m publish e {'x' * 10_000}" for _ in range(100)])
+            reader.ask("publish --confirm elsewhere x")
+        before = server.resident_bytes
+        slow.send(*["x read q --from=1"] * 16)
+        for _ in range(20):
+            assert len(reader.read("q", 3_900)) == 101
+        assert reader.stats("connections")
+        # One answer and one more: the others wait until those are taken.
+        assert server.resident_bytes - before < 40 * 1024 * 1024
+        pages = [slow.page()[1] for _ in range(16)]
+        assert all(page == pages[0] for page in pages)
+
+
+def test_stats_come_in_pages_and_tell_the_same_as_counted(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+        names = sorted(f"q{i}" for i in range(25))
+        for name in names:
+            reader.ask(f"subscribe --confirm {name} e {name}.own")
+        reader.send("m publish e 1", "c consume --confirm q3 --manual-ack")
+        assert reader.stream.readline() == b"c ok \n"
+        assert reader.stream.readline() == b"c ok m event=e 1\n"
+        reader.ask("publish --confirm nowhere 1")
+        found: list[str] = []
+        while page := reader.stats(f"queues --limit=10 --after={found[-1] if found else ''}"):
+            assert isinstance(page, list)
+            assert len(page) <= 10
+            found += [row["name"] for row in page]
+        assert found == names
+        bindings: list[tuple[str, str]] = []
+        after = ""
+        while page := reader.stats(f"bindings --limit=7 {after}"):
+            assert isinstance(page, list)
+            bindings += [(row["queue"], row["event"]) for row in page]
+            after = f"--after={bindings[-1][0]} --then={bindings[-1][1]}"
+        assert bindings == sorted((name, event) for name in names for event in ("e", f"{name}.own"))
+        totals = reader.stats()
+        assert isinstance(totals, dict)
+        counted = {
+            "connections": 1,
+            "queues": 25,
+            "bindings": 50,
+            "consumers": 1,
+            "messages_ready": 24,
+            "messages_unacked": 1,
+            "received": 2,
+            "routed": 25,
+            "unroutable": 1,
+            "confirmed": 1,
+            "delivered": 1,
+            "redelivered": 0,
+            "acknowledged": 0,
+            "rejected": 0,
+            "errors": 0,
+        }
+        assert {name: totals[name] for name in counted} == counted
+        held = {
+            "queue": "q3",
+            "consumer": "c",
+            "id": "m",
+            "event": "e",
+            "seq": 1,
+            "retry": 0,
+            "data_bytes": 1,
+        }
+        assert reader.stats("unacked") == [held]
+        assert reader.stats("unacked --after=q3 --then=1") == []
+        queue = reader.stats("queue q3")
+        assert isinstance(queue, dict)
+        assert (queue["ready"], queue["unacked"], queue["consumer_ids"]) == (0, 1, ["c"])
+        assert queue["events"] == ["e", "q3.own"]
