@@ -122,6 +122,8 @@ def test_values_after_known_traffic(server: ServerProcess, web: Web) -> None:
         assert other.ask(b"a ack --confirm hand m0") == b"a ok "
         other.send(b"r reject hand m1\n")
         assert b"retry=1" in other.line()
+        # Its confirm comes when nothing is left to be written.
+        assert other.ask(b"a ack --confirm hand m0") == b"a ok "
         values = web.scrape()
         queues = web.scrape("/metrics/queues")
 
