@@ -92,8 +92,11 @@ def compare(directory: Path, count: int, runs: int) -> None:
             running.enter_context(BrokerProcess(db, *flags))
             for db, flags in zip(dbs, WAYS.values(), strict=True)
         ]
-        for _ in range(runs):
-            for way, db, server in zip(WAYS, dbs, servers, strict=True):
+        turns = list(zip(WAYS, dbs, servers, strict=True))
+        for run in range(runs):
+            # Each goes first in its turn, as who goes first may be at an advantage.
+            first = run % len(turns)
+            for way, db, server in turns[first:] + turns[:first]:
                 with scraped(web_of(server)) if way == SCRAPED else nullcontext():
                     before_s = cpu_s(db)
                     rates[way].append(stream(server, count))
