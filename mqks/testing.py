@@ -52,7 +52,7 @@ class Broker:
         with ExitStack() as starting:
             portal = starting.enter_context(start_blocking_portal("asyncio"))
             stopping = portal.call(anyio.Event)
-            self._ended, port = portal.start_task(serve, self.settings, stopping.wait)
+            self._ended, port = portal.start_task(serve, self.settings, lambda _: stopping.wait())
             self.settings = replace(self.settings, port=port)
             starting.callback(lambda: self._ended.result(WAIT_S))
             starting.callback(portal.call, stopping.set)

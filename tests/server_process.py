@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
@@ -22,19 +23,41 @@ LOG_LINES_SHOWN = 40
 """The end of the log that a failure shows."""
 
 _LISTENING = re.compile(r"\bevent=listening address=(\S+):(\d+)")
+Inheritable = socket.socket | BinaryIO
+# Descriptors get the numbers from 3 on, and LISTEN_PID is known only in the process itself.
+_HAND_OVER = """
+import fcntl, os, sys
+end = sys.argv.index("--")
+copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 100) for number in sys.argv[1:end]]
+for number, copy in enumerate(copies, 3):
+    os.dup2(copy, number)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.argv[end + 1], sys.argv[end + 1:])
+"""
 
 
 class ServerProcess:
     """`python -m mqks serve` on one database, on a free port of the loopback interface.
 
-    `flags` are put behind the command line, `environment` is added to the child's environment.
+    `flags` are put behind the command line, `environment` is added to the child's environment, and
+    listening `sockets` are handed over as systemd would, by the names they have there.
     As a context manager it is listening on entry and gone on exit, whatever happened between.
     """
 
-    def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        db: Path,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        sockets: Mapping[str, Inheritable] | None = None,
+    ) -> None:
         command = [sys.executable, "-m", "mqks", "serve", "--db", str(db), "--port", "0", *flags]
         # Settings come from the environment too, and those of whoever runs the tests must not.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("MQKS_")}
+        passed = [each.fileno() for each in (sockets or {}).values()]
+        if sockets:
+            inherited |= {"LISTEN_FDS": str(len(passed)), "LISTEN_FDNAMES": ":".join(sockets)}
+            command = [sys.executable, "-c", _HAND_OVER, *map(str, passed), "--", *command]
         self._address: tuple[str, int] | None = None
         self._log: list[str] = []
         self._found_or_ended = threading.Event()
@@ -44,6 +67,7 @@ class ServerProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=inherited | dict(environment or {}),
+            pass_fds=passed,
         )
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
@@ -63,6 +87,10 @@ class ServerProcess:
     def log(self) -> str:
         """What the server wrote to stderr so far."""
         return "\n".join(self._log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -87,6 +115,10 @@ class ServerProcess:
         """SIGKILL, and reap it. Nothing happens to one that has ended already."""
         self._process.kill()
         self.wait()
+
+    def hang_up(self) -> None:
+        """SIGHUP."""
+        self._process.send_signal(signal.SIGHUP)
 
     def terminate(self) -> int:
         """SIGTERM; gives the exit code."""
