@@ -443,14 +443,19 @@ def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
 
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
-    if not settings.insecure and not _is_loopback(settings.host):
-        raise ConfigurationError(
-            f"{places['host']}: {settings.host!r} is not loopback, and there is no authentication "
-            "yet: set insecure to let everyone who can connect do anything"
-        )
+    check_reach(settings, settings.host, places.get("host", "host"))
     if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
         place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
         raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")
+
+
+def check_reach(settings: Settings, host: str, place: str) -> None:
+    """Raises ConfigurationError when listening on `host` would let in whom it should not."""
+    if not settings.insecure and not _is_loopback(host):
+        raise ConfigurationError(
+            f"{place}: {host!r} is not loopback, and there is no authentication yet: set insecure "
+            "to let everyone who can connect do anything"
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -53,7 +53,7 @@ class Broker:
         with ExitStack() as starting:
             portal = starting.enter_context(start_blocking_portal("asyncio"))
             stopping = portal.call(anyio.Event)
-            self._ended, port = portal.start_task(serve, self.settings, stopping.wait)
+            self._ended, port = portal.start_task(serve, self.settings, lambda _: stopping.wait())
             self.settings = replace(self.settings, port=port)
             starting.callback(lambda: self._ended.result(WAIT_S))
             starting.callback(portal.call, stopping.set)
@@ -90,6 +90,7 @@ class BrokerProcess:
         self._environment = inherited | dict(environment or {})
         self._command = [sys.executable, "-m", "mqks", "serve", "--db", str(db)]
         self._flags = flags
+        self._inherited: list[int] = []
         self._address = "127.0.0.1", 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -142,6 +143,7 @@ class BrokerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=self._environment,
+            pass_fds=self._inherited,
             text=True,
             errors="backslashreplace",
         )

@@ -5,19 +5,57 @@ The one rule: how a process is started, found and reaped is told in `mqks.testin
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from mqks.testing import BrokerProcess
 
+Inheritable = socket.socket | BinaryIO
+# Descriptors get the numbers from 3 on, and LISTEN_PID is known only in the process itself.
+_HAND_OVER = """
+import fcntl, os, sys
+end = sys.argv.index("--")
+copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 100) for number in sys.argv[1:end]]
+for number, copy in enumerate(copies, 3):
+    os.dup2(copy, number)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.argv[end + 1], sys.argv[end + 1:])
+"""
+
 
 class ServerProcess(BrokerProcess):
-    """Launched when it is made, listening on entry, killed on exit: what it confirmed must last."""
+    """Launched when it is made, listening on entry, killed on exit: what it confirmed must last.
 
-    def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+    Listening `sockets` are handed over as systemd would, by the names they have there.
+    """
+
+    def __init__(
+        self,
+        db: Path,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        sockets: Mapping[str, Inheritable] | None = None,
+    ) -> None:
         super().__init__(db, *flags, environment=environment)
+        if sockets:
+            self._inherited = [each.fileno() for each in sockets.values()]
+            self._environment |= {
+                "LISTEN_FDS": str(len(sockets)),
+                "LISTEN_FDNAMES": ":".join(sockets),
+            }
+            numbers = map(str, self._inherited)
+            self._command = [sys.executable, "-c", _HAND_OVER, *numbers, "--", *self._command]
         self.launch()
+
+    def hang_up(self) -> None:
+        """SIGHUP."""
+        os.kill(self.pid, signal.SIGHUP)
 
     def terminate(self) -> int:
         return self.stop()

@@ -227,43 +227,10 @@ def test_free_space_stays_above_its_floor(small_disk: Path) -> None:
 
 # ----------------------------------------------------------------------------- a failing disk
 
-FAILING_SYNC = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-static int sync_file(const char *name, int fd) {
-    const char *trigger = getenv("SYNC_FAILS_ONCE_EXISTS");
-    if (trigger && access(trigger, F_OK) == 0) {
-        errno = EIO;
-        return -1;
-    }
-    return ((int (*)(int))dlsym(RTLD_NEXT, name))(fd);
-}
-
-int fsync(int fd) { return sync_file("fsync", fd); }
-int fdatasync(int fd) { return sync_file("fdatasync", fd); }
-"""
-
-
-@pytest.fixture
-def failing_sync(tmp_path: Path) -> Path:
-    """A library that makes every sync fail once a file exists."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler (cc)")
-    source, library = tmp_path / "sync.c", tmp_path / "sync.so"
-    source.write_text(FAILING_SYNC)
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True, timeout=60)
-    return library
-
-
-def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, failing_sync: Path) -> None:
+def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, sync_library: Path) -> None:
     trigger = db.with_name("sync-fails")
-    environment = {"LD_PRELOAD": str(failing_sync), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}
+    environment = {"LD_PRELOAD": str(sync_library), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}
     before = [b"before-%d" % n for n in range(20)]
     with ServerProcess(db, environment=environment) as server:
         with LineClient(server.address) as client:

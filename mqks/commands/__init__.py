@@ -37,7 +37,12 @@ def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
 
 _add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
 _add(RUN, "bench", bench, "mqks bench stream confirm --port 25000 --json")
-_add(RUN, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
+_add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
+_add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
+_add(KEEP, "compact", compact, "mqks compact --db mqks.db")
+_add(KEEP, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
+_add(KEEP, "export", export, "mqks export --messages --queue mail > mail.jsonl")
+_add(KEEP, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")
 _add(
     MESSAGES,
     "publish",
@@ -54,11 +59,6 @@ _add(QUEUES, "delete-queue", queues.delete_queue, "mqks delete-queue mailer --wh
 _add(LOOK, "ping", ask.ping, "mqks ping --url mqks://127.0.0.1:25000")
 _add(LOOK, "eval", ask.evaluate, "mqks eval 'len(state.queues)'")
 app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
-_add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
-_add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
-_add(KEEP, "compact", compact, "mqks compact --db mqks.db")
-_add(KEEP, "export", export, "mqks export --messages --queue mail > mail.jsonl")
-_add(KEEP, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")
 
 
 def version() -> None:

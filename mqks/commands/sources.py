@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 from mqks.client import requests
 from mqks.client.dialogue import Dialogue
-from mqks.client.errors import ConnectionLost, RequestFailed
+from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
 from mqks.commands.options import printable
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.lock import server_of
@@ -159,7 +159,8 @@ class Live:
             for line in self._server.ask_lines(ask):
                 message_id, attributes, data = line.split(b" ", 2)
                 found = _PEEKED.fullmatch(attributes)
-                assert found is not None, "the server says what protocol.md tells"
+                if found is None:
+                    raise ProtocolViolation(f"the peer sent {line[:80]!r} for a message")
                 event, retry, seq, time_us = found.groups()
                 last = int(seq)
                 yield {

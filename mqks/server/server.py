@@ -5,13 +5,20 @@ the chunk was large, so that a consumer works while its publisher is read.
 """
 
 import asyncio
+import faulthandler
 import gc
 import ipaddress
 import logging
+import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
+from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskStatus
@@ -21,7 +28,13 @@ from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
 from mqks.broker.queue import Queue
-from mqks.errors import AddressUnavailable, LimitExceeded, LineTooLong, MqksError
+from mqks.errors import (
+    AddressUnavailable,
+    ConfigurationError,
+    LimitExceeded,
+    LineTooLong,
+    MqksError,
+)
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -29,9 +42,11 @@ from mqks.server import log
 from mqks.server.client import Client, Hold
 from mqks.server.error_ids import ErrorIds
 from mqks.server.facts import JournalFacts
+from mqks.server.inherited import Inherited, take_sockets
+from mqks.server.notify import Notify
 from mqks.server.reads import Reads
 from mqks.server.writer import Writer
-from mqks.settings import Settings
+from mqks.settings import Settings, check_reach
 
 LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
@@ -40,11 +55,26 @@ FAIR_CHUNK_BYTES = 64 * 1024
 LISTEN_BACKLOG = 4096
 
 
+Until = Callable[[Callable[[], None]], Awaitable[object]]
+"""What to wait for; it is given a function to call whenever the server shall reload."""
+
+
 class Server:
-    def __init__(self, settings: Settings, broker: Broker, journal: Journal) -> None:
+    """Listens on the `inherited` sockets, if there are any, instead of what the settings say."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        journal: Journal,
+        notify: Notify,
+        inherited: Sequence[Inherited] = (),
+    ) -> None:
         self.settings = settings
         self._broker = broker
         self._journal = journal
+        self._notify = notify
+        self._inherited = inherited
         self._clients: dict[int, Client] = {}
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -241,20 +271,25 @@ class Server:
         await self._failed.wait()
         raise MqksError("an internal error, told above, has ended the server") from self._failure
 
+    def reload(self) -> None:
+        """Load again what may change while it is served."""
+        with self._notify.reloading():
+            log.event("reloaded")
+
     async def run(
         self,
-        until: Callable[[], Awaitable[object]],
+        until: Until,
         *,
         task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen until `until` returns, then stop accepting, write what is pending, flush.
 
-        The task status is started with the TCP port.
+        The task status is started with the TCP port, 0 without one.
         """
         stop = anyio.Event()
 
         async def wait() -> None:
-            await until()
+            await until(self.reload)
             stop.set()
 
         async with anyio.create_task_group() as tasks:
@@ -266,9 +301,15 @@ class Server:
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             self._schedule_flush()
-            self._journal.announce(self._url(listeners[0]))
-            task_status.started(listeners[0].sockets[0].getsockname()[1])
+            tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
+            names = [each.getsockname() for listener in listeners for each in listener.sockets]
+            self._journal.announce(_url(names[0]))
+            for name in names:
+                log.event("listening", address=_shown(name))
+            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(map(_shown, names))}")
+            task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
             await stop.wait()
+            self._notify.tell("STOPPING=1", "STATUS=writing what was received")
             await self._drain(listeners)
             tasks.cancel_scope.cancel()
         log.event("stopped")
@@ -278,40 +319,45 @@ class Server:
         listeners = []
         make_client: Callable[[], Client] = lambda: Client(self)  # noqa: E731
         try:
-            where = f"{settings.host}:{settings.port}"
-            listener = await self._loop.create_server(
-                make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
-            )
-            listeners.append(listener)
-            for socket in listener.sockets:
-                host, port = socket.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                log.event("listening", address=f"{shown}:{port}")
-            if settings.unix:
-                where = str(settings.unix)
+            for inherited, name in self._inherited:
+                where = name
+                listeners.append(await self._listen_on(inherited, make_client))
+            if not self._inherited:
+                where = f"{settings.host}:{settings.port}"
                 listeners.append(
-                    await self._loop.create_unix_server(
-                        make_client, settings.unix, backlog=LISTEN_BACKLOG
+                    await self._loop.create_server(
+                        make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
                     )
                 )
-                log.event("listening", address=f"unix:{settings.unix}")
+                if settings.unix:
+                    where = str(settings.unix)
+                    listeners.append(
+                        await self._loop.create_unix_server(
+                            make_client, settings.unix, backlog=LISTEN_BACKLOG
+                        )
+                    )
         except OSError as error:
             raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
         return listeners
 
-    @staticmethod
-    def _url(listener: asyncio.Server) -> str:
-        """Where a client on this machine finds the server."""
-        host, port = listener.sockets[0].getsockname()[:2]
-        if ipaddress.ip_address(host).is_unspecified:
-            host = "::1" if ":" in host else "127.0.0.1"
-        return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
+    async def _listen_on(
+        self, inherited: socket.socket, make_client: Callable[[], Client]
+    ) -> asyncio.Server:
+        if inherited.family != socket.AF_UNIX:
+            return await self._loop.create_server(
+                make_client, sock=inherited, backlog=LISTEN_BACKLOG
+            )
+        # From Python 3.13 on the path would be deleted at the end, and it belongs to another.
+        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        return await self._loop.create_unix_server(
+            make_client, sock=inherited, backlog=LISTEN_BACKLOG, **kept
+        )
 
     async def _drain(self, listeners: list[asyncio.Server]) -> None:
         self._stopping = True
         for listener in listeners:
             listener.close()
-        if self.settings.unix:
+        if self.settings.unix and not self._inherited:
             self.settings.unix.unlink(missing_ok=True)
         for client in self._clients.values():
             client.hold(Hold.STOP)
@@ -331,22 +377,57 @@ class Server:
             client.transport.close()
 
 
-async def _signalled() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+def _shown(name: tuple[Any, ...] | str | bytes) -> str:
+    """A socket's name as people write it."""
+    if not isinstance(name, tuple):
+        return "unix:" + os.fsdecode(name).replace("\0", "@")
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _url(name: tuple[Any, ...] | str | bytes) -> str:
+    """How a client on this machine finds a socket; empty for one that has no path."""
+    if not isinstance(name, tuple):
+        path = os.fsencode(name)
+        return f"mqks+unix://{quote(path)}" if path.startswith(b"/") else ""
+    host, port = name[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
+
+
+async def _signalled(reload: Callable[[], None]) -> None:
+    """Wait for SIGTERM or SIGINT; SIGHUP reloads."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
+            if number == signal.SIGHUP:
+                reload()
+                continue
             log.event("stopping", signal=signal.Signals(number).name)
             return
 
 
 async def serve(
     settings: Settings,
-    until: Callable[[], Awaitable[object]] = _signalled,
+    until: Until = _signalled,
+    environ: MutableMapping[str, str] | None = None,
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `until` returns; the task status is started with the TCP port."""
+    """Serve until `until` returns; the task status is started with the TCP port.
+
+    `environ` is where a service manager may have put its socket for notifications and what to
+    listen on; a server inside another program has none.
+    """
     log.event("starting", version=__version__, db=settings.db)
+    environ = {} if environ is None else environ
+    notify, inherited = Notify(environ), take_sockets(environ)
+    for listening, name in inherited:
+        if name == "tls":
+            raise ConfigurationError(f"LISTEN_FDS: {name}: there is no TLS yet")
+        if listening.family != socket.AF_UNIX:
+            check_reach(settings, listening.getsockname()[0], f"LISTEN_FDS: {name}")
+    notify.tell("STATUS=reading the journal")
     journal = await Journal.open(settings)
     try:
         broker = Broker(
@@ -358,7 +439,11 @@ async def serve(
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
-        await recovery.run(salvage=settings.salvage)
+        starting = asyncio.create_task(notify.wait_for_start(lambda: journal.next_segment))
+        try:
+            await recovery.run(salvage=settings.salvage)
+        finally:
+            starting.cancel()
         log.event(
             "recovered",
             queues=len(broker.queues),
@@ -369,7 +454,8 @@ async def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        await Server(settings, broker, journal).run(until, task_status=task_status)
+        server = Server(settings, broker, journal, notify, inherited)
+        await server.run(until, task_status=task_status)
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
@@ -404,10 +490,16 @@ def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
     _raise_open_files_limit()
+    # A watchdog's SIGABRT shall tell where everything stood.
+    faulthandler.enable()
     use_uvloop = settings.uvloop and find_spec("uvloop") is not None
     failure: BaseException | None = None
     try:
-        anyio.run(serve, settings, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+        anyio.run(
+            partial(serve, settings, environ=os.environ),
+            backend="asyncio",
+            backend_options={"use_uvloop": use_uvloop},
+        )
     except* MqksError as failures:
         failure = failures
         while isinstance(failure, BaseExceptionGroup):
