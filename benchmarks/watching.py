@@ -34,7 +34,7 @@ CHUNK_QUEUES = 1_000
 
 
 def web_of(server: BrokerProcess) -> str:
-    found = re.search(r"address=(http://\S+)", server.log.read_text())
+    found = re.search(r"address=(http://\S+)", server.log)
     assert found, "the server has no port of metrics"
     return found[1]
 
@@ -112,8 +112,9 @@ def compare(directory: Path, count: int, runs: int) -> None:
 
 def many_queues(directory: Path, queues: int, runs: int) -> None:
     flags = ("--http-port", "0", "--queues-max", str(queues))
+    db = directory / "queues.db"
     with (
-        BrokerProcess(directory / "queues.db", *flags) as server,
+        BrokerProcess(db, *flags) as server,
         socket.create_connection(("127.0.0.1", server.port), 60) as peer,
         peer.makefile("rb") as replies,
     ):
@@ -128,14 +129,14 @@ def many_queues(directory: Path, queues: int, runs: int) -> None:
             seconds, sizes, waits = (statistics.median(each) for each in zip(*told, strict=True))
             print(
                 f"{path} with {queues:,} queues: {seconds * 1e3:.1f} ms, "
-                f"{cost_s(server, path) * 1e3:.1f} of CPU, {sizes / 1e6:.3f} MB, "
+                f"{cost_s(server, db, path) * 1e3:.1f} of CPU, {sizes / 1e6:.3f} MB, "
                 f"longest wait of a ping {waits * 1e3:.1f} ms"
             )
 
 
-def cost_s(server: BrokerProcess, path: str) -> float:
+def cost_s(server: BrokerProcess, db: Path, path: str) -> float:
     """Processor time of a scrape."""
-    web, db = web_of(server), server.log.with_suffix(".db")
+    web = web_of(server)
     before_s = cpu_s(db)
     for _ in range(SCRAPES):
         scrape(web, path)

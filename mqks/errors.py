@@ -11,6 +11,8 @@
     ├── SchemaTooNew           65  a newer MQKS wrote this database
     ├── JournalDamaged         65  the journal fails its checksums
     ├── InspectionFailed       65  what was asked for is not there or cannot be read
+    ├── ImportFailed           65  a line to be imported is wrong, or does not fit what is there
+    ├── CannotWrite            73  a file to be made is there already, or can't be made
     ├── BenchFailed            69  the server to be measured is not there, or answers wrongly
     ├── JournalFailed          74  the journal could not be written
     ├── BadData                65  what a command is given to send cannot be sent
@@ -100,6 +102,18 @@ class InspectionFailed(MqksError):
     """What was asked for is not there, or the file cannot be read."""
 
     exit_code = 65
+
+
+class ImportFailed(MqksError):
+    """A line to be imported is wrong, or does not fit what is there; nothing of it was done."""
+
+    exit_code = 65
+
+
+class CannotWrite(MqksError):
+    """A file to be made is there already, or can't be made."""
+
+    exit_code = 73
 
 
 class BenchFailed(MqksError):

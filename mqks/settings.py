@@ -375,7 +375,17 @@ def load(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> Settings:
-    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default.
+    """The settings alone; otherwise as `gather`."""
+    return gather(flags, environ, config)[0]
+
+
+def gather(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config: Path | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default. Tell
+    the places, too, of those that are no defaults.
 
     `flags` maps names of settings to values, None for a flag not given. `config` is the file;
     without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
@@ -397,7 +407,7 @@ def load(
         places[setting.name] = place
     settings = Settings(**values)
     _check_together(settings, places)
-    return settings
+    return settings, places
 
 
 def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None:

@@ -90,7 +90,7 @@ def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
 
 def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
     with ServerProcess(db) as server:
-        server.terminate()
+        server.stop()
     with closing(sqlite3.connect(db)) as connection:
         connection.execute("pragma user_version = 9999")
     code, log = refusal(db)
@@ -300,7 +300,7 @@ def test_sigterm_under_load_loses_nothing_received(db: Path) -> None:
             subscribed(client, b"q", b"e")
         load = Load(server)
         load.under_way.wait(20)
-        assert server.terminate() == 0, server.log
+        assert server.stop() == 0, server.log
         load.join()
     assert len(load.safe) >= 2 * 20 * 20
     with ServerProcess(db) as server:
@@ -340,7 +340,7 @@ def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:
         while not is_small() and time.monotonic() < limit:
             time.sleep(0.05)
         assert is_small(), (bytes_of(db), bytes_of(wal))
-        assert server.terminate() == 0
+        assert server.stop() == 0
     assert bytes_of(db) + bytes_of(wal) <= SHRUNK_FILE_BYTES_MAX
 
 
@@ -361,7 +361,7 @@ def test_timers_start_anew_after_a_restart(db: Path, crash: bool) -> None:
             assert client.ask(b"c consume --confirm timed e " + rule) == b"c ok "
             assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
             left = time.monotonic()
-        server.kill() if crash else server.terminate()
+        server.kill() if crash else server.stop()
     # While nobody serves the queue its old timer runs out; that must not count.
     time.sleep(max(0.0, left + delay_seconds + 0.1 - time.monotonic()))
     with ServerProcess(db) as server, LineClient(server.address) as client:
@@ -377,7 +377,7 @@ def test_a_rule_without_seconds_waits_for_a_consumer_after_a_restart(db: Path, c
     consume = b"c consume --confirm q e --delete-queue-when-unused"
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert client.ask(consume) == b"c ok "
-        server.kill() if crash else server.terminate()
+        server.kill() if crash else server.stop()
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert published(client, b"m", b"e", b"kept")
         assert queue_count(client) == b"1"
@@ -405,7 +405,7 @@ def test_unacked_return_in_their_old_order_after_a_restart(db: Path, crash: bool
             returned = [delivery(consumer.line()) for _ in range(4)]
             assert returned == [Delivery(b"m%d" % n, 1, b"data") for n in (0, 2, 6, 8)]
             assert published(publisher, b"later", b"e", b"data")
-        server.kill() if crash else server.terminate()
+        server.kill() if crash else server.stop()
     with ServerProcess(db) as server:
         found = drained(server, b"q", b"e")
     first, again = ({d.message: d.retry for d in found[:8]}, found[8:])

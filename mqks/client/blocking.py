@@ -100,7 +100,7 @@ class _Connection(Generic[S]):
     def _live(self) -> str:
         """Connect and stay so; give the reason of the end."""
         session, out = self.session, memoryview(b"")
-        with _open(self._address, self._options) as sock:
+        with open_socket(self._address, self._options) as sock:
             with self.changed:
                 session.connected(time.monotonic())
             while True:
@@ -158,7 +158,7 @@ class _Connection(Generic[S]):
         return ""
 
 
-def _open(address: urls.Address, options: Options) -> socket.socket:
+def open_socket(address: urls.Address, options: Options) -> socket.socket:
     if address.path:
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(options.connect_timeout_s)

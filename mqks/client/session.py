@@ -118,7 +118,7 @@ class Session:
         self._jitter = jitter
         self._number = count(1)
         self._auth = requests.auth(credentials) if credentials else b"ping hello"
-        self._splitter = LineSplitter(options.reply_bytes_max)
+        self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
         self._greeting_id = self._greeting = b""
         self._refusal = ""
         self._attempts = 0
@@ -249,7 +249,7 @@ class Session:
 
     def connected(self, now_s: float) -> None:
         """A new connection is there."""
-        self._splitter = LineSplitter(self._options.reply_bytes_max)
+        self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
         self._greeting_id = self.new_id()
         self._greeting = b"%b %b\n" % (self._greeting_id, self._auth)

@@ -30,49 +30,97 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Row = Mapping[str, Any]
 
+PAGE_ROWS, PAGE_CHARACTERS = 1000, 1 << 20
+"""What is printed at a time, so that much to tell neither waits nor fills the memory."""
+
 
 def printable(text: object) -> str:
     """What a client sent must not steer the terminal: control characters are escaped."""
     if text is None:
         return "-"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    # Bytes that are no UTF-8 came as surrogates.
+    text = str(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def table(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool = False) -> None:
-    """Print rows: all they hold as JSON lines, or these columns, aligned; ruled on a terminal."""
+def table(
+    rows: Iterable[Row], columns: Sequence[str], *, as_json: bool = False, cut: str = ""
+) -> None:
+    """Print rows: all they hold as JSON lines, or these columns, aligned; ruled on a terminal.
+
+    They are printed as they come, some at a time. `cut` names the column that a terminal shows
+    only as far as its width goes.
+    """
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    rows = list(rows)
-    cells = [[printable(row.get(column)) for column in columns] for row in rows]
-    numeric = [any(isinstance(row.get(column), int | float) for row in rows) for column in columns]
-    if sys.stdout.isatty():
-        _ruled(columns, cells, numeric)
-        return
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for line in [columns, *cells]:
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        )
-        typer.echo("  ".join(aligned).rstrip())
+    is_terminal, is_first = sys.stdout.isatty(), True
+    widths = list(map(len, columns))
+    for page in _pages(rows):
+        cells = [[printable(row.get(column)) for column in columns] for row in page]
+        right = [any(_is_number(row.get(column)) for row in page) for column in columns]
+        if is_terminal:
+            _ruled(columns, cells, right, columns.index(cut) if cut else None)
+        else:
+            widths = [
+                max(width, *map(len, column))
+                for width, column in zip(widths, zip(columns, *cells, strict=True), strict=True)
+            ]
+            lines = [columns, *cells] if is_first else cells
+            typer.echo("\n".join(_aligned(line, widths, right) for line in lines))
+        is_first = False
 
 
-def _ruled(columns: Sequence[str], cells: list[list[str]], numeric: Sequence[bool]) -> None:
+def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Some rows at a time; one page without any where there are none."""
+    page: list[Row] = []
+    size, is_first = 0, True
+    for row in rows:
+        page.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(page) == PAGE_ROWS or size >= PAGE_CHARACTERS:
+            yield page
+            page, size, is_first = [], 0, False
+    if page or is_first:
+        yield page
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = (
+        cell.rjust(width) if is_right else cell.ljust(width)
+        for cell, width, is_right in zip(cells, widths, right, strict=True)
+    )
+    return "  ".join(padded).rstrip()
+
+
+def _ruled(
+    columns: Sequence[str], cells: list[list[str]], right: Sequence[bool], cut: int | None
+) -> None:
     from rich import get_console  # here, so that --help need not load them
     from rich.table import Column, Table
     from rich.text import Text
 
+    console = get_console()
+    if cut is not None:
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        room = max(10, console.width - sum(widths) + widths[cut] - 3 * len(columns) - 1)
+        for line in cells:
+            if len(line[cut]) > room:
+                line[cut] = line[cut][: room - 1] + "…"
     ruled = Table(
         *(
-            Column(name, justify="right" if right else "left", overflow="fold")
-            for name, right in zip(columns, numeric, strict=True)
+            Column(name, justify="right" if is_right else "left", overflow="fold")
+            for name, is_right in zip(columns, right, strict=True)
         )
     )
     for line in cells:
         ruled.add_row(*map(Text, line))  # As Text, brackets are not taken for markup.
-    get_console().print(ruled)
+    console.print(ruled)
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -417,6 +417,17 @@ class Journal:
                 return await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY)
             return False
 
+    async def compact_fully(self) -> None:
+        """Do all that makes the file smaller, however long it takes. Only while nothing else is
+        written."""
+        while await self.maintain(idle=True):
+            pass
+        while len(self.index.small) > 1:
+            await self._compact(list(self.index.small.values())[:SEGMENT_MERGE_COUNT])
+        self._freed = True
+        while await self._vacuum(0):
+            pass
+
     async def _drop(self, segments: list[Segment]) -> None:
         """One script, one hop to the writer's thread; every value is a number of ours."""
         words = self.index.last_words(segments)
@@ -446,6 +457,8 @@ class Journal:
         carried: dict[int, Section] = {}
         for victim in victims:
             body = bodies[victim.id]
+            # Queues that share a text go on sharing it.
+            texts: dict[tuple[int, int], list[bytes]] = {}
             for stored in decode(body):
                 queue = index.queues.get(stored.queue_id)
                 if queue is None:
@@ -461,7 +474,8 @@ class Journal:
                     if span not in tidied:
                         tidied.add(span)
                         span.dead = union(span.dead)
-                    lines = run.lines(body)
+                    place = run.start, run.end
+                    lines = texts.get(place) or texts.setdefault(place, run.lines(body))
                     section.runs.extend(
                         Lines(
                             first, run.time_us, lines[first - run.first : first - run.first + count]
