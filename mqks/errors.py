@@ -2,8 +2,8 @@
 
     MqksError                  70
     ├── BadRequest             the request gets an error reply, the connection goes on
-    │   ├── LineTooLong        the line is longer than line_bytes_max
     │   ├── LimitExceeded      the request would pass one of the limits
+    │   │   └── LineTooLong    the line is longer than line_bytes_max
     │   └── DiskFull           what must last cannot be written for now
     ├── ConfigurationError     78  a setting is unknown, bad or unsafe
     ├── DatabaseLocked         69  another process serves this database
@@ -28,7 +28,18 @@ The one rule: the message is a single line for the person who has to act on it. 
 the exit code when the exception ends the process, as in BSD's sysexits.h.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Limit = Literal[
+    "connections_max",
+    "line_bytes_max",
+    "queues_max",
+    "queue_messages_max",
+    "bindings_per_queue_max",
+    "consumers_per_connection_max",
+    "reads_waiting_max",
+]
+"""The limits at which a request is refused; how often is counted for each."""
 
 
 class MqksError(Exception):
@@ -41,12 +52,16 @@ class BadRequest(MqksError):
     """A request that gets an error reply and changes nothing."""
 
 
-class LineTooLong(BadRequest):
-    """A line longer than `line_bytes_max`; the connection is closed after the reply."""
-
-
 class LimitExceeded(BadRequest):
     """A request that would pass one of the limits."""
+
+    def __init__(self, limit: Limit, reason: str) -> None:
+        super().__init__(reason)
+        self.limit = limit
+
+
+class LineTooLong(LimitExceeded):
+    """A line longer than `line_bytes_max`; the connection is closed after the reply."""
 
 
 class DiskFull(BadRequest):

@@ -20,17 +20,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from mqks.client.blocking import connect_blocking
+from mqks.pipeline.lake import messages
+from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.wire import Server
 from mqks.testing import BrokerProcess
 from tests.conftest import SPARK_SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LIMIT_S = 300.0
 EVENTS = ["page.view", "cart.add", "order.new"]
@@ -193,6 +198,14 @@ def counted(lake: Path) -> Counts:
     return Counts(table.num_rows, *distinct)
 
 
+def counted_by_spark(spark: "SparkSession", lake: Path) -> Counts:
+    from pyspark.sql import functions as F
+
+    rows = messages(spark, lake)
+    [counts] = rows.agg(F.count("*"), F.count_distinct("key"), F.count_distinct("offset")).collect()
+    return Counts(*counts)
+
+
 if __name__ == "__main__":
     work, count = {"archive": archive, "replay": replay}[sys.argv[1]], int(sys.argv[2])
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
@@ -200,4 +213,8 @@ if __name__ == "__main__":
         began_s = time.monotonic()
         print(f"seed {seed}")
         lake = work(Path(directory), count, seed)
-        print(f"{counted(lake)} of {count} after {time.monotonic() - began_s:.0f} s")
+        print(f"{count} messages, {time.monotonic() - began_s:.0f} s")
+        print("pyarrow:", counted(lake))
+        spark = session("local[2]", **SPARK_SETTINGS)
+        print("Spark:  ", counted_by_spark(spark, lake))
+        spark.stop()

@@ -8,7 +8,7 @@ its changes in the pending batch. A reply that promises durability is not writte
 import heapq
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
@@ -18,7 +18,7 @@ from mqks.broker.facts import Facts
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.errors import BadRequest, DiskFull, LimitExceeded, LineTooLong
+from mqks.errors import BadRequest, DiskFull, Limit, LimitExceeded, LineTooLong
 from mqks.limits import READS_WAITING_MAX, REASON_CHARACTERS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import (
@@ -69,6 +69,7 @@ class Broker:
         self.published = self.queued = self.unroutable = self.confirmed = 0
         self.delivered = self.redelivered = self.consumed = self.rejected = 0
         self.purged = self.errors = 0
+        self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
         """Counters since the start; `docs/protocol.md` tells them under stats."""
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
@@ -119,7 +120,9 @@ class Broker:
     def connect(self, address: str, *, local: bool) -> Connection:
         """A client has come. Raises LimitExceeded when there are too many."""
         if len(self.connections) >= self.settings.connections_max:
-            raise LimitExceeded(f"{self.settings.connections_max} connections are open already")
+            raise LimitExceeded(
+                "connections_max", f"{self.settings.connections_max} connections are open already"
+            )
         connection = Connection(
             next(self._connection_ids), address, local, self.settings.line_bytes_max
         )
@@ -177,7 +180,9 @@ class Broker:
         else:
             self._handle(connection, lines)
         if splitter.too_long is not None:
-            failure = LineTooLong(f"a line may have {splitter.line_bytes_max} bytes at most")
+            failure = LineTooLong(
+                "line_bytes_max", f"a line may have {splitter.line_bytes_max} bytes at most"
+            )
             # A line without an id is told as such, not by its first megabyte.
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refuse(connection, line, failure)
@@ -275,6 +280,8 @@ class Broker:
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
+        if isinstance(failure, LimitExceeded):
+            self.limits_reached[failure.limit] += 1
         request_id = request_id_of(line)
         action = line.partition(b" ")[2].partition(b" ")[0]
         self._error(connection, request_id, action, str(failure))
@@ -320,7 +327,8 @@ class Broker:
         for queue in self.bindings.routes.get(event, NOWHERE) if self.full_queues else ():
             if queue.full:
                 raise LimitExceeded(
-                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages"
+                    "queue_messages_max",
+                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages",
                 )
 
     def queue_filled(self, queue: Queue) -> None:
@@ -347,7 +355,10 @@ class Broker:
     def read(self, connection: Connection, read: Read) -> None:
         """Have the server answer this, in its turn."""
         if len(connection.reads) >= READS_WAITING_MAX:
-            raise LimitExceeded(f"{READS_WAITING_MAX} reads of this connection are waiting already")
+            raise LimitExceeded(
+                "reads_waiting_max",
+                f"{READS_WAITING_MAX} reads of this connection are waiting already",
+            )
         connection.reads.append(read)
         if len(connection.reads) == 1 and not connection.blocked:
             self.readers.append(connection)
@@ -397,7 +408,9 @@ class Broker:
 
     def check_queue_count(self, name: bytes) -> None:
         if name not in self.queues and len(self.queues) >= self.settings.queues_max:
-            raise LimitExceeded(f"there are {self.settings.queues_max} queues already")
+            raise LimitExceeded(
+                "queues_max", f"there are {self.settings.queues_max} queues already"
+            )
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)

@@ -8,7 +8,7 @@
     {"kind": "end", "queues": 1, "messages": 1, "bindings": 1}
 
 All queues come first, then the messages of each in order, then all bindings, so that an import can
-fill queues that get nothing else meanwhile. Data that are no UTF-8 stand in `base64` instead.
+fill queues that get nothing else meanwhile. Data that are no UTF-8 stand in `data_base64` instead.
 Names that are none hold surrogates, as JSON can write them.
 
 The one rule: nothing is held in memory that grows with the messages.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqks.commands.inspect import _source
+from mqks.commands.inspect import source_of
 from mqks.commands.options import Database, Url, progress
 from mqks.errors import InspectionFailed
 
@@ -46,7 +46,7 @@ def export(
 
     From a server while it runs, or from the file of one that does not.
     """
-    with _source(context, url, db) as opened, progress("Exporting") as advance:
+    with source_of(context, url, db) as opened, progress("Exporting") as advance:
         for row in lines(opened, messages, queue or []):
             sys.stdout.write(json.dumps(row) + "\n")
             advance(1)
@@ -94,4 +94,4 @@ def _as_text(data: bytes) -> Row:
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
-        return {"base64": b64encode(data).decode()}
+        return {"data_base64": b64encode(data).decode()}

@@ -45,8 +45,10 @@ ul.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none;
   height: .8rem; border-radius: .15rem; margin-right: .4rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
-th, td { text-align: right; white-space: nowrap; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; } td.text, th.text { text-align: left; white-space: normal;
+th, td { text-align: right; white-space: nowrap; padding: .25rem .6rem;
+  border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; }
+td.text, th.text { text-align: left; white-space: normal;
   overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: .5rem 0; }
 """ + "".join(f".s{n} {{ fill: var(--s{n}); background: var(--s{n}); }}\n" for n in range(8))

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -107,6 +108,7 @@ class Server:
         return connection
 
     def refuse_client(self, address: str, failure: LimitExceeded) -> bytes:
+        self._broker.limits_reached[failure.limit] += 1
         reply = self._broker.error_reply(address, b"-", b"", str(failure))
         self._schedule_flush()
         return reply
@@ -271,6 +273,16 @@ class Server:
         await self._failed.wait()
         raise MqksError("an internal error, told above, has ended the server") from self._failure
 
+    def why_not_ready(self) -> str:
+        """Why this server is no good for publishers now; nothing when it is."""
+        if self._stopping:
+            return "stopping"
+        return "disk full" if self._broker.disk_full else ""
+
+    async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
+        serve = _http_room().serve
+        await serve(self.settings, self._broker, self._journal, self.why_not_ready, task_status)
+
     def reload(self) -> None:
         """Load again what may change while it is served."""
         with self._notify.reloading():
@@ -306,6 +318,8 @@ class Server:
             self._journal.announce(_url(names[0]))
             for name in names:
                 log.event("listening", address=_shown(name))
+            if self.settings.http_port is not None:
+                await tasks.start(self._serve_http)
             self._notify.tell("READY=1", f"STATUS=listening on {', '.join(map(_shown, names))}")
             task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
             await stop.wait()
@@ -419,6 +433,8 @@ async def serve(
     `environ` is where a service manager may have put its socket for notifications and what to
     listen on; a server inside another program has none.
     """
+    if settings.http_port is not None:
+        _http_room()
     log.event("starting", version=__version__, db=settings.db)
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
@@ -459,6 +475,17 @@ async def serve(
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
+
+
+def _http_room() -> ModuleType:
+    """Loaded when it is asked for only: what it needs is an extra."""
+    try:
+        from mqks.server import http
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(
+            f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
+        ) from None
+    return http
 
 
 def _log_queue(queue: Queue) -> None:
