@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mqks.commands.options import AsJson, Row, Url, table
-from mqks.pipeline.errors import BadOption, ExtraMissing, JobFailed, ServerAway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -304,6 +303,8 @@ def _speed(text: str) -> float:
 @contextmanager
 def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[SparkSession]":
     """A session of Spark that ends with the job, and its failures told in one line."""
+    from mqks.pipeline.errors import ExtraMissing, JobFailed, ServerAway
+
     try:
         import numpy  # noqa: F401
         import pandas  # noqa: F401
@@ -352,6 +353,8 @@ def _schema(text: str | None) -> Any:
     if text is None:
         return None
     from pyspark.sql.types import StructType
+
+    from mqks.pipeline.errors import BadOption
 
     if len(text) < os.pathconf("/", "PC_PATH_MAX") and Path(text).is_file():
         text = Path(text).read_text()
