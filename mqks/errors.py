@@ -2,7 +2,9 @@
 
     MqksError                  70
     ├── BadRequest             the request gets an error reply, the connection goes on
-    │   ├── LineTooLong        the line is longer than line_bytes_max
+    │   ├── NotAllowed         the user may not do that, or has not said who it is
+    │   ├── Expelled           the connection is closed after the reply
+    │   │   └── LineTooLong    the line is longer than line_bytes_max
     │   ├── LimitExceeded      the request would pass one of the limits
     │   └── DiskFull           what must last cannot be written for now
     ├── ConfigurationError     78  a setting is unknown, bad or unsafe
@@ -31,8 +33,16 @@ class BadRequest(MqksError):
     """A request that gets an error reply and changes nothing."""
 
 
-class LineTooLong(BadRequest):
-    """A line longer than `line_bytes_max`; the connection is closed after the reply."""
+class NotAllowed(BadRequest):
+    """A request that this user may not make, or that nobody may before authentication."""
+
+
+class Expelled(BadRequest):
+    """What costs the connection: it is closed after the reply."""
+
+
+class LineTooLong(Expelled):
+    """A line longer than `line_bytes_max`."""
 
 
 class LimitExceeded(BadRequest):

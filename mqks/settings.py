@@ -114,6 +114,48 @@ class Settings:
         About("Listening", "Who may send _eval, which looks into the running server."),
     ] = "loopback"
 
+    users: Annotated[Path | None, About("Security", "The file of users that mqks user writes.")] = (
+        None
+    )
+    auth: Annotated[
+        Literal["remote", "always"],
+        About("Security", "Who must authenticate: peers beyond loopback, or everybody."),
+    ] = "remote"
+    auth_timeout_s: Annotated[
+        float,
+        About(
+            "Security",
+            "How long a peer that must authenticate may take for it.",
+            unit="seconds",
+            bounds=(0.1, 3600),
+        ),
+    ] = 10.0
+    unauthenticated_max: Annotated[
+        int,
+        About(
+            "Security",
+            "Connections that have yet to authenticate; beyond it the oldest of them is closed.",
+            unit="connections",
+            bounds=(1, 1_000_000),
+        ),
+    ] = 1000
+    tls_host: Annotated[str, About("Security", "The address to listen on with TLS as well.")] = (
+        "0.0.0.0"
+    )
+    tls_port: Annotated[
+        int, About("Security", "The TCP port for TLS, mostly 25001; 0 for none.", bounds=(0, 65535))
+    ] = 0
+    tls_cert: Annotated[
+        Path | None, About("Security", "The server's certificate and those above it, as PEM.")
+    ] = None
+    tls_key: Annotated[Path | None, About("Security", "The certificate's private key, as PEM.")] = (
+        None
+    )
+    tls_client_ca: Annotated[
+        Path | None,
+        About("Security", "Whose certificates clients must show over TLS, as PEM; none for all."),
+    ] = None
+
     connections_max: Annotated[
         int,
         About(
@@ -123,6 +165,15 @@ class Settings:
             bounds=(1, 1_000_000),
         ),
     ] = 20_000
+    connections_per_address_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Connections at once from one IPv4 address, or from one IPv6 network of 64 bits.",
+            unit="connections",
+            bounds=(1, 1_000_000),
+        ),
+    ] = 5000
     line_bytes_max: Annotated[
         int,
         About(
@@ -230,6 +281,10 @@ class Settings:
         Literal["text", "json"],
         About("Running", "Log lines as key=value text for people, or as JSON for collectors."),
     ] = "text"
+
+    def needs_auth(self, *, local: bool) -> bool:
+        """Whether a peer must say who it is before anything else."""
+        return self.auth == "always" or not (local or self.insecure or self.users is None)
 
     def public(self) -> dict[str, object]:
         """Every setting that a client may see, in plain values."""
@@ -415,11 +470,17 @@ def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
 
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
-    if not settings.insecure and not _is_loopback(settings.host):
-        raise ConfigurationError(
-            f"{places['host']}: {settings.host!r} is not loopback, and there is no authentication "
-            "yet: set insecure to let everyone who can connect do anything"
-        )
+    hosts = {"host": settings.host} | ({"tls_host": settings.tls_host} if settings.tls_port else {})
+    for name, host in hosts.items():
+        if settings.users is None and not settings.insecure and not _is_loopback(host):
+            raise ConfigurationError(
+                f"{places.get(name, name)}: {host!r} is not loopback: set users, so that clients "
+                "must authenticate, or insecure to let everyone who can connect do anything"
+            )
+    if settings.auth == "always" and settings.users is None:
+        raise ConfigurationError(f"{places['auth']}: nobody can authenticate without users")
+    if settings.tls_port and not (settings.tls_cert and settings.tls_key):
+        raise ConfigurationError(f"{places['tls_port']}: tls_cert and tls_key are needed")
     if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
         place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
         raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")

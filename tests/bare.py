@@ -8,7 +8,7 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.errors import LineTooLong
+from mqks.errors import Expelled
 from mqks.settings import Settings
 
 
@@ -20,7 +20,7 @@ class BareWorld:
             Settings(**settings),
             clock=lambda: self.now_s,
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
-            on_error=lambda record: None,
+            on_error=lambda record: True,
         )
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
@@ -37,7 +37,7 @@ class BareWorld:
             return
         try:
             self.broker.receive(connection, data)
-        except LineTooLong:
+        except Expelled:
             self._end(name)
         self._settle()
 

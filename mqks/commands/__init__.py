@@ -9,7 +9,7 @@ import os
 import typer
 
 from mqks import __version__
-from mqks.commands import inspect
+from mqks.commands import inspect, user
 from mqks.commands.bench import bench
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command(epilog="Example: mqks serve --db mqks.db --port 25000 --log-level debug")(serve)
 app.command(epilog="Example: mqks bench stream confirm --port 25000 --json")(bench)
 app.add_typer(inspect.app, name="inspect")
+app.add_typer(user.app, name="user")
 
 
 @app.command()

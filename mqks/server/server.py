@@ -9,29 +9,45 @@ import gc
 import ipaddress
 import logging
 import resource
+import secrets
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
 
 from mqks import __version__
 from mqks.broker.broker import Broker
-from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
+from mqks.broker.login import Login
 from mqks.broker.queue import Queue
-from mqks.errors import AddressUnavailable, LimitExceeded, LineTooLong, MqksError
+from mqks.errors import (
+    AddressUnavailable,
+    ConfigurationError,
+    Expelled,
+    LimitExceeded,
+    MqksError,
+)
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.server import log
+from mqks.server import log, tls
 from mqks.server.client import Client, Hold
 from mqks.server.error_ids import ErrorIds
+from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
+from mqks.server.gate import Gate
+from mqks.server.logins import Logins
 from mqks.server.reads import Reads
+from mqks.server.tls import TlsListener
 from mqks.server.writer import Writer
 from mqks.settings import Settings
+from mqks.users import STRANGER, Known, Users
+from mqks.users_file import read as read_users
 
 LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
@@ -41,7 +57,11 @@ LISTEN_BACKLOG = 4096
 
 
 class Server:
-    def __init__(self, settings: Settings, broker: Broker, journal: Journal) -> None:
+    """Raises ConfigurationError when users or certificate cannot be read."""
+
+    def __init__(
+        self, settings: Settings, broker: Broker, journal: Journal, errors: ErrorLog
+    ) -> None:
         self.settings = settings
         self._broker = broker
         self._journal = journal
@@ -55,6 +75,12 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
+        broker.users = _users(settings)
+        self._logins = Logins(broker, self._verified)
+        self._gate = Gate(settings)
+        self._tls: TlsListener | None = None
+        if settings.tls_port:
+            self._tls = TlsListener(settings, self._gate, errors, lambda peer: Client(self, peer))
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -70,14 +96,26 @@ class Server:
 
     # -- clients
 
-    def add_client(self, client: Client, address: str, *, local: bool) -> Connection:
-        connection = self._broker.connect(address, local=local)
+    def add_client(self, client: Client, *, entered: bool) -> Connection:
+        """Raises LimitExceeded."""
+        peer = client.peer
+        if not entered:
+            self._gate.enter(peer)
+        try:
+            connection = self._broker.connect(peer.address, local=peer.local)
+        except LimitExceeded:
+            self._gate.leave(peer)
+            raise
         self._clients[connection.id] = client
-        log.event("connected", logging.DEBUG, connection=address)
+        if connection.permissions is STRANGER:
+            client.stranger = True
+            self._gate.add_stranger(client, lambda: self._drop(client))
+            self._await_auth(client)
+        log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
 
-    def refuse_client(self, address: str, failure: LimitExceeded) -> bytes:
-        reply = self._broker.error_reply(address, b"-", b"", str(failure))
+    def refuse_client(self, client: Client, reason: str) -> bytes:
+        reply = self._broker.error_reply(client.peer.address, b"-", b"", reason, stranger=True)
         self._schedule_flush()
         return reply
 
@@ -85,6 +123,8 @@ class Server:
         connection = client.connection
         self._clients.pop(connection.id, None)
         self._publishers_held.discard(client)
+        self._gate.leave(client.peer)
+        self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
         if not self._stopping:
             if not client.ended:
@@ -99,9 +139,10 @@ class Server:
         published, pending = broker.published, broker.pending_records
         try:
             broker.receive(connection, data)
-        except LineTooLong:
-            client.lingers = True
-            self._end(client)
+        except Expelled:
+            self._expelled(client)
+        if client.stranger or connection.kept is not None:
+            self._look_at_auth(client)
         size = len(data)
         self._turn_bytes += size
         if broker.published != published and broker.pending_records > pending:
@@ -120,6 +161,63 @@ class Server:
         else:
             self._schedule_flush()
 
+    # -- strangers
+
+    def _await_auth(self, client: Client) -> None:
+        client.auth_timer = self._loop.call_later(
+            self.settings.auth_timeout_s, self._auth_timeout, client
+        )
+
+    def _auth_timeout(self, client: Client) -> None:
+        if client.connection.kept is not None:
+            # Its password is being verified, or others before it.
+            self._await_auth(client)
+            return
+        self._broker.expel(client.connection, "no authentication within auth_timeout_s")
+        self._expelled(client)
+
+    def _look_at_auth(self, client: Client) -> None:
+        """Something came from a stranger, or from one whose password is to be verified."""
+        connection = client.connection
+        if client.ended:
+            return
+        if connection.kept is not None:
+            client.hold(Hold.AUTH)
+            # It waits for us now: nobody takes its place.
+            self._gate.remove_stranger(client)
+        elif connection.permissions is not STRANGER:
+            self._forget_stranger(client)
+
+    def _forget_stranger(self, client: Client) -> None:
+        client.stranger = False
+        self._gate.remove_stranger(client)
+        if client.auth_timer is not None:
+            client.auth_timer.cancel()
+
+    def _verified(self, login: Login, user: Known | None) -> None:
+        client = self._clients.get(login.connection.id)
+        if client is None or client.ended or self._stopping:
+            return
+        if client.stranger:
+            self._gate.add_stranger(client, lambda: self._drop(client))
+        client.release(Hold.AUTH)
+        try:
+            kept = self._broker.verified(login, user)
+        except Expelled:
+            self._expelled(client)
+        else:
+            self.receive(client, kept)
+
+    def _expelled(self, client: Client) -> None:
+        client.lingers = True
+        self._end(client)
+
+    def _drop(self, client: Client) -> None:
+        """Others need its place."""
+        client.ended = True
+        client.transport.write(self.refuse_client(client, "unauthenticated_max is reached"))
+        client.transport.abort()
+
     def end_of_stream(self, client: Client) -> None:
         """The peer sends no more: its consumers end, its replies still go out."""
         self._tell_tail(client.connection)
@@ -127,6 +225,8 @@ class Server:
 
     def _end(self, client: Client) -> None:
         client.ended = True
+        if client.auth_timer is not None:
+            client.auth_timer.cancel()
         if not self._stopping:
             self._broker.end(client.connection)
         self._schedule_flush()
@@ -185,6 +285,7 @@ class Server:
             if client.ended:
                 self._close_if_done(client)
         self._reads.wake()
+        self._logins.wake()
         if broker.page_requests:
             self._pages += broker.page_requests
             broker.page_requests = []
@@ -226,6 +327,31 @@ class Server:
                     queue.page_in(first, lines)
                     self._flush()
 
+    def reload(self) -> None:
+        """Read users and certificates again. Connections stay, but those of users that are gone;
+        when anything cannot be read, everything stays as it was."""
+        try:
+            users = _users(self.settings)
+            context = tls.make_context(self.settings) if self._tls else None
+        except ConfigurationError as failure:
+            log.error("reload_failed", reason=failure)
+            return
+        if self._tls and context:
+            self._tls.context = context
+        self._broker.users = users
+        for client in list(self._clients.values()):
+            name = client.connection.user
+            if name is None or client.ended:
+                continue
+            user = users.get(name)
+            if user is None:
+                self._broker.expel(client.connection, "its user was removed")
+                self._expelled(client)
+            else:
+                self._broker.grant(client.connection, user.permissions)
+        self._schedule_flush()
+        log.event("reloaded", users=len(users))
+
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """What went wrong in a call by the event loop. An error of the system's concerns one
         connection; any other leaves the broker in doubt, and a broker in doubt confirms nothing."""
@@ -260,9 +386,14 @@ class Server:
         async with anyio.create_task_group() as tasks:
             # Before anybody can know that it listens: a signal must find its receiver.
             tasks.start_soon(wait)
+            if threading.current_thread() is threading.main_thread():
+                self._loop.add_signal_handler(signal.SIGHUP, self.reload)
             listeners = await self._listen()
+            if self._tls:
+                tasks.start_soon(self._tls.run, self._listen_with_tls())
             tasks.start_soon(self._page)
             tasks.start_soon(self._reads.run)
+            tasks.start_soon(self._logins.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             self._schedule_flush()
@@ -283,10 +414,8 @@ class Server:
                 make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
             )
             listeners.append(listener)
-            for socket in listener.sockets:
-                host, port = socket.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                log.event("listening", address=f"{shown}:{port}")
+            for each in listener.sockets:
+                log.event("listening", address=_shown(each.getsockname()))
             if settings.unix:
                 where = str(settings.unix)
                 listeners.append(
@@ -297,6 +426,16 @@ class Server:
                 log.event("listening", address=f"unix:{settings.unix}")
         except OSError as error:
             raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
+        return listeners
+
+    def _listen_with_tls(self) -> list[socket.socket]:
+        where = f"{self.settings.tls_host}:{self.settings.tls_port}"
+        try:
+            listeners = tls.listen(self.settings, LISTEN_BACKLOG)
+        except OSError as error:
+            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
+        for listener in listeners:
+            log.event("listening", address=f"tls:{_shown(listener.getsockname())}")
         return listeners
 
     @staticmethod
@@ -311,6 +450,8 @@ class Server:
         self._stopping = True
         for listener in listeners:
             listener.close()
+        if self._tls:
+            self._tls.close()
         if self.settings.unix:
             self.settings.unix.unlink(missing_ok=True)
         for client in self._clients.values():
@@ -349,11 +490,12 @@ async def serve(
     log.event("starting", version=__version__, db=settings.db)
     journal = await Journal.open(settings)
     try:
+        errors = ErrorLog()
         broker = Broker(
             settings,
             clock=asyncio.get_running_loop().time,
             new_error_id=ErrorIds(),
-            on_error=_log_error,
+            on_error=errors,
         )
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
         await recovery.run(salvage=settings.salvage)
@@ -368,21 +510,20 @@ async def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        await Server(settings, broker, journal).run(until, task_status=task_status)
+        await Server(settings, broker, journal, errors).run(until, task_status=task_status)
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
 
 
-def _log_error(record: ErrorRecord) -> None:
-    log.warning(
-        "request_failed",
-        error_id=record.id,
-        connection=record.connection,
-        request_id=record.request_id.decode("utf-8", "backslashreplace"),
-        action=record.action.decode("utf-8", "backslashreplace"),
-        reason=record.reason,
-    )
+def _users(settings: Settings) -> Users:
+    """Raises ConfigurationError."""
+    return Users(read_users(settings.users) if settings.users else [], secrets.token_bytes(32))
+
+
+def _shown(name: Sequence[Any]) -> str:
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _raise_open_files_limit() -> None:
