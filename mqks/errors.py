@@ -13,8 +13,18 @@
     ├── SchemaTooNew           65  a newer MQKS wrote this database
     ├── JournalDamaged         65  the journal fails its checksums
     ├── InspectionFailed       65  what was asked for is not there or cannot be read
+    ├── ImportFailed           65  a line to be imported is wrong, or does not fit what is there
+    ├── CannotWrite            73  a file to be made is there already, or can't be made
     ├── BenchFailed            69  the server to be measured is not there, or answers wrongly
-    └── JournalFailed          74  the journal could not be written
+    ├── JournalFailed          74  the journal could not be written
+    ├── BadData                65  what a command is given to send cannot be sent
+    ├── TimedOut               75  what a command waits for has not come in time
+    └── ClientError            70  what clients raise, in mqks.client.errors
+        ├── InvalidRequest     65  the wire cannot carry it
+        ├── RequestFailed      65  the server's error reply
+        ├── ConnectionLost     69  there is no server
+        ├── ProtocolViolation  69  the peer is no MQKS server
+        └── ConfirmTimeout     75  no answer in time
 
 The one rule: the message is a single line for the person who has to act on it. The number is
 the exit code when the exception ends the process, as in BSD's sysexits.h.
@@ -89,6 +99,18 @@ class InspectionFailed(MqksError):
     exit_code = 65
 
 
+class ImportFailed(MqksError):
+    """A line to be imported is wrong, or does not fit what is there; nothing of it was done."""
+
+    exit_code = 65
+
+
+class CannotWrite(MqksError):
+    """A file to be made is there already, or can't be made."""
+
+    exit_code = 73
+
+
 class BenchFailed(MqksError):
     """The server to be measured is not there, falls silent or answers wrongly."""
 
@@ -99,3 +121,15 @@ class JournalFailed(MqksError):
     """The journal could not be written; what is not yet confirmed may be lost."""
 
     exit_code = 74
+
+
+class BadData(MqksError):
+    """What a command is given to send cannot be sent; the message tells where it stands."""
+
+    exit_code = 65
+
+
+class TimedOut(MqksError):
+    """What a command waits for has not come in time."""
+
+    exit_code = 75

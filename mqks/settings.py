@@ -53,6 +53,15 @@ class Settings:
             bounds=(0, 128 * TIB),
         ),
     ] = 0
+    disk_free_bytes_min: Annotated[
+        int,
+        About(
+            "Storage",
+            "Free space on its disk below which publishes are refused, as on a full disk.",
+            unit="bytes",
+            bounds=(0, 128 * TIB),
+        ),
+    ] = 50 * MIB
     ballast_bytes: Annotated[
         int,
         About(
@@ -192,6 +201,15 @@ class Settings:
             bounds=(1, 100_000_000),
         ),
     ] = 100_000
+    queue_messages_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
+            unit="messages",
+            bounds=(0, 10**15),
+        ),
+    ] = 100_000_000
     bindings_per_queue_max: Annotated[
         int,
         About("Limits", "Events bound to one queue.", unit="bindings", bounds=(1, 100_000_000)),
@@ -395,7 +413,17 @@ def load(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> Settings:
-    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default.
+    """The settings alone; otherwise as `gather`."""
+    return gather(flags, environ, config)[0]
+
+
+def gather(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config: Path | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default. Tell
+    the places, too, of those that are no defaults.
 
     `flags` maps names of settings to values, None for a flag not given. `config` is the file;
     without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
@@ -417,7 +445,7 @@ def load(
         places[setting.name] = place
     settings = Settings(**values)
     _check_together(settings, places)
-    return settings
+    return settings, places
 
 
 def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None:
@@ -470,20 +498,30 @@ def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
 
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
-    hosts = {"host": settings.host} | ({"tls_host": settings.tls_host} if settings.tls_port else {})
-    for name, host in hosts.items():
-        if settings.users is None and not settings.insecure and not _is_loopback(host):
-            raise ConfigurationError(
-                f"{places.get(name, name)}: {host!r} is not loopback: set users, so that clients "
-                "must authenticate, or insecure to let everyone who can connect do anything"
-            )
+    check_reach(settings, settings.host, places.get("host", "host"))
+    if settings.tls_port:
+        check_reach(settings, settings.tls_host, places.get("tls_host", "tls_host"))
+        check_certificate(settings, places["tls_port"])
     if settings.auth == "always" and settings.users is None:
         raise ConfigurationError(f"{places['auth']}: nobody can authenticate without users")
-    if settings.tls_port and not (settings.tls_cert and settings.tls_key):
-        raise ConfigurationError(f"{places['tls_port']}: tls_cert and tls_key are needed")
     if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
         place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
         raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")
+
+
+def check_reach(settings: Settings, host: str, place: str) -> None:
+    """Raises ConfigurationError when listening on `host` would let in whom it should not."""
+    if settings.users is None and not settings.insecure and not _is_loopback(host):
+        raise ConfigurationError(
+            f"{place}: {host!r} is not loopback: set users, so that clients must authenticate, or "
+            "insecure to let everyone who can connect do anything"
+        )
+
+
+def check_certificate(settings: Settings, place: str) -> None:
+    """Raises ConfigurationError when there is none for TLS."""
+    if not (settings.tls_cert and settings.tls_key):
+        raise ConfigurationError(f"{place}: tls_cert and tls_key are needed")
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,8 +12,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,8 @@ from mqks.server.server import serve
 from mqks.settings import Settings
 
 WAIT_S = 20.0
-_LISTENING = re.compile(r"event=listening .*?address=127\.0\.0\.1:(\d+)")
+LOG_LINES_SHOWN = 40
+_LISTENING = re.compile(r"\bevent=listening .*?address=(\S+):(\d+)")
 
 
 class Broker:
@@ -52,7 +53,7 @@ class Broker:
         with ExitStack() as starting:
             portal = starting.enter_context(start_blocking_portal("asyncio"))
             stopping = portal.call(anyio.Event)
-            self._ended, port = portal.start_task(serve, self.settings, stopping.wait)
+            self._ended, port = portal.start_task(serve, self.settings, lambda _: stopping.wait())
             self.settings = replace(self.settings, port=port)
             starting.callback(lambda: self._ended.result(WAIT_S))
             starting.callback(portal.call, stopping.set)
@@ -76,53 +77,123 @@ class Broker:
 
 
 class BrokerProcess:
-    """`mqks serve` as a process; a context in which it runs. `flags` go to its command line."""
+    """`mqks serve` as a process; a context in which it runs.
 
-    def __init__(self, db: Path, *flags: str) -> None:
-        self.port = 0
-        self.log = db.with_suffix(".log")
-        self._command = [sys.executable, "-m", "mqks", "serve", "--db", str(db), *flags]
+    `flags` go to its command line, `environment` is added to its environment. Between `stop` and
+    `start` the port stays the same. An error that leaves the context has the end of the broker's
+    log among its notes.
+    """
+
+    def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+        # Settings come from the environment, too, and those of whoever runs the tests must not.
+        inherited = {key: value for key, value in os.environ.items() if key[:5] != "MQKS_"}
+        self._environment = inherited | dict(environment or {})
+        self._command = [sys.executable, "-m", "mqks", "serve", "--db", str(db)]
+        self._flags = flags
+        self._inherited: list[int] = []
+        self._address = "127.0.0.1", 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port it listens on; waits until it does."""
+        self._listens_or_ended.wait(WAIT_S)
+        if not self._listens:
+            self.kill()
+            raise RuntimeError(f"the broker does not listen; its log:\n{self.log}")
+        return self._address
+
+    @property
+    def port(self) -> int:
+        return self._address[1]
 
     @property
     def url(self) -> str:
-        return f"mqks://127.0.0.1:{self.port}"
+        return "mqks://{}:{}".format(*self._address)
+
+    @property
+    def pid(self) -> int:
+        return self._started.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What it has written since it was started."""
+        return "\n".join(self._log)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process has in RAM, as Linux tells it."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+    def launch(self) -> None:
+        """Start it, unless it runs, without waiting until it listens."""
+        if self.is_running:
+            return
+        self._log: list[str] = []
+        self._listens = False
+        self._listens_or_ended = threading.Event()
+        self._process = subprocess.Popen(
+            [*self._command, "--port", str(self.port), *self._flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            pass_fds=self._inherited,
+            text=True,
+            errors="backslashreplace",
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _read_log(self) -> None:
+        assert self._started.stdout is not None
+        with self._started.stdout as lines:
+            for line in lines:
+                self._log.append(line.rstrip("\n"))
+                if not self._listens and (found := _LISTENING.search(line)):
+                    self._address = found[1], int(found[2])
+                    self._listens = True
+                    self._listens_or_ended.set()
+        self._listens_or_ended.set()
 
     def start(self) -> None:
-        # Settings come from the environment, too, and those of whoever runs the tests must not.
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("MQKS_")}
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "--port", str(self.port)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environ,
-            )
-        limit_s = time.monotonic() + WAIT_S
-        while not (found := _LISTENING.search(self.log.read_text(errors="replace"))):
-            if self._process.poll() is not None or time.monotonic() > limit_s:
-                self.kill()
-                raise RuntimeError(f"the broker does not listen; its log:\n{self.log.read_text()}")
-            time.sleep(0.005)
-        self.port = int(found[1])
+        """Start it, unless it runs, and wait until it listens."""
+        self.launch()
+        _ = self.address
 
-    def stop(self) -> None:
-        """SIGTERM, if it runs, and wait."""
-        self._end(signal.SIGTERM)
+    def stop(self) -> int:
+        """SIGTERM, if it runs, and the exit code."""
+        return self._end(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """SIGKILL, if it runs, and wait."""
-        self._end(signal.SIGKILL)
+    def kill(self) -> int:
+        """SIGKILL, if it runs, and the exit code."""
+        return self._end(signal.SIGKILL)
 
-    def _end(self, how: signal.Signals) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(how)
+    def wait(self) -> int:
+        """The exit code, once it has ended; one that does not end in time is killed, and fails."""
         try:
-            self._process.wait(WAIT_S)
+            code = self._started.wait(WAIT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(WAIT_S)
-            raise
+            self._started.kill()
+            self._started.wait(WAIT_S)
+            raise RuntimeError(f"the broker does not end; its log:\n{self.log}") from None
+        self._reader.join(WAIT_S)
+        return code
+
+    @property
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("the broker was not started")
+        return self._process
+
+    def _end(self, how: signal.Signals) -> int:
+        self._started.send_signal(how)  # Does nothing to one that has ended.
+        return self.wait()
 
     def __enter__(self) -> Self:
         self.start()
@@ -135,6 +206,9 @@ class BrokerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        if error is not None:
+            end = "\n".join(self.log.splitlines()[-LOG_LINES_SHOWN:])
+            error.add_note(f"end of the broker's log:\n{end}")
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def is_allowed(module: str, name: str) -> bool:
     if mine in PURE_ROOMS:
         return top in sys.stdlib_module_names and top not in IO_CLOCK_AND_CHANCE
     if top in ("sqlite3", "aiosqlite"):
-        return mine == "journal" or module == "mqks.commands.inspect"
+        return mine == "journal"
     return True
 
 
@@ -113,6 +113,7 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.pipeline.source", "from mqks.server import run"),
         ("mqks.journal.writer", "from mqks.server import run"),
         ("mqks.server.listener", "import sqlite3"),
+        ("mqks.commands.inspect", "import sqlite3"),
         ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
     ],
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ from typing import Any
 import anyio
 import pytest
 import trustme
+from anyio import to_thread
 
 from mqks import (
     AuthenticationFailed,
@@ -582,3 +585,69 @@ async def test_what_a_service_hears_while_it_is_up(connect: Any) -> None:
             await client.ping("x")
         with pytest.raises(ProtocolViolation):
             await client.publish("e", json.dumps("x"), confirm=True)
+
+
+async def test_batches_go_out_while_later_ones_are_still_to_come(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    arrived = threading.Semaphore(0)
+
+    def batches() -> Iterator[list[tuple[str, str]]]:
+        for number in range(3):
+            yield [("e", f"{number}a"), ("e", f"{number}b")]
+            assert arrived.acquire(timeout=WAIT_S)
+
+    async def later() -> AsyncIterator[list[tuple[str, str]]]:
+        given = batches()
+        while batch := await to_thread.run_sync(next, given, None):
+            yield batch
+
+    async def publish(client: Any) -> None:
+        given = later() if connect is SKINS["async"] else batches()
+        assert await client.publish_batches(given, id_prefix="p") == 6
+
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"]) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(publish, client)
+        for number in range(3):
+            got = [(message.id, message.text) for message in await take(consumer, 2)]
+            assert got == [
+                (f"p-{2 * number + 1}", f"{number}a"),
+                (f"p-{2 * number + 2}", f"{number}b"),
+            ]
+            arrived.release()
+
+
+async def test_any_action_that_is_answered_with_one_line(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        assert await client.request("ping", "two  words ") == "two  words "
+        assert await client.request("subscribe", "--confirm", "q", "e") == ""
+        assert await client.publish("e", "x", confirm=True)
+        assert await ready(client, "q") == 1
+        with pytest.raises(RequestFailed):
+            await client.request("dance", "--confirm")
+        for words in (["ping", "a\tb"], ["pi ng"], ["ping", "a\nb"]):
+            with pytest.raises(InvalidRequest):
+                await client.request(*words)
+
+
+async def test_batches_end_when_nothing_comes(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        batches = consumer.batches(None, 0.05)
+        await client.publish("e", "x", confirm=True)
+        assert [message.text for message in await anext(batches)] == ["x"]
+        with pytest.raises(TimeoutError):
+            await anext(batches)
+
+
+async def test_a_first_connection_that_fails_may_be_the_last(connect: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Taken, but nobody listens.
+        url = f"mqks://127.0.0.1:{taken.getsockname()[1]}"
+        options = Options(connect_again=False, connect_timeout_s=10 * WAIT_S)
+        with anyio.fail_after(WAIT_S), pytest.raises(ConnectionLost):
+            async with connect(url, options):
+                pass

@@ -22,6 +22,7 @@ from mqks import (
     AuthenticationFailed,
     ConfirmTimeout,
     ConnectionLost,
+    Failed,
     InvalidRequest,
     Options,
     ProtocolViolation,
@@ -225,6 +226,34 @@ def test_the_failed_of_many_are_named() -> None:
         (7, ids[7].decode(), ERROR_ID),
         (1100, ids[1100].decode(), ERROR_ID),
     ]
+
+
+def test_ids_with_a_prefix_tell_the_place_and_are_not_mixed_up() -> None:
+    subject, call, other = session(), Call(), Call()
+    up(subject)
+    for some in (["a", "b"], ["c"]):
+        for bodies in requests.bodies([("e", data) for data in some], once=True):
+            subject.publish_many(bodies, call, b"file")
+    assert subject.take() == (
+        b"file-1 publish --confirm --once e a\n"
+        b"file-2 publish --confirm --once e b\n"
+        b"file-3 publish --confirm --once e c\n"
+    )
+    with pytest.raises(InvalidRequest, match="in flight"):
+        subject.publish_many([b" publish --confirm e x\n"], other, b"file")
+    call.settle()
+    subject.receive(f"file-1 ok \nfile-3 error {ERROR_ID}\nfile-2 ok \n".encode(), 0.0)
+    with pytest.raises(PublishFailed) as failure:
+        call.confirmed()
+    assert (failure.value.confirmed, failure.value.failed) == (2, [Failed(2, "file-3", ERROR_ID)])
+
+
+def test_a_message_that_counts_once() -> None:
+    subject = session()
+    up(subject)
+    subject.publish("e", "x", "m", None, once=True)
+    subject.publish("e", "x", "m", Call(), once=True)
+    assert subject.take() == b"m publish --once e x\nm publish --confirm --once e x\n"
 
 
 def test_an_abandoned_call_gets_nothing_and_is_not_sent_again() -> None:

@@ -63,7 +63,7 @@ class TcpWorld:
         if crash:
             self.server.kill()
         else:
-            assert self.server.terminate() == 0, self.server.log
+            assert self.server.stop() == 0, self.server.log
         self._close_clients()
         self.server = ServerProcess(self._db, *self._flags)
 

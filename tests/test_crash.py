@@ -354,7 +354,7 @@ def test_nothing_confirmed_is_lost_in_twenty_crashes(tmp_path: Path) -> None:
         while segments(db) > DRAINED_SEGMENTS_MAX and time.monotonic() < limit:
             time.sleep(0.05)
         assert segments(db) <= DRAINED_SEGMENTS_MAX
-        assert server.terminate() == 0
+        assert server.stop() == 0
     assert db.stat().st_size <= DRAINED_FILE_BYTES_MAX
     assert wal_bytes(db) <= DRAINED_FILE_BYTES_MAX
 

@@ -90,7 +90,7 @@ def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
 
 def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
     with ServerProcess(db) as server:
-        server.terminate()
+        server.stop()
     with closing(sqlite3.connect(db)) as connection:
         connection.execute("pragma user_version = 9999")
     code, log = refusal(db)
@@ -203,48 +203,34 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_file_system_lets_consumers_make_room(small_disk: Path) -> None:
-    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB)
+    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB, "--disk-free-bytes-min", "0")
+
+
+def test_a_disk_below_its_floor_lets_consumers_make_room(small_disk: Path) -> None:
+    floor = ("--disk-free-bytes-min", "6MiB", "--ballast-bytes", "2MiB")
+    check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB, *floor)
+
+
+def test_free_space_stays_above_its_floor(small_disk: Path) -> None:
+    flags = ("--disk-free-bytes-min", "8MiB", "--ballast-bytes", "1MiB")
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            number = 0
+            while published(client, b"m%d" % number, b"e", b"x" * 64 * KIB):
+                number += 1
+                assert number < 400
+        assert "less than 8388608 bytes are free" in server.log
+        # What was written between two looks, and the WAL, may go below it a little.
+        assert shutil.disk_usage(small_disk).free > 4 * MIB
 
 
 # ----------------------------------------------------------------------------- a failing disk
 
-FAILING_SYNC = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-static int sync_file(const char *name, int fd) {
-    const char *trigger = getenv("SYNC_FAILS_ONCE_EXISTS");
-    if (trigger && access(trigger, F_OK) == 0) {
-        errno = EIO;
-        return -1;
-    }
-    return ((int (*)(int))dlsym(RTLD_NEXT, name))(fd);
-}
-
-int fsync(int fd) { return sync_file("fsync", fd); }
-int fdatasync(int fd) { return sync_file("fdatasync", fd); }
-"""
-
-
-@pytest.fixture
-def failing_sync(tmp_path: Path) -> Path:
-    """A library that makes every sync fail once a file exists."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler (cc)")
-    source, library = tmp_path / "sync.c", tmp_path / "sync.so"
-    source.write_text(FAILING_SYNC)
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True, timeout=60)
-    return library
-
-
-def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, failing_sync: Path) -> None:
+def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, sync_library: Path) -> None:
     trigger = db.with_name("sync-fails")
-    environment = {"LD_PRELOAD": str(failing_sync), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}
+    environment = {"LD_PRELOAD": str(sync_library), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}
     before = [b"before-%d" % n for n in range(20)]
     with ServerProcess(db, environment=environment) as server:
         with LineClient(server.address) as client:
@@ -314,7 +300,7 @@ def test_sigterm_under_load_loses_nothing_received(db: Path) -> None:
             subscribed(client, b"q", b"e")
         load = Load(server)
         load.under_way.wait(20)
-        assert server.terminate() == 0, server.log
+        assert server.stop() == 0, server.log
         load.join()
     assert len(load.safe) >= 2 * 20 * 20
     with ServerProcess(db) as server:
@@ -354,7 +340,7 @@ def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:
         while not is_small() and time.monotonic() < limit:
             time.sleep(0.05)
         assert is_small(), (bytes_of(db), bytes_of(wal))
-        assert server.terminate() == 0
+        assert server.stop() == 0
     assert bytes_of(db) + bytes_of(wal) <= SHRUNK_FILE_BYTES_MAX
 
 
@@ -375,7 +361,7 @@ def test_timers_start_anew_after_a_restart(db: Path, crash: bool) -> None:
             assert client.ask(b"c consume --confirm timed e " + rule) == b"c ok "
             assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
             left = time.monotonic()
-        server.kill() if crash else server.terminate()
+        server.kill() if crash else server.stop()
     # While nobody serves the queue its old timer runs out; that must not count.
     time.sleep(max(0.0, left + delay_seconds + 0.1 - time.monotonic()))
     with ServerProcess(db) as server, LineClient(server.address) as client:
@@ -391,7 +377,7 @@ def test_a_rule_without_seconds_waits_for_a_consumer_after_a_restart(db: Path, c
     consume = b"c consume --confirm q e --delete-queue-when-unused"
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert client.ask(consume) == b"c ok "
-        server.kill() if crash else server.terminate()
+        server.kill() if crash else server.stop()
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert published(client, b"m", b"e", b"kept")
         assert queue_count(client) == b"1"
@@ -419,7 +405,7 @@ def test_unacked_return_in_their_old_order_after_a_restart(db: Path, crash: bool
             returned = [delivery(consumer.line()) for _ in range(4)]
             assert returned == [Delivery(b"m%d" % n, 1, b"data") for n in (0, 2, 6, 8)]
             assert published(publisher, b"later", b"e", b"data")
-        server.kill() if crash else server.terminate()
+        server.kill() if crash else server.stop()
     with ServerProcess(db) as server:
         found = drained(server, b"q", b"e")
     first, again = ({d.message: d.retry for d in found[:8]}, found[8:])

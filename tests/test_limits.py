@@ -38,6 +38,22 @@ def test_queues() -> None:
     assert ask(world, b"s3 subscribe --confirm q3 e") == b"s3 ok \n"
 
 
+def test_messages_of_a_queue() -> None:
+    world = bare(queue_messages_max=8)
+    assert ask(world, b"s subscribe q e\ns subscribe --confirm other e free") == b"s ok \n"
+    for number in range(8):
+        assert ask(world, b"m%d publish --confirm e x" % number) == b"m%d ok \n" % number
+    for refused in (b"publish e x", b"publish --confirm e x", b"publish --once e x"):
+        assert ERROR.fullmatch(ask(world, b"r " + refused))
+    # What is refused to one queue goes to none.
+    assert ask(world, b"ev _eval [len(q) for q in state.queues.values()]") == b"ev ok [8, 8]\n"
+    assert ask(world, b"t purge --confirm other") == b"t ok \n"
+    assert ask(world, b"m9 publish --confirm free x") == b"m9 ok \n"
+    assert ERROR.fullmatch(ask(world, b"r publish e x"))
+    assert ask(world, b"t trim --confirm q 3") == b"t ok \n"
+    assert ask(world, b"m10 publish --confirm e x") == b"m10 ok \n"
+
+
 def test_bindings_of_a_queue() -> None:
     world = bare(bindings_per_queue_max=2)
     assert ask(world, b"s subscribe --confirm q e1 e2") == b"s ok \n"

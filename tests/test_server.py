@@ -36,7 +36,7 @@ def test_a_stop_journals_what_it_delivers(tmp_path: Path) -> None:
         assert client.ask(b"p publish --confirm e x") == b"p ok "
         client.send(b"c consume q\n")
         got = len(client.lines())
-        assert server.terminate() == 0
+        assert server.stop() == 0
         got += len(rest(client))
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert got + waiting(client) == count + 1

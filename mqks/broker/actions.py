@@ -15,7 +15,7 @@ from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
-from mqks.errors import BadRequest, DiskFull, LimitExceeded
+from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
     PEEK_ROWS_MAX,
@@ -54,8 +54,7 @@ class Action(NamedTuple):
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
     event, data, once = parse_publish(request.rest)
-    if broker.disk_full:
-        raise DiskFull("the disk is full: nothing can be published until space is back")
+    broker.check_room(event)
     body = replies.body(request.id, event, data)
     if once:
         broker.publish_once(event, request.id, body)

@@ -15,12 +15,12 @@ from mqks.broker import permits
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import Consumer, Delivery
+from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.errors import BadRequest, Expelled, LimitExceeded, LineTooLong, NotAllowed
+from mqks.errors import BadRequest, DiskFull, Expelled, LimitExceeded, LineTooLong, NotAllowed
 from mqks.limits import (
     AUTH_FAILURES_MAX,
     LOGINS_WAITING_MAX,
@@ -85,6 +85,11 @@ class Broker:
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.queue_messages_max = settings.queue_messages_max or UNLIMITED
+        self.full_queues: dict[Queue, None] = {}
+        """Queues with as many waiting messages as they may have."""
+        self.on_queue_full: Callable[[Queue], None] = lambda queue: None
+        """Called when a queue is full, and when it is no longer."""
         self.facts = Facts()
         self.started_s = clock()
         self.disk_full = False
@@ -258,6 +263,7 @@ class Broker:
                     and argument
                     and argument[:2] != b"--"
                     and not self.disk_full
+                    and not self.full_queues
                     and (
                         (permissions := connection.permissions) is None
                         or permissions.may_publish(argument)
@@ -462,6 +468,24 @@ class Broker:
         self.queued += len(ids) * len(queues)
         for queue in queues:
             queue.publish(ids, bodies)
+
+    def check_room(self, event: bytes) -> None:
+        """Raise what forbids publishing to an event now."""
+        if self.disk_full:
+            raise DiskFull("the disk is full: nothing can be published until space is back")
+        for queue in self.bindings.routes.get(event, NOWHERE) if self.full_queues else ():
+            if queue.full:
+                raise LimitExceeded(
+                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages"
+                )
+
+    def queue_filled(self, queue: Queue) -> None:
+        self.full_queues[queue] = None
+        self.on_queue_full(queue)
+
+    def queue_has_room(self, queue: Queue) -> None:
+        self.full_queues.pop(queue, None)
+        self.on_queue_full(queue)
 
     def publish_once(self, event: bytes, message_id: bytes, body: bytes) -> None:
         """Publish, unless a message of this id was published so before."""

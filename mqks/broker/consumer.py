@@ -93,7 +93,8 @@ class Consumer:
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
             taken = dict(zip(ids, zip(numbers, lines, strict=True), strict=True))
-            if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked):
+            # Of two views the shorter one is walked; of a dict, all of it.
+            if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked.keys()):
                 self.unacked.update(taken)
             else:
                 for message_id, number, line in zip(ids, numbers, lines, strict=True):

@@ -38,6 +38,7 @@ class Queue:
         "deadline",
         "deleted",
         "dirty",
+        "full",
         "head",
         "head_bytes",
         "id",
@@ -65,6 +66,8 @@ class Queue:
         self.rule: DeleteRule | None = None
         self.deadline: float | None = None
         self.deleted = False
+        self.full = False
+        """It has as many waiting messages as it may have: publishes to it are refused."""
 
         self.next_seq = 1
         self.cursor = 1
@@ -144,6 +147,9 @@ class Queue:
             self.head.extend(lines)
             self.head_bytes += size
         self._remember(first, lines)
+        if self.next_seq - self.cursor >= self.broker.queue_messages_max and not self.full:
+            self.full = True
+            self.broker.queue_filled(self)
 
     def requeue(self, deliveries: Iterable[Delivery]) -> None:
         """Rejected by a consumer: to the tail, under new numbers, with one more retry."""
@@ -210,9 +216,17 @@ class Queue:
                 head.extendleft(reversed(back))
             self.head_bytes -= size
             self.broker.memory_bytes -= size
+        if self.full:
+            self._look_for_room()
         if self.paged and self.ring and not self.paging and self._wants_page():
             self.paging = True
             self.broker.page_requests.append(self)
+
+    def _look_for_room(self) -> None:
+        """Publishes are taken again when an eighth of it is free, not one by one."""
+        if self.next_seq - self.cursor < self.broker.queue_messages_max * 7 // 8:
+            self.full = False
+            self.broker.queue_has_room(self)
 
     def _wants_page(self) -> bool:
         """Ahead of its consumers, as long as there is memory for it."""
@@ -322,6 +336,8 @@ class Queue:
         self.broker.memory_bytes -= freed + behind
         if not self.paged:
             self._join()
+        if self.full:
+            self._look_for_room()
         return len(returned) + end - first
 
     @staticmethod
@@ -432,6 +448,9 @@ class Queue:
                 self._mark(number, 2 * retry)
             self.redo.append((number, line))
         heapq.heapify(self.redo)
+        if self.paged >= self.broker.queue_messages_max:
+            self.full = True
+            self.broker.queue_filled(self)
 
     def spill(self, committed: int) -> None:
         """Let go of bodies in memory that are on disk: what is below `committed` has been synced.
@@ -492,6 +511,7 @@ class Queue:
         """Forget every message, also those that consumers hold, and the rule."""
         self.deleted = True
         self.rule = None
+        self.broker.full_queues.pop(self, None)
         self.broker.memory_bytes -= self.head_bytes + self.tail_bytes
         self.head_bytes = self.tail_bytes = self.paged = 0
         # A timer or a consumer may know this queue for long: not its messages.

@@ -9,7 +9,7 @@ The one rule: whatever is waited for shows in the session, and `_changed` tells 
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
@@ -243,19 +243,21 @@ class AsyncClient:
         *,
         confirm: bool = False,
         id: str | None = None,
+        once: bool = False,
         timeout_s: float | None = None,
     ) -> str:
         """Publish one message and give its id.
 
         With `confirm`, wait until the server has it on disk; sent again after a reconnect, it may
-        arrive twice. Without, it is sent with the next write, and lost if the connection is.
+        arrive twice. Without, it is sent with the next write, and lost if the connection is. With
+        `once`, the server drops it if it has seen the `id` already.
         """
         session = self._session
         if confirm:
             ids = [b""]
 
             def send(call: Call) -> bytes:
-                ids[0] = session.publish(event, data, id, call)
+                ids[0] = session.publish(event, data, id, call, once)
                 return ids[0]
 
             await self._ask(send, timeout_s)
@@ -265,23 +267,59 @@ class AsyncClient:
                 await self._room()
             if limit.cancelled_caught:
                 Call().result()
-        return requests.decoded(session.publish(event, data, id, None))
+        return requests.decoded(session.publish(event, data, id, None, once))
 
     async def publish_many(
-        self, messages: Iterable[tuple[str, requests.Data]], *, timeout_s: float | None = None
+        self,
+        messages: Iterable[tuple[str, requests.Data]],
+        *,
+        id_prefix: str | None = None,
+        once: bool = False,
+        timeout_s: float | None = None,
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
-        Raises PublishFailed, which names those that were refused. Raises InvalidRequest at the
-        first that cannot be sent, when those before it may have been.
+        With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
+        those whose ids it has seen already. Raises PublishFailed, which names those that were
+        refused. Raises InvalidRequest at the first that cannot be sent, when those before it may
+        have been.
+        """
+
+        async def batches() -> AsyncIterator[Iterable[tuple[str, requests.Data]]]:
+            yield messages
+
+        return await self.publish_batches(
+            batches(), id_prefix=id_prefix, once=once, timeout_s=timeout_s
+        )
+
+    async def publish_batches(
+        self,
+        batches: AsyncIterable[Iterable[tuple[str, requests.Data]]],
+        *,
+        id_prefix: str | None = None,
+        once: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """As `publish_many`, for messages of which some come now and some later: each batch is
+        sent at once, while later ones are still to come.
+
+        `timeout_s` counts from when a batch came. After a batch that was refused no more are taken.
         """
         session, answered = self._session, anyio.Event()
-        call = Call(answered.set)
+        prefix = None if id_prefix is None else requests.name(id_prefix)
+        call, deadline_s = Call(answered.set), self._limit(timeout_s).deadline
         try:
-            with self._limit(timeout_s):
-                for bodies in requests.bodies(messages):
-                    await self._room()
-                    session.publish_many(bodies, call)
+            async for messages in batches:
+                deadline_s = self._limit(timeout_s).deadline
+                with anyio.CancelScope(deadline=deadline_s) as limit:
+                    for bodies in requests.bodies(messages, once):
+                        await self._room()
+                        session.publish_many(bodies, call, prefix)
+                if limit.cancelled_caught:
+                    call.result()
+                if call.failed:
+                    break
+            with anyio.CancelScope(deadline=deadline_s):
                 call.settle()
                 await answered.wait()
         finally:
@@ -338,6 +376,16 @@ class AsyncClient:
         """What an expression over the broker's `state` gives: a string as it is, else JSON."""
         answer = await self._request(b"_eval " + requests.payload(expression), timeout_s)
         return requests.decoded(answer)
+
+    async def request(self, action: str, *arguments: str, timeout_s: float | None = None) -> str:
+        """Ask for any action, with its arguments and flags as they stand on the wire; give the
+        answer, without `{request_id} ok`.
+
+        It must be answered with one line: pass `--confirm` to an action that has no answer, and
+        not to one that has. What arguments mean is not looked at, and they are sent again after a
+        reconnect.
+        """
+        return requests.decoded(await self._request(requests.request(action, arguments), timeout_s))
 
 
 class AsyncConsumer:
@@ -440,12 +488,17 @@ class AsyncConsumer:
             except StopAsyncIteration:
                 raise ConnectionLost("the consumer was stopped") from None
 
-    async def batches(self, count_max: int | None = None) -> AsyncIterator[list[Message]]:
-        """All messages that wait, at least one and at most `count_max`, again and again."""
+    async def batches(
+        self, count_max: int | None = None, timeout_s: float | None = None
+    ) -> AsyncIterator[list[Message]]:
+        """All messages that wait, at least one and at most `count_max`, again and again.
+
+        Raises TimeoutError when none has come for `timeout_s`."""
         session = self._session
         while True:
             try:
-                await self._fill()
+                with anyio.fail_after(timeout_s):
+                    await self._fill()
             except StopAsyncIteration:
                 return
             yield session.take_ready(count_max)

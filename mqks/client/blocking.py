@@ -100,7 +100,7 @@ class _Connection(Generic[S]):
     def _live(self) -> str:
         """Connect and stay so; give the reason of the end."""
         session, out = self.session, memoryview(b"")
-        with _open(self._address, self._options) as sock:
+        with open_socket(self._address, self._options) as sock:
             with self.changed:
                 session.connected(time.monotonic())
             while True:
@@ -158,7 +158,7 @@ class _Connection(Generic[S]):
         return ""
 
 
-def _open(address: urls.Address, options: Options) -> socket.socket:
+def open_socket(address: urls.Address, options: Options) -> socket.socket:
     if address.path:
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(options.connect_timeout_s)
@@ -255,19 +255,21 @@ class BlockingClient:
         *,
         confirm: bool = False,
         id: str | None = None,
+        once: bool = False,
         timeout_s: float | None = None,
     ) -> str:
         """Publish one message and give its id.
 
         With `confirm`, wait until the server has it on disk; sent again after a reconnect, it may
-        arrive twice. Without, it is sent with the next write, and lost if the connection is.
+        arrive twice. Without, it is sent with the next write, and lost if the connection is. With
+        `once`, the server drops it if it has seen the `id` already.
         """
         session = self._session
         if confirm:
             ids = [b""]
 
             def send(call: Call) -> bytes:
-                ids[0] = session.publish(event, data, id, call)
+                ids[0] = session.publish(event, data, id, call, once)
                 return ids[0]
 
             self._ask(send, timeout_s)
@@ -275,28 +277,54 @@ class BlockingClient:
         with self._connection.changed:
             if not session.has_room and not self._room(self._deadline(timeout_s)):
                 Call().result()
-            return requests.decoded(session.publish(event, data, id, None))
+            return requests.decoded(session.publish(event, data, id, None, once))
 
     def publish_many(
-        self, messages: Iterable[tuple[str, requests.Data]], *, timeout_s: float | None = None
+        self,
+        messages: Iterable[tuple[str, requests.Data]],
+        *,
+        id_prefix: str | None = None,
+        once: bool = False,
+        timeout_s: float | None = None,
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
-        Raises PublishFailed, which names those that were refused. Raises InvalidRequest at the
-        first that cannot be sent, when those before it may have been.
+        With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
+        those whose ids it has seen already. Raises PublishFailed, which names those that were
+        refused. Raises InvalidRequest at the first that cannot be sent, when those before it may
+        have been.
+        """
+        return self.publish_batches([messages], id_prefix=id_prefix, once=once, timeout_s=timeout_s)
+
+    def publish_batches(
+        self,
+        batches: Iterable[Iterable[tuple[str, requests.Data]]],
+        *,
+        id_prefix: str | None = None,
+        once: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """As `publish_many`, for messages of which some come now and some later: each batch is
+        sent at once, while later ones are still to come.
+
+        `timeout_s` counts from when a batch came. After a batch that was refused no more are taken.
         """
         session, connection = self._session, self._connection
+        prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(), self._deadline(timeout_s)
         try:
-            for bodies in requests.bodies(messages):
-                with connection.changed:
-                    if not self._room(deadline_s):
-                        break
-                    session.publish_many(bodies, call)
-            else:
-                with connection.changed:
-                    call.settle()
-                    connection.until(lambda: not call.remaining, deadline_s - time.monotonic())
+            for messages in batches:
+                deadline_s = self._deadline(timeout_s)
+                for bodies in requests.bodies(messages, once):
+                    with connection.changed:
+                        if not self._room(deadline_s):
+                            call.result()
+                        session.publish_many(bodies, call, prefix)
+                if call.failed:
+                    break
+            with connection.changed:
+                call.settle()
+                connection.until(lambda: call.remaining <= 0, deadline_s - time.monotonic())
         finally:
             with connection.changed:
                 if call.remaining:
@@ -350,6 +378,16 @@ class BlockingClient:
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> str:
         """What an expression over the broker's `state` gives: a string as it is, else JSON."""
         return requests.decoded(self._request(b"_eval " + requests.payload(expression), timeout_s))
+
+    def request(self, action: str, *arguments: str, timeout_s: float | None = None) -> str:
+        """Ask for any action, with its arguments and flags as they stand on the wire; give the
+        answer, without `{request_id} ok`.
+
+        It must be answered with one line: pass `--confirm` to an action that has no answer, and
+        not to one that has. What arguments mean is not looked at, and they are sent again after a
+        reconnect.
+        """
+        return requests.decoded(self._request(requests.request(action, arguments), timeout_s))
 
 
 class BlockingConsumer:
@@ -452,12 +490,16 @@ class BlockingConsumer:
         except StopIteration:
             raise ConnectionLost("the consumer was stopped") from None
 
-    def batches(self, count_max: int | None = None) -> Iterator[list[Message]]:
-        """All messages that wait, at least one and at most `count_max`, again and again."""
+    def batches(
+        self, count_max: int | None = None, timeout_s: float | None = None
+    ) -> Iterator[list[Message]]:
+        """All messages that wait, at least one and at most `count_max`, again and again.
+
+        Raises TimeoutError when none has come for `timeout_s`."""
         while True:
             with self._connection.changed:
                 try:
-                    self._fill()
+                    self._fill(timeout_s)
                 except StopIteration:
                     return
                 batch = self._session.take_ready(count_max)

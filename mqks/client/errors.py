@@ -1,17 +1,18 @@
 """What a client raises on purpose.
 
     MqksError
-    ├── ConfigurationError          the URL cannot be understood
-    └── ClientError
-        ├── InvalidRequest          refused before it reached the wire (a ValueError, too)
-        ├── ConnectionLost          no connection within the time given, or the client is closed
-        ├── ConfirmTimeout          no answer in time; whether it was done is not known
-        ├── RequestFailed           the server's error reply: `error_id` finds the reason in its log
+    ├── ConfigurationError      78  the URL cannot be understood
+    └── ClientError             70
+        ├── InvalidRequest      65  refused before it reached the wire (a ValueError, too)
+        ├── ConnectionLost      69  no connection within the time given, or the client is closed
+        ├── ConfirmTimeout      75  no answer in time; whether it was done is not known
+        ├── RequestFailed       65  the server's error reply: `error_id` finds the reason in its log
         │   ├── PublishFailed       some messages of a publish_many: `failed` names them
         │   └── AuthenticationFailed  the server does not take these credentials
-        └── ProtocolViolation       the peer does not speak the protocol
+        └── ProtocolViolation   69  the peer does not speak the protocol
 
-The one rule: a message is a single line and never holds credentials.
+The one rule: a message is a single line and never holds credentials. The number is the exit code
+when the error ends a command.
 """
 
 from collections.abc import Sequence
@@ -27,17 +28,25 @@ class ClientError(MqksError):
 class InvalidRequest(ClientError, ValueError):
     """A name, data or a combination of arguments that the wire cannot carry."""
 
+    exit_code = 65
+
 
 class ConnectionLost(ClientError, ConnectionError):
     """There is no connection, and there was none within the time given; or the client is closed."""
+
+    exit_code = 69
 
 
 class ConfirmTimeout(ClientError, TimeoutError):
     """No answer in time. The request may have been carried out, or may yet be."""
 
+    exit_code = 75
+
 
 class RequestFailed(ClientError):
     """The server answered with an error; `mqks inspect errors` and its log know the id."""
+
+    exit_code = 65
 
     def __init__(self, message: str, error_id: str) -> None:
         super().__init__(message)
@@ -73,3 +82,5 @@ class AuthenticationFailed(RequestFailed):
 
 class ProtocolViolation(ClientError):
     """The peer sent what is not in the protocol; the connection is given up."""
+
+    exit_code = 69

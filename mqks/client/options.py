@@ -14,6 +14,8 @@ class Options:
     """How long a call waits for its answer, reconnects included; math.inf waits for ever."""
     connect_timeout_s: float = 10.0
     """How long the first connection may take, and each later attempt."""
+    connect_again: bool = True
+    """Whether a first connection that fails is tried again within that time."""
     close_timeout_s: float = 5.0
     """How long leaving waits for what is still on its way."""
     keep_alive_s: float = 15.0

@@ -17,6 +17,14 @@ from mqks.protocol.requests import DeleteRule
 Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
 """Text and bytes go as they are; anything else goes as JSON."""
 
+PUBLISH = {
+    (False, False): b" publish",
+    (False, True): b" publish --once",
+    (True, False): b" publish --confirm",
+    (True, True): b" publish --confirm --once",
+}
+"""A publish up to its event, by whether it asks for a confirm and whether its id counts once."""
+
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """Messages of a `publish_many` handed over at a time."""
 
@@ -53,12 +61,13 @@ def payload(data: Data) -> bytes:
     return raw
 
 
-def bodies(messages: Iterable[tuple[str, Data]]) -> Iterator[list[bytes]]:
-    """Events and data as a publish ends, some at a time."""
+def bodies(messages: Iterable[tuple[str, Data]], once: bool = False) -> Iterator[list[bytes]]:
+    """What follows the ids of confirmed publishes, some at a time."""
     some: list[bytes] = []
     some_bytes = 0
+    form = PUBLISH[True, once] + b" %b %b\n"
     for event, data in messages:
-        body = b"%b %b\n" % (name(event), payload(data))
+        body = form % (name(event), payload(data))
         some.append(body)
         some_bytes += len(body)
         if len(some) == PIECE_MESSAGES or some_bytes >= PIECE_BYTES:
@@ -78,6 +87,11 @@ def _encoded(text: str) -> bytes:
 def decoded(raw: bytes) -> str:
     """A name as text; bytes that are no UTF-8 survive the way there and back."""
     return raw.decode("utf-8", "surrogateescape")
+
+
+def request(action: str, arguments: Iterable[str]) -> bytes:
+    """Any action with its arguments and flags, in their order."""
+    return b" ".join([name(action), *map(payload, arguments)])
 
 
 def auth(credentials: Iterable[str]) -> bytes:

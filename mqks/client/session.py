@@ -9,16 +9,18 @@ The one rule: no sockets, no clock, no chance. Times are passed in, as are jitte
 """
 
 import logging
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from itertools import count
+from itertools import accumulate, count, starmap
 
 from mqks.client import requests
 from mqks.client.errors import (
     AuthenticationFailed,
     ClientError,
     ConfirmTimeout,
+    ConnectionLost,
     Failed,
     InvalidRequest,
     ProtocolViolation,
@@ -77,13 +79,15 @@ class Call:
         """How many messages of a `publish_many` are confirmed. Raises as `result`, and
         PublishFailed."""
         if self.failed and not self.remaining:
-            places = (number for numbers in self.ids for number in numbers)
-            index = {number: at for at, number in enumerate(places)}
-            failed = sorted(
-                Failed(index[int(id_.rpartition(b"-")[2])], id_.decode(), error_id)
-                for id_, error_id in self.failed
-            )
-            raise PublishFailed(len(index) - len(failed), failed)
+            starts = [numbers.start for numbers in self.ids]
+            *places, count = accumulate(map(len, self.ids), initial=0)
+
+            def failed(id_: bytes, error_id: str) -> Failed:
+                number = int(id_.rpartition(b"-")[2])
+                at = bisect(starts, number) - 1
+                return Failed(places[at] + number - starts[at], requests.decoded(id_), error_id)
+
+            raise PublishFailed(count - len(self.failed), sorted(starmap(failed, self.failed)))
         self.result()
         return sum(map(len, self.ids))
 
@@ -114,10 +118,11 @@ class Session:
         self._jitter = jitter
         self._number = count(1)
         self._auth = requests.auth(credentials) if credentials else b"ping hello"
-        self._splitter = LineSplitter(options.reply_bytes_max)
+        self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
         self._greeting_id = self._greeting = b""
         self._refusal = ""
         self._attempts = 0
+        self._was_up = False
         self._heard_s = 0.0
         self._pinged = False
         self._outbox: list[bytes] = []
@@ -157,12 +162,17 @@ class Session:
         return request_id
 
     def publish(
-        self, event: str, data: requests.Data, message_id: str | None, call: Call | None
+        self,
+        event: str,
+        data: requests.Data,
+        message_id: str | None,
+        call: Call | None,
+        once: bool = False,
     ) -> bytes:
         """Publish one message and give its id; with a `call`, ask for a confirm."""
         id_ = self.new_id() if message_id is None else requests.name(message_id)
-        form = b"%b publish %b %b\n" if call is None else b"%b publish --confirm %b %b\n"
-        line = form % (id_, requests.name(event), requests.payload(data))
+        form = requests.PUBLISH[call is not None, once]
+        line = b"%b%b %b %b\n" % (id_, form, requests.name(event), requests.payload(data))
         if call is not None:
             self._ask(id_, line, call)
             return id_
@@ -170,15 +180,25 @@ class Session:
         self._put(line)
         return id_
 
-    def publish_many(self, bodies: Sequence[bytes], call: Call) -> None:
-        """Publish some of the messages that a call is for, as `requests.bodies` gives them."""
-        prefix = self._prefix
-        first = next(self._number)
+    def publish_many(
+        self, bodies: Sequence[bytes], call: Call, id_prefix: bytes | None = None
+    ) -> None:
+        """Publish some of the messages that a call is for, as `requests.bodies` gives them.
+
+        With an `id_prefix` their ids end in their place within the call, from 1.
+        """
+        prefix = id_prefix or self._prefix
+        if id_prefix:
+            first = call.ids[-1].stop if call.ids else 1
+        else:
+            first = next(self._number)
+            self._number = count(first + len(bodies))
         numbers = range(first, first + len(bodies))
-        self._number = count(numbers.stop)
         ids = [b"%b-%d" % (prefix, number) for number in numbers]
-        lines = [b"%b publish --confirm %b" % pair for pair in zip(ids, bodies, strict=True)]
+        lines = [id_ + body for id_, body in zip(ids, bodies, strict=True)]
         self._check(max(lines, key=len))
+        if id_prefix and not self._in_flight.keys().isdisjoint(ids):
+            raise InvalidRequest(f"ids that start with {prefix[:80]!r} are in flight already")
         self._raise_if_closed()
         call.ids.append(numbers)
         call.remaining += len(ids)
@@ -229,7 +249,7 @@ class Session:
 
     def connected(self, now_s: float) -> None:
         """A new connection is there."""
-        self._splitter = LineSplitter(self._options.reply_bytes_max)
+        self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
         self._greeting_id = self.new_id()
         self._greeting = b"%b %b\n" % (self._greeting_id, self._auth)
@@ -259,11 +279,13 @@ class Session:
 
     def lost(self, reason: str) -> float:
         """The connection has ended, or none came about; give the seconds until the next attempt."""
+        options = self._options
         if self.state is not State.CLOSED:
             self.state = State.DOWN
             self.reason = self._refusal or reason
             self._send_again()
-        options = self._options
+        if not (self._was_up or options.connect_again):
+            self.fail(ConnectionLost(self.reason))
         delay_s = min(options.reconnect_max_s, options.reconnect_min_s * 2.0**self._attempts)
         self._attempts = min(self._attempts + 1, 32)
         return delay_s * (0.5 + 0.5 * self._jitter())
@@ -340,6 +362,7 @@ class Session:
             self.fail(AuthenticationFailed(f"the server refused us, error {error_id}", error_id))
         elif self.state is State.GREETING:
             self.state = State.UP
+            self._was_up = True
             self._attempts = 0
             self._begin()
             if self._outbox:

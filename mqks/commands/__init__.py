@@ -5,32 +5,69 @@ The one rule: a command parses, calls one function and prints; what goes wrong i
 """
 
 import os
+from collections.abc import Callable
 
 import typer
 
 from mqks import __version__
-from mqks.commands import inspect, user
+from mqks.commands import ask, inspect, messages, queues, user
+from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
+from mqks.commands.check_config import check_config
+from mqks.commands.export import export
+from mqks.commands.import_ import import_
+from mqks.commands.options import printable
 from mqks.commands.serve import serve
 from mqks.errors import MqksError
+
+RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
+KEEP, PIPELINE = "Keep", "Pipeline"
 
 app = typer.Typer(
     help="Message Queue Kept Simple: a message broker with a line protocol, journaled to SQLite.",
     epilog="Start here: mqks serve --db mqks.db",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(epilog="Example: mqks serve --db mqks.db --port 25000 --log-level debug")(serve)
-app.command(epilog="Example: mqks bench stream confirm --port 25000 --json")(bench)
-app.add_typer(inspect.app, name="inspect")
-app.add_typer(user.app, name="user")
 
 
-@app.command()
+def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
+    app.command(name, rich_help_panel=panel, epilog=f"Example: {example}")(run)
+
+
+_add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
+_add(RUN, "bench", bench, "mqks bench stream confirm --port 25000 --json")
+_add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
+_add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
+_add(KEEP, "compact", compact, "mqks compact --db mqks.db")
+_add(KEEP, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
+_add(KEEP, "export", export, "mqks export --messages --queue mail > mail.jsonl")
+_add(KEEP, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")
+_add(
+    MESSAGES,
+    "publish",
+    messages.publish,
+    "mqks publish user.new - --once --id-prefix a < a.txt",
+)
+_add(MESSAGES, "consume", messages.consume, "mqks consume mailer user.new --count 10 --json")
+_add(MESSAGES, "requeue", messages.requeue, "mqks requeue worker-1 --all")
+_add(QUEUES, "subscribe", queues.subscribe, "mqks subscribe mailer user.new user.gone")
+_add(QUEUES, "rebind", queues.rebind, "mqks rebind mailer --remove-mask 'user.*' --add user.gone")
+_add(QUEUES, "purge", queues.purge, "mqks purge mailer --yes")
+_add(QUEUES, "trim", queues.trim, "mqks trim mailer 4711 --yes")
+_add(QUEUES, "delete-queue", queues.delete_queue, "mqks delete-queue mailer --when-unused 60")
+_add(LOOK, "ping", ask.ping, "mqks ping --url mqks://127.0.0.1:25000")
+_add(LOOK, "eval", ask.evaluate, "mqks eval 'len(state.queues)'")
+app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
+app.add_typer(user.app, name="user", rich_help_panel=RUN)
+
+
 def version() -> None:
     """Print the version."""
     typer.echo(f"mqks {__version__}")
+
+
+_add(RUN, "version", version, "mqks version")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         app(arguments, prog_name="mqks")
     except MqksError as error:
-        typer.echo(f"mqks: {error}", err=True)
+        typer.echo(printable(f"mqks: {_told(error)}"), err=True)
         return error.exit_code
     except SystemExit as stop:
         # Typer always leaves this way, with 2 for a command line it does not understand. Of
@@ -46,3 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
         code = stop.code if isinstance(stop.code, int) else 0
         return os.EX_USAGE if code == 2 else code
     return 0
+
+
+def _told(error: MqksError) -> str:
+    """Of a server's refusal the reason, too, where its database can be read from here."""
+    error_id = getattr(error, "error_id", None)
+    if error_id is None:
+        return str(error)
+    reason = inspect.reason_of(error_id)
+    return f"{error}: {reason}" if reason else f"{error}; see: mqks inspect error {error_id}"

@@ -1,106 +1,350 @@
-"""`mqks inspect`: look into a database, also while a server has it open.
+"""`mqks inspect`: look into a server, or into the file of one that does not run.
 
-The one rule: read only and briefly. A second connection that writes or checkpoints could
-damage the file, and a long read keeps the WAL from being folded back.
+The one rule: looking changes nothing and consumes nothing.
 """
 
-import json
-import os
-import sqlite3
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from itertools import islice
+from os import environ
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqks.errors import InspectionFailed
+from mqks.commands.options import AsJson, Database, Url, table
+from mqks.errors import InspectionFailed, MqksError
 from mqks.settings import load
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_COLUMNS = "id, time_us, connection, request_id, action, reason"
+if TYPE_CHECKING:
+    from mqks.commands.sources import Source
 
-Database = Annotated[
-    Path | None, typer.Option("--db", metavar="PATH", help="The database; as for serve.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Row = dict[str, Any]
+
+REASON_S = 0.2
+
+QUEUE = ("name", "ready", "unacked", "consumers", "bindings", "next_seq", "oldest", "rule")
+BINDING = ("queue", "event", "exists")
+CONSUMER = ("id", "queue", "connection", "address", "manual_ack", "unacked", "blocked")
+CONNECTION = (
+    *("id", "address", "user", "consumers", "unacked"),
+    *("unconfirmed", "outbox_bytes", "blocked"),
+)
+UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
+MESSAGE = ("seq", "time", "id", "event", "size", "retry")
+ERROR = ("id", "time", "connection", "request_id", "action", "reason")
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")]
 
 app = typer.Typer(
-    help="Look into a database, also while it is served.",
-    epilog="Example: mqks inspect errors --db mqks.db --limit 5",
+    help="Look into a server, or into its database while it does not run. Consumes nothing.",
+    epilog="Example: mqks inspect queues --db mqks.db --sort ready",
     no_args_is_help=True,
 )
 
 
+class Sort(StrEnum):
+    NAME = "name"
+    READY = "ready"
+    UNACKED = "unacked"
+    CONSUMERS = "consumers"
+    BINDINGS = "bindings"
+    OLDEST = "oldest_age_s"
+    MEMORY = "memory_bytes"
+
+
+@app.command(epilog="Example: mqks inspect queues --sort ready")
+def queues(
+    context: typer.Context,
+    url: Url = None,
+    db: Database = None,
+    sort: Annotated[Sort, typer.Option(help="All but name: the most first.")] = Sort.NAME,
+    as_json: AsJson = False,
+) -> None:
+    """List the queues: what waits in them, who consumes them."""
+    with _source(context, url, db) as source:
+        rows = source.queues()
+        if sort is not Sort.NAME:
+            rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
+        if as_json:
+            table(rows, QUEUE, as_json=True)
+        else:
+            total = Total()
+            table(map(total.add, rows), QUEUE)
+            total.show()
+
+
+class Total:
+    """What a list of queues comes to; shown where somebody reads it."""
+
+    def __init__(self) -> None:
+        self.queues = self.ready = self.unacked = 0
+
+    def add(self, row: Row) -> Row:
+        self.queues += 1
+        self.ready += row["ready"]
+        self.unacked += row["unacked"]
+        return _queue(row)
+
+    def show(self) -> None:
+        if sys.stdout.isatty():
+            told = f"{self.queues:,} queues, {self.ready:,} ready, {self.unacked:,} unacked"
+            typer.echo(told)
+
+
+@app.command(epilog="Example: mqks inspect queue mail")
+def queue(
+    context: typer.Context,
+    name: Name,
+    url: Url = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell all of one queue, with its events and consumers."""
+    with _source(context, url, db) as source:
+        _object(source.queue(name), as_json)
+
+
+@app.command(epilog="Example: mqks inspect bindings user.created")
+def bindings(
+    context: typer.Context,
+    event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this one.")] = None,
+    url: Url = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """List which queues get which events."""
+    with _source(context, url, db) as source:
+        _list(source.bindings(event), BINDING, as_json)
+
+
+@app.command(epilog="Example: mqks inspect consumers")
+def consumers(
+    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+) -> None:
+    """List the consumers of a running server."""
+    with _source(context, url, db) as source:
+        _list(source.consumers(), CONSUMER, as_json)
+
+
+@app.command(epilog="Example: mqks inspect connections")
+def connections(
+    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+) -> None:
+    """List the connections of a running server."""
+    with _source(context, url, db) as source:
+        _list(source.connections(), CONNECTION, as_json)
+
+
+@app.command(epilog="Example: mqks inspect messages mail --limit 5 --data --event-mask 'user.*'")
+def messages(
+    context: typer.Context,
+    name: Name,
+    url: Url = None,
+    db: Database = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
+    event_mask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MASK", help="Only these events: * is anything without a dot, ** all."
+        ),
+    ] = None,
+    data: Annotated[bool, typer.Option("--data", help="Show their data, too.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not cut data on a terminal.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages of a queue, unacked ones as well, without consuming them."""
+    matches = re.compile(_pattern(event_mask or "**"), re.DOTALL).fullmatch
+    with _source(context, url, db) as source:
+        found = (row for row in source.messages(name, after) if matches(row["event"]))
+        rows = map(partial(_message, data=data), islice(found, limit))
+        columns = (*MESSAGE, "data") if data else MESSAGE
+        table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
+
+
+@app.command(epilog="Example: mqks inspect unacked mail")
+def unacked(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only of this.")] = None,
+    url: Url = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages that consumers hold, or held when the server ended."""
+    with _source(context, url, db) as source:
+        _list(source.unacked(name), UNACKED, as_json)
+
+
+@app.command(epilog="Example: mqks inspect journal --json")
+def journal(
+    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+) -> None:
+    """Tell of the journal on disk."""
+    with _source(context, url, db) as source:
+        _object(source.journal(), as_json)
+
+
+@app.command(epilog="Example: mqks inspect stats --json")
+def stats(
+    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+) -> None:
+    """Tell how much there is of everything, and what was done since the start."""
+    with _source(context, url, db) as source:
+        _object(source.totals(), as_json)
+
+
 @app.command(epilog="Example: mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db")
 def error(
+    context: typer.Context,
     id: Annotated[str, typer.Argument(metavar="ID", help="As in the reply: m1 error ID.")],
+    url: Url = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what stands behind one error reply."""
-    path = _database(db)
-    found = _read(path, f"select {_COLUMNS} from error where id = ?", id)
-    if not found:
-        raise InspectionFailed(f"{path}: no error {id}; only the last errors_kept_max are kept")
-    if as_json:
-        typer.echo(json.dumps(found[0]))
-    else:
-        for name, value in found[0].items():
-            typer.echo(f"{name:<11} {_printable(value)}")
+    path = _file(context, url, db)
+    for row in _error(path, id):
+        return _object(row, as_json)
+    raise InspectionFailed(f"{path}: no error {id}; only the last errors_kept_max are kept")
 
 
 @app.command(epilog="Example: mqks inspect errors --db mqks.db --limit 5 --json")
 def errors(
+    context: typer.Context,
+    url: Url = None,
     db: Database = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the latest errors, the newest first."""
-    newest = f"select {_COLUMNS} from error order by id desc limit ?"
-    for found in _read(_database(db), newest, limit):
-        line = json.dumps(found) if as_json else "  ".join(map(_printable, found.values()))
-        typer.echo(line)
+    table(_errors(_file(context, url, db), limit), ERROR, as_json=as_json)
 
 
-def _database(flag: Path | None) -> Path:
-    return load({"db": flag}, os.environ).db
+def reason_of(error_id: str) -> str | None:
+    """Why a server refused something, if its database is the one that is meant here."""
+    with suppress(MqksError):
+        path, ends_s = load({}, environ).db, time.monotonic() + REASON_S
+        # The reply may be a moment ahead of the commit that holds the reason.
+        while path.is_file():
+            for row in _error(path, error_id):
+                return str(row["reason"])
+            if time.monotonic() > ends_s:
+                break
+            time.sleep(0.02)
+    return None
 
 
-def _read(path: Path, select: str, value: object) -> list[dict[str, Any]]:
-    """The rows of one short read, as they can be shown. Raises InspectionFailed."""
-    if not path.is_file():
-        raise InspectionFailed(f"{path}: no such file")
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    try:
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
-            connection.row_factory = sqlite3.Row
-            connection.text_factory = _decoded
-            connection.execute("pragma query_only = 1")
-            return [_shown(row) for row in connection.execute(select, (value,))]
-    except sqlite3.Error as error:
-        raise InspectionFailed(f"{path}: {error}") from None
+# ------------------------------------------------------------------------------ where to look
 
 
-def _shown(row: sqlite3.Row) -> dict[str, Any]:
-    """Bytes as text, and microseconds since 1970 as an ISO 8601 time in UTC."""
-    shown: dict[str, Any] = {"id": row["id"], "time": _time(row["time_us"])}
-    for name in ("connection", "request_id", "action", "reason"):
-        value = row[name]
-        shown[name] = _decoded(value) if isinstance(value, bytes) else value
-    return shown
+def _source(context: typer.Context, url: str | None, db: Path | None) -> "Source":
+    """What was named: a flag means more than a variable, a URL more than a file."""
+    from mqks.commands.sources import Live, source_of  # here, so that --help need not load them
+
+    if url and (db is None or _is_flag(context, "url")):
+        return Live(url)
+    return source_of(load({"db": db}, environ).db, is_named=db is not None)
 
 
-def _time(time_us: int) -> str:
-    return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")
+def _file(context: typer.Context, url: str | None, db: Path | None) -> Path:
+    path = load({"db": db}, environ).db
+    if _is_flag(context, "url") and db is None and not path.exists():
+        raise InspectionFailed(
+            f"errors are kept in the database and not told by {url}: "
+            "name the file with --db, on the machine of the server"
+        )
+    return path
 
 
-def _decoded(value: bytes) -> str:
-    return value.decode("utf-8", "backslashreplace")
+def _is_flag(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
-def _printable(text: str | None) -> str:
-    """What a client sent must not steer the terminal: control characters are escaped."""
-    if text is None:
-        return "-"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def _errors(path: Path, limit: int, before: str | None = None) -> Iterator[Row]:
+    from mqks.commands.sources import errors_of
+
+    return errors_of(path, limit, before)
+
+
+def _error(path: Path, error_id: str) -> list[Row]:
+    """That one, if it is there."""
+    # No id has a space, so it is the last one below that.
+    return [row for row in _errors(path, 1, f"{error_id} ") if row["id"] == error_id]
+
+
+# ------------------------------------------------------------------------------ what is shown
+
+
+def _object(row: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        table([row], (), as_json=True)
+    else:
+        shown = {name: _text(value) for name, value in row.items()}
+        lines = [
+            {"what": name, "value": None if value is None else str(value)}
+            for name, value in shown.items()
+        ]
+        table(lines, ("what", "value"))
+
+
+def _list(rows: Iterator[Row], columns: tuple[str, ...], as_json: bool) -> None:
+    if not as_json:
+        rows = ({name: _text(row.get(name)) for name in row} for row in rows)
+    table(rows, columns, as_json=as_json)
+
+
+def _queue(row: Row) -> Row:
+    """As people read it."""
+    return row | {"oldest": _duration(row["oldest_age_s"]), "rule": _text(row["rule"])}
+
+
+def _text(value: object) -> object:
+    """As people read it; numbers stay what they are, to be aligned."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return " ".join(map(str, value)) or "-"
+        case {"delay_s": delay_s}:
+            return _rule(delay_s)
+    return value
+
+
+def _rule(delay_s: float | None) -> str:
+    """When a queue without consumers is deleted."""
+    return "delete at once" if delay_s is None else f"delete after {delay_s:g} s"
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _message(row: Row, *, data: bool) -> Row:
+    raw: bytes = row["data"]
+    shown = {
+        "seq": row["seq"],
+        "time": row["time"],
+        "id": row["id"],
+        "event": row["event"],
+        "size": len(raw),
+        "retry": row["retry"],
+    }
+    if data:
+        shown["data"] = raw.decode("utf-8", "surrogateescape")
+    return shown | {"doubtful": row["doubtful"]}
+
+
+def _pattern(mask: str) -> str:
+    """A mask as a regular expression."""
+    pieces = {"**": ".*", "*": "[^.]*"}
+    return "".join(pieces.get(piece, re.escape(piece)) for piece in re.split(r"(\*\*|\*)", mask))

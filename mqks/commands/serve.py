@@ -58,6 +58,5 @@ def _parameter(name: str, annotation: object) -> Parameter:
 
 
 _config: Any = typer.Option(help="The file of settings, instead of ./mqks.toml.", metavar="PATH")
-serve.__signature__ = Signature(  # type: ignore[attr-defined]
-    [_parameter("config", Annotated[Path | None, _config]), *map(_flag, SETTINGS.values())]
-)
+FLAGS = [_parameter("config", Annotated[Path | None, _config]), *map(_flag, SETTINGS.values())]
+serve.__signature__ = Signature(FLAGS)  # type: ignore[attr-defined]

@@ -4,16 +4,16 @@ The one rule: a password is never an argument, where others of the machine could
 shown once, and is nowhere after that.
 """
 
-import json
 import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mqks import users_file
+from mqks.commands.options import AsJson, Row, table
 from mqks.errors import ConfigurationError
 from mqks.settings import load
 from mqks.users import SALT_BYTES, TOKEN_BYTES, User, check_word, hash_password, hash_token
@@ -23,6 +23,9 @@ app = typer.Typer(
     epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users",
     no_args_is_help=True,
 )
+
+COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+SHOWN = {True: "yes", False: "no"}
 
 UsersFile = Annotated[
     Path | None, typer.Option("--users", metavar="PATH", help="The file; as for serve.")
@@ -34,7 +37,10 @@ Masks = list[str] | None
 @app.command(epilog="Example: mqks user add alice --password --consume 'alice-*'")
 def add(
     name: Name,
-    users: UsersFile = None,
+    users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+SHOWN = {True: "yes", False: "no"}
+
+UsersFile = None,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
     password_file: Annotated[
         Path | None,
@@ -93,32 +99,33 @@ def add(
 
 @app.command("list", epilog="Example: mqks user list --users mqks.users --json")
 def list_(
-    users: UsersFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+SHOWN = {True: "yes", False: "no"}
+
+UsersFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """List users and what they may do; no secrets, and no hashes of them."""
-    rows = [
-        {
-            "name": entry.name,
-            "password": bool(entry.password),
-            "token": bool(entry.token),
-            "publish": entry.publish,
-            "consume": entry.consume,
-            "bind": entry.bind,
-            "admin": entry.admin,
-            "eval": entry.eval,
-        }
-        for entry in users_file.read(_path(users))
-    ]
-    if as_json:
-        for row in rows:
-            typer.echo(json.dumps(row))
-    else:
-        _print_table(rows)
+    entries = users_file.read(_path(users))
+    rows = [_row(entry, as_lists=as_json) for entry in entries]
+    table(rows, COLUMNS, as_json=as_json)
+
+
+def _row(entry: User, *, as_lists: bool) -> Row:
+    row: dict[str, Any] = {name: getattr(entry, name) for name in COLUMNS}
+    for name, value in row.items():
+        if name in ("password", "token"):
+            row[name] = value != ""
+        elif isinstance(value, list) and not as_lists:
+            row[name] = " ".join(value)
+    return row if as_lists else {name: SHOWN.get(value, value) for name, value in row.items()}
 
 
 @app.command(epilog="Example: mqks user remove alice --users mqks.users")
-def remove(name: Name, users: UsersFile = None) -> None:
+def remove(name: Name, users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+SHOWN = {True: "yes", False: "no"}
+
+UsersFile = None) -> None:
     """Remove a user; on SIGHUP the server closes its connections."""
     path = _path(users)
     with users_file.locked(path):
@@ -128,7 +135,10 @@ def remove(name: Name, users: UsersFile = None) -> None:
 
 
 @app.command(epilog="Example: mqks user token alice --users mqks.users")
-def token(name: Name, users: UsersFile = None) -> None:
+def token(name: Name, users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+SHOWN = {True: "yes", False: "no"}
+
+UsersFile = None) -> None:
     """Give a user a new token, and print it; the old one is worth nothing."""
     path = _path(users)
     new = secrets.token_hex(TOKEN_BYTES)
@@ -174,20 +184,3 @@ def _password(file: Path | None) -> str:
             raise ConfigurationError(f"{file}: not UTF-8") from None
     _check("password", word)
     return str(word)
-
-
-def _print_table(rows: list[dict[str, object]]) -> None:
-    from rich import get_console, table  # here, so that --help need not load them
-
-    shown = table.Table("name", "password", "token", "publish", "consume", "bind", "admin", "eval")
-    for row in rows:
-        shown.add_row(*map(_cell, row.values()))
-    get_console().print(shown)
-
-
-def _cell(value: object) -> str:
-    from rich.markup import escape
-
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    return escape(" ".join(value) if isinstance(value, list) else str(value))

@@ -4,6 +4,7 @@ The one rule: one task writes. It takes a batch, writes it in one statement and 
 between batches lets go of what has died.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -120,6 +121,8 @@ class Journal:
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
         self._restart_pages = WAL_PAGES_RESTART
+        self._free_bytes_min = settings.disk_free_bytes_min
+        self._ballast_bytes = settings.ballast_bytes
         self._looked_s = 0.0
         self._freed = True
         """Whether pages may have become free since the last look."""
@@ -206,6 +209,7 @@ class Journal:
         if not batch.writes:
             return
         start_s = time.monotonic()
+        self._check_floor(batch)
         sections, row = self._segment(batch)
         with _whole():
             if batch.has_metadata:
@@ -220,10 +224,26 @@ class Journal:
         for another thread, twice, would take longer than the commit. Only while nothing else is
         under way on the writing connection."""
         start_s = time.monotonic()
+        self._check_floor(batch)
         sections, row = self._segment(batch)
         with _failures():
             self._raw.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
+
+    def _check_floor(self, batch: Batch) -> None:
+        """Raise DiskFull for messages while the disk has less space than must stay free; 1 µs."""
+        if (
+            self._free_bytes_min
+            and self._free_bytes() < self._free_bytes_min
+            and any(change.runs for change in batch.changes)
+        ):
+            raise DiskFull(
+                f"less than {self._free_bytes_min} bytes are free on the disk of {self.path}"
+            )
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self.path.parent)
+        return disk.f_bavail * disk.f_frsize
 
     def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
         """What a batch says, and the row that says it."""
@@ -379,6 +399,17 @@ class Journal:
                 return await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY)
             return False
 
+    async def compact_fully(self) -> None:
+        """Do all that makes the file smaller, however long it takes. Only while nothing else is
+        written."""
+        while await self.maintain(idle=True):
+            pass
+        while len(self.index.small) > 1:
+            await self._compact(list(self.index.small.values())[:SEGMENT_MERGE_COUNT])
+        self._freed = True
+        while await self._vacuum(0):
+            pass
+
     async def _drop(self, segments: list[Segment]) -> None:
         """One script, one hop to the writer's thread; every value is a number of ours."""
         words = self.index.last_words(segments)
@@ -408,6 +439,8 @@ class Journal:
         carried: dict[int, Section] = {}
         for victim in victims:
             body = bodies[victim.id]
+            # Queues that share a text go on sharing it.
+            texts: dict[tuple[int, int], list[bytes]] = {}
             for stored in decode(body):
                 queue = index.queues.get(stored.queue_id)
                 if queue is None:
@@ -423,7 +456,8 @@ class Journal:
                     if span not in tidied:
                         tidied.add(span)
                         span.dead = union(span.dead)
-                    lines = run.lines(body)
+                    place = run.start, run.end
+                    lines = texts.get(place) or texts.setdefault(place, run.lines(body))
                     section.runs.extend(
                         Lines(
                             first, run.time_us, lines[first - run.first : first - run.first + count]
@@ -507,6 +541,9 @@ class Journal:
         if self._wal_is_held:
             self._wal_is_held, self._restart_pages = False, 0
             await self._checkpoint()
+        # The ballast will take its part again.
+        if self._free_bytes_min and self._free_bytes() < self._free_bytes_min + self._ballast_bytes:
+            return False
         if not self._pages_max:
             return True
         pages = await self._number("pragma page_count")

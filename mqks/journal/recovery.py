@@ -11,11 +11,12 @@ from operator import itemgetter
 
 from mqks.broker.broker import Broker
 from mqks.broker.queue import Queue
-from mqks.broker.ranges import Range, subtract, union
+from mqks.broker.ranges import Range
 from mqks.errors import JournalDamaged
-from mqks.journal.index import QueueIndex, Segment
+from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode, runs_of
+from mqks.journal.segment import SegmentDamaged, runs_of
+from mqks.journal.survey import Survey, checked, guess, missing, shown
 from mqks.protocol.requests import DeleteRule
 
 
@@ -27,7 +28,7 @@ class Recovery:
         self._index = journal.index
         self._broker = broker
         self._report = report
-        self._marks: dict[int, dict[int, int]] = {}
+        self._survey = Survey(journal.index)
         self._damaged: list[int] = []
         self._lost: list[str] = []
 
@@ -86,8 +87,8 @@ class Recovery:
         return queues
 
     async def _segments(self, queues: dict[int, Queue]) -> None:
-        """Every segment, checked: first all messages find their place, then acks and marks."""
-        said: list[tuple[Segment, list[StoredSection]]] = []
+        """Every segment, checked."""
+        names = {queue_id: queue.name for queue_id, queue in queues.items()}
         async with self._journal.db.execute(
             "select id, crc, cast(body as blob) from segment order by id"
         ) as cursor:
@@ -95,79 +96,26 @@ class Recovery:
             while rows := await cursor.fetchmany():
                 for segment_id, crc, body in rows:
                     self._journal.next_segment = segment_id + 1
-                    sections = self._checked(segment_id, crc, body, queues)
-                    if sections is not None:
-                        segment = self._index.add_segment(segment_id, len(body))
-                        said.append((segment, sections))
-                        self._place(segment, sections)
-        for segment, sections in said:
-            for section in sections:
-                queue = self._index.queues.get(section.queue_id)
-                if queue is None:
-                    continue
-                for first, count in section.acks:
-                    self._index.settle(segment, queue, first, count)
-                for number, mark in section.marks:
-                    self._index.mark(segment, queue, number)
-                    known = self._marks.setdefault(section.queue_id, {})
-                    known[number] = max(mark, known.get(number, 0))
-        for segment, _ in said:
-            self._index.look_at(segment)
-
-    def _checked(
-        self, segment_id: int, crc: object, body: object, queues: dict[int, Queue]
-    ) -> list[StoredSection] | None:
-        reason = "its checksum does not match"
-        try:
-            if isinstance(body, bytes) and checksum(segment_id, body) == crc:
-                return decode(body)
-        except SegmentDamaged as error:
-            reason = str(error)
-        self._damaged.append(segment_id)
-        self._lost.append(f"segment {segment_id}: {reason}; it held {self._guess(body, queues)}")
-        return None
-
-    @staticmethod
-    def _guess(body: object, queues: dict[int, Queue]) -> str:
-        """What a damaged segment says that it held, as far as that can be read."""
-        try:
-            sections = decode(body) if isinstance(body, bytes) else []
-        except (SegmentDamaged, MemoryError):
-            sections = []
-        told = [
-            f"{sum(run.total for run in section.runs)} messages and "
-            f"{sum(count for _, count in section.acks)} acks of queue "
-            f"{_shown(queues[section.queue_id].name)}"
-            for section in sections[:20]
-            if section.queue_id in queues
-        ]
-        return ", ".join(told) or "what can't be read any more"
-
-    def _place(self, segment: Segment, sections: list[StoredSection]) -> None:
-        for section in sections:
-            if section.queue_id not in self._index.queues:
-                continue
-            queue = self._index.touch(segment, section.queue_id, section.next_seq, section.cursor)
-            for run in section.runs:
-                self._index.add_messages(
-                    segment, queue, run.first, run.total, run.end - run.start, run.time_us
-                )
+                    try:
+                        sections = checked(segment_id, crc, body)
+                    except SegmentDamaged as error:
+                        self._damaged.append(segment_id)
+                        self._lost.append(
+                            f"segment {segment_id}: {error}; it held {guess(body, names)}"
+                        )
+                    else:
+                        self._survey.place(segment_id, len(body), sections)
+        self._survey.finish()
 
     def _gaps(self, queues: dict[int, Queue]) -> set[int]:
         """Queues of which never delivered messages are missing."""
         gaps = set()
         for queue_id, queue in queues.items():
-            index = self._index.queues[queue_id]
-            there = [
-                (span.first, span.end - span.first)
-                for span in index.overlapping(index.cursor, index.next_seq)
-            ]
-            missing = subtract(index.cursor, index.next_seq, union(there))
-            if missing:
+            if lost := missing(self._index.queues[queue_id]):
                 gaps.add(queue_id)
-                count = sum(count for _, count in missing)
+                count = sum(count for _, count in lost)
                 self._lost.append(
-                    f"queue {_shown(queue.name)}: {count} waiting messages are missing"
+                    f"queue {shown(queue.name)}: {count} waiting messages are missing"
                 )
         return gaps
 
@@ -186,7 +134,7 @@ class Recovery:
         """Everything from the cursor on stays on disk until a consumer comes; what was delivered
         and is alive goes back. A queue with gaps has no stretch to page: all of it goes back."""
         index = self._index.queues[queue_id]
-        marks = self._marks.get(queue_id, {})
+        marks = self._survey.marks.get(queue_id, {})
         cursor = index.cursor if whole else index.next_seq
         returned: list[tuple[int, bytes, int]] = []
         for segment_id, wanted in _living_below(index, cursor).items():
@@ -215,7 +163,3 @@ def _living_below(queue: QueueIndex, cursor: int) -> dict[int, list[Range]]:
             if first < cursor:
                 found.setdefault(span.segment.id, []).append((first, min(count, cursor - first)))
     return found
-
-
-def _shown(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -1,6 +1,6 @@
 r"""Bytes to lines.
 
-The one rule: only ``\n`` or ``\r\n`` ends a line; every other byte passes untouched.
+The one rule: only ``\n``, or from a client ``\r\n``, ends a line; any other byte passes untouched.
 """
 
 
@@ -8,13 +8,15 @@ class LineSplitter:
     """Cuts a stream of chunks into lines, keeping the unfinished tail.
 
     `line_bytes_max` bounds a line in bytes, its end not counted. A longer one is not kept: its
-    beginning stands in `too_long`, and what follows it on the stream is not read any more.
+    beginning stands in `too_long`, and what follows it on the stream is not read any more. A
+    server ends its lines by a newline alone, `is_server`: what stands before that are data.
     """
 
-    __slots__ = ("_tail", "_tail_bytes", "has_tab", "line_bytes_max", "too_long")
+    __slots__ = ("_is_server", "_tail", "_tail_bytes", "has_tab", "line_bytes_max", "too_long")
 
-    def __init__(self, line_bytes_max: int) -> None:
+    def __init__(self, line_bytes_max: int, *, is_server: bool = False) -> None:
         self.line_bytes_max = line_bytes_max
+        self._is_server = is_server
         self.has_tab = False
         """Whether the lines last returned may hold a tab."""
         self.too_long: bytes | None = None
@@ -42,7 +44,7 @@ class LineSplitter:
         self.has_tab = b"\t" in data
         lines = data.split(b"\n")
         tail = lines.pop()
-        if b"\r" in data:
+        if b"\r" in data and not self._is_server:
             lines = [line.removesuffix(b"\r") for line in lines]
         if len(data) > self.line_bytes_max:
             for index, line in enumerate(lines):

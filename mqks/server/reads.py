@@ -64,7 +64,7 @@ class Reads:
         page = await self._journal.log.page(
             read.queue_id, index, read.first, read.end, read.limit, READ_BYTES
         )
-        return _lines(read, page) if read.form == "peek" else self._columns(read, page)
+        return self._lines(read, page) if read.form == "peek" else self._columns(read, page)
 
     async def _range(self, read: Read, index: QueueIndex) -> bytes:
         first = index.first_living()
@@ -91,15 +91,18 @@ class Reads:
         """A queue that is deleted and made again begins anew, as a database does."""
         return f"{self._journal.epoch}-{read.queue_id}"
 
-
-def _lines(read: Read, page: Page) -> bytes:
-    told = []
-    for piece in page.pieces:
-        for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
-            message_id, event, data = line.split(b" ", 2)
-            told.append(
-                b"%b ok %b %b,seq=%d,time=%d %b\n"
-                % (read.request_id, message_id, event, seq, piece.time_us, data)
-            )
-    told.append(read.request_id + b" ok --end\n")
-    return b"".join(told)
+    def _lines(self, read: Read, page: Page) -> bytes:
+        queue = self._broker.queues.get(read.queue)
+        retries = queue.retries if queue is not None and queue.id == read.queue_id else {}
+        told = []
+        for piece in page.pieces:
+            for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
+                message_id, event, data = line.split(b" ", 2)
+                if retry := retries.get(seq):
+                    event += b",retry=%d" % retry
+                told.append(
+                    b"%b ok %b %b,seq=%d,time=%d %b\n"
+                    % (read.request_id, message_id, event, seq, piece.time_us, data)
+                )
+        told.append(read.request_id + b" ok --end\n")
+        return b"".join(told)

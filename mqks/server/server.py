@@ -5,17 +5,22 @@ the chunk was large, so that a consumer works while its publisher is read.
 """
 
 import asyncio
+import faulthandler
 import gc
 import ipaddress
 import logging
+import os
 import resource
 import secrets
 import signal
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskStatus
@@ -41,11 +46,13 @@ from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.gate import Gate
+from mqks.server.inherited import Inherited, take_sockets
 from mqks.server.logins import Logins
+from mqks.server.notify import Notify
 from mqks.server.reads import Reads
 from mqks.server.tls import TlsListener
 from mqks.server.writer import Writer
-from mqks.settings import Settings
+from mqks.settings import Settings, check_certificate, check_reach
 from mqks.users import STRANGER, Known, Users
 from mqks.users_file import read as read_users
 
@@ -54,17 +61,33 @@ LARGE_CHUNK_BYTES = 32 * 1024
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
 LISTEN_BACKLOG = 4096
+TLS_NAME = "tls"
+"""An inherited socket of this name speaks TLS."""
+
+
+Until = Callable[[Callable[[], None]], Awaitable[object]]
+"""What to wait for; it is given a function to call whenever the server shall reload."""
 
 
 class Server:
-    """Raises ConfigurationError when users or certificate cannot be read."""
+    """Listens on the `inherited` sockets, if there are any, instead of what the settings say, and
+    with TLS where there is a `context`."""
 
     def __init__(
-        self, settings: Settings, broker: Broker, journal: Journal, errors: ErrorLog
+        self,
+        settings: Settings,
+        broker: Broker,
+        journal: Journal,
+        notify: Notify,
+        errors: ErrorLog,
+        context: ssl.SSLContext | None = None,
+        inherited: Sequence[Inherited] = (),
     ) -> None:
         self.settings = settings
         self._broker = broker
         self._journal = journal
+        self._notify = notify
+        self._inherited = inherited
         self._clients: dict[int, Client] = {}
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -75,12 +98,13 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
-        broker.users = _users(settings)
         self._logins = Logins(broker, self._verified)
         self._gate = Gate(settings)
         self._tls: TlsListener | None = None
-        if settings.tls_port:
-            self._tls = TlsListener(settings, self._gate, errors, lambda peer: Client(self, peer))
+        if context:
+            self._tls = TlsListener(
+                context, settings, self._gate, errors, lambda peer: Client(self, peer)
+            )
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -327,31 +351,6 @@ class Server:
                     queue.page_in(first, lines)
                     self._flush()
 
-    def reload(self) -> None:
-        """Read users and certificates again. Connections stay, but those of users that are gone;
-        when anything cannot be read, everything stays as it was."""
-        try:
-            users = _users(self.settings)
-            context = tls.make_context(self.settings) if self._tls else None
-        except ConfigurationError as failure:
-            log.error("reload_failed", reason=failure)
-            return
-        if self._tls and context:
-            self._tls.context = context
-        self._broker.users = users
-        for client in list(self._clients.values()):
-            name = client.connection.user
-            if name is None or client.ended:
-                continue
-            user = users.get(name)
-            if user is None:
-                self._broker.expel(client.connection, "its user was removed")
-                self._expelled(client)
-            else:
-                self._broker.grant(client.connection, user.permissions)
-        self._schedule_flush()
-        log.event("reloaded", users=len(users))
-
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """What went wrong in a call by the event loop. An error of the system's concerns one
         connection; any other leaves the broker in doubt, and a broker in doubt confirms nothing."""
@@ -367,39 +366,75 @@ class Server:
         await self._failed.wait()
         raise MqksError("an internal error, told above, has ended the server") from self._failure
 
+    def reload(self) -> None:
+        """Read users and certificates again; when any cannot be read, all stays as it was."""
+        with self._notify.reloading():
+            try:
+                users, context = _secrets(self.settings, with_tls=self._tls is not None)
+            except ConfigurationError as failure:
+                log.error("reload_failed", reason=failure)
+                return
+            if self._tls and context:
+                self._tls.context = context
+            self._set_users(users)
+            log.event("reloaded", users=len(users))
+
+    def _set_users(self, users: Users) -> None:
+        """What users may do now counts for their connections, too; those of users that are gone
+        end."""
+        self._broker.users = users
+        for client in list(self._clients.values()):
+            name = client.connection.user
+            if name is None or client.ended:
+                continue
+            user = users.get(name)
+            if user is None:
+                self._broker.expel(client.connection, "its user was removed")
+                self._expelled(client)
+            else:
+                self._broker.grant(client.connection, user.permissions)
+        self._schedule_flush()
+
     async def run(
         self,
-        until: Callable[[], Awaitable[object]],
+        until: Until,
         *,
         task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen until `until` returns, then stop accepting, write what is pending, flush.
 
-        The task status is started with the TCP port.
+        The task status is started with the TCP port, 0 without one.
         """
         stop = anyio.Event()
 
         async def wait() -> None:
-            await until()
+            await until(self.reload)
             stop.set()
 
         async with anyio.create_task_group() as tasks:
             # Before anybody can know that it listens: a signal must find its receiver.
             tasks.start_soon(wait)
-            if threading.current_thread() is threading.main_thread():
-                self._loop.add_signal_handler(signal.SIGHUP, self.reload)
             listeners = await self._listen()
+            listeners_with_tls = self._listen_with_tls() if self._tls else []
             if self._tls:
-                tasks.start_soon(self._tls.run, self._listen_with_tls())
+                tasks.start_soon(self._tls.run, listeners_with_tls)
             tasks.start_soon(self._page)
             tasks.start_soon(self._reads.run)
             tasks.start_soon(self._logins.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             self._schedule_flush()
-            self._journal.announce(self._url(listeners[0]))
-            task_status.started(listeners[0].sockets[0].getsockname()[1])
+            tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
+            names = [each.getsockname() for listener in listeners for each in listener.sockets]
+            self._journal.announce(_url(names[0]) if names else "")
+            shown = [_shown(name) for name in names]
+            shown += [f"tls:{_shown(each.getsockname())}" for each in listeners_with_tls]
+            for address in shown:
+                log.event("listening", address=address)
+            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(shown)}")
+            task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
             await stop.wait()
+            self._notify.tell("STOPPING=1", "STATUS=writing what was received")
             await self._drain(listeners)
             tasks.cancel_scope.cancel()
         log.event("stopped")
@@ -409,42 +444,49 @@ class Server:
         listeners = []
         make_client: Callable[[], Client] = lambda: Client(self)  # noqa: E731
         try:
-            where = f"{settings.host}:{settings.port}"
-            listener = await self._loop.create_server(
-                make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
-            )
-            listeners.append(listener)
-            for each in listener.sockets:
-                log.event("listening", address=_shown(each.getsockname()))
-            if settings.unix:
-                where = str(settings.unix)
+            for inherited, name in self._inherited:
+                where = name
+                if name != TLS_NAME:
+                    listeners.append(await self._listen_on(inherited, make_client))
+            if not self._inherited:
+                where = f"{settings.host}:{settings.port}"
                 listeners.append(
-                    await self._loop.create_unix_server(
-                        make_client, settings.unix, backlog=LISTEN_BACKLOG
+                    await self._loop.create_server(
+                        make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
                     )
                 )
-                log.event("listening", address=f"unix:{settings.unix}")
+                if settings.unix:
+                    where = str(settings.unix)
+                    listeners.append(
+                        await self._loop.create_unix_server(
+                            make_client, settings.unix, backlog=LISTEN_BACKLOG
+                        )
+                    )
         except OSError as error:
             raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
         return listeners
 
     def _listen_with_tls(self) -> list[socket.socket]:
+        if self._inherited:
+            return [each for each, name in self._inherited if name == TLS_NAME]
         where = f"{self.settings.tls_host}:{self.settings.tls_port}"
         try:
-            listeners = tls.listen(self.settings, LISTEN_BACKLOG)
+            return tls.listen(self.settings, LISTEN_BACKLOG)
         except OSError as error:
             raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
-        for listener in listeners:
-            log.event("listening", address=f"tls:{_shown(listener.getsockname())}")
-        return listeners
 
-    @staticmethod
-    def _url(listener: asyncio.Server) -> str:
-        """Where a client on this machine finds the server."""
-        host, port = listener.sockets[0].getsockname()[:2]
-        if ipaddress.ip_address(host).is_unspecified:
-            host = "::1" if ":" in host else "127.0.0.1"
-        return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
+    async def _listen_on(
+        self, inherited: socket.socket, make_client: Callable[[], Client]
+    ) -> asyncio.Server:
+        if inherited.family != socket.AF_UNIX:
+            return await self._loop.create_server(
+                make_client, sock=inherited, backlog=LISTEN_BACKLOG
+            )
+        # From Python 3.13 on the path would be deleted at the end, and it belongs to another.
+        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        return await self._loop.create_unix_server(
+            make_client, sock=inherited, backlog=LISTEN_BACKLOG, **kept
+        )
 
     async def _drain(self, listeners: list[asyncio.Server]) -> None:
         self._stopping = True
@@ -452,7 +494,7 @@ class Server:
             listener.close()
         if self._tls:
             self._tls.close()
-        if self.settings.unix:
+        if self.settings.unix and not self._inherited:
             self.settings.unix.unlink(missing_ok=True)
         for client in self._clients.values():
             client.hold(Hold.STOP)
@@ -472,22 +514,60 @@ class Server:
             client.transport.close()
 
 
-async def _signalled() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+def _shown(name: tuple[Any, ...] | str | bytes) -> str:
+    """A socket's name as people write it."""
+    if not isinstance(name, tuple):
+        return "unix:" + os.fsdecode(name).replace("\0", "@")
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _url(name: tuple[Any, ...] | str | bytes) -> str:
+    """How a client on this machine finds a socket; empty for one that has no path."""
+    if not isinstance(name, tuple):
+        path = os.fsencode(name)
+        return f"mqks+unix://{quote(path)}" if path.startswith(b"/") else ""
+    host, port = name[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
+
+
+async def _signalled(reload: Callable[[], None]) -> None:
+    """Wait for SIGTERM or SIGINT; SIGHUP reloads."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
+            if number == signal.SIGHUP:
+                reload()
+                continue
             log.event("stopping", signal=signal.Signals(number).name)
             return
 
 
 async def serve(
     settings: Settings,
-    until: Callable[[], Awaitable[object]] = _signalled,
+    until: Until = _signalled,
+    environ: MutableMapping[str, str] | None = None,
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `until` returns; the task status is started with the TCP port."""
+    """Serve until `until` returns; the task status is started with the TCP port.
+
+    `environ` is where a service manager may have put its socket for notifications and what to
+    listen on; a server inside another program has none.
+    """
     log.event("starting", version=__version__, db=settings.db)
+    environ = {} if environ is None else environ
+    notify, inherited = Notify(environ), take_sockets(environ)
+    for listening, name in inherited:
+        if name == TLS_NAME:
+            check_certificate(settings, f"LISTEN_FDS: {name}")
+        if listening.family != socket.AF_UNIX:
+            check_reach(settings, listening.getsockname()[0], f"LISTEN_FDS: {name}")
+    names = [name for _, name in inherited]
+    with_tls = TLS_NAME in names if inherited else settings.tls_port > 0
+    users, context = _secrets(settings, with_tls=with_tls)
+    notify.tell("STATUS=reading the journal")
     journal = await Journal.open(settings)
     try:
         errors = ErrorLog()
@@ -497,33 +577,45 @@ async def serve(
             new_error_id=ErrorIds(),
             on_error=errors,
         )
+        broker.facts = JournalFacts(journal, broker)
+        broker.on_queue_full = _log_queue
+        broker.users = users
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
-        await recovery.run(salvage=settings.salvage)
+        starting = asyncio.create_task(notify.wait_for_start(lambda: journal.next_segment))
+        try:
+            await recovery.run(salvage=settings.salvage)
+        finally:
+            starting.cancel()
         log.event(
             "recovered",
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
-        broker.facts = JournalFacts(journal, broker)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        await Server(settings, broker, journal, errors).run(until, task_status=task_status)
+        server = Server(settings, broker, journal, notify, errors, context, inherited)
+        await server.run(until, task_status=task_status)
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
 
 
-def _users(settings: Settings) -> Users:
-    """Raises ConfigurationError."""
-    return Users(read_users(settings.users) if settings.users else [], secrets.token_bytes(32))
+def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
+    """Users and certificate as they are now. Raises ConfigurationError."""
+    users = read_users(settings.users) if settings.users else []
+    context = tls.make_context(settings) if with_tls else None
+    return Users(users, secrets.token_bytes(32)), context
 
 
-def _shown(name: Sequence[Any]) -> str:
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _log_queue(queue: Queue) -> None:
+    name = queue.name.decode("utf-8", "backslashreplace")
+    if queue.full:
+        log.warning("queue_full", queue=name, ready=queue.ready)
+    else:
+        log.event("queue_has_room", queue=name, ready=queue.ready)
 
 
 def _raise_open_files_limit() -> None:
@@ -536,10 +628,16 @@ def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
     _raise_open_files_limit()
+    # A watchdog's SIGABRT shall tell where everything stood.
+    faulthandler.enable()
     use_uvloop = settings.uvloop and find_spec("uvloop") is not None
     failure: BaseException | None = None
     try:
-        anyio.run(serve, settings, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+        anyio.run(
+            partial(serve, settings, environ=os.environ),
+            backend="asyncio",
+            backend_options={"use_uvloop": use_uvloop},
+        )
     except* MqksError as failures:
         failure = failures
         while isinstance(failure, BaseExceptionGroup):

@@ -58,9 +58,7 @@ def listen(settings: Settings, backlog: int) -> list[socket.socket]:
     )
     listeners = []
     for family, _, _, _, address in dict.fromkeys(found):
-        listener = socket.create_server(address, family=family, backlog=backlog)
-        listener.setblocking(False)
-        listeners.append(listener)
+        listeners.append(socket.create_server(address, family=family, backlog=backlog))
     return listeners
 
 
@@ -69,12 +67,13 @@ class TlsListener:
 
     def __init__(
         self,
+        context: ssl.SSLContext,
         settings: Settings,
         gate: Gate,
         errors: ErrorLog,
         make_client: Callable[[Peer], Client],
     ) -> None:
-        self.context = make_context(settings)
+        self.context = context
         self._settings = settings
         self._gate = gate
         self._errors = errors
@@ -96,6 +95,7 @@ class TlsListener:
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
         loop = asyncio.get_running_loop()
+        listener.setblocking(False)
         while True:
             try:
                 sock, name = await loop.sock_accept(listener)

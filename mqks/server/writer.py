@@ -53,6 +53,8 @@ class Writer:
         self._untidy = True
         """Something was written since the last tidying up."""
         self._failure: MqksError | None = None
+        self._steps = 0
+        """Of the journal that have ended, well or with a full disk."""
         self._at_once_from_s = 0.0
 
     def wake(self, *, alone: bool) -> None:
@@ -108,6 +110,7 @@ class Writer:
             self._wake.set()
 
     def _committed(self, batch: Batch) -> None:
+        self._steps += 1
         self._broker.committed(batch)
         self._release()
         if self._broker.has_pending:
@@ -118,6 +121,10 @@ class Writer:
     def busy(self) -> bool:
         """Whether a commit is under way."""
         return self._busy
+
+    def progress(self) -> int | None:
+        """Changes with each step of the journal that ends; None while there is nothing to do."""
+        return self._steps if self._busy or self._broker.has_pending else None
 
     def stop(self) -> None:
         """Write what is pending, then end `run`."""
@@ -168,6 +175,8 @@ class Writer:
         except DiskFull as failure:
             await self._disk_full(failure)
             return True
+        finally:
+            self._steps += 1
 
     async def _commit(self, batch: Batch) -> None:
         self._untidy = True
@@ -202,6 +211,7 @@ class Writer:
         self._release()
         self._flush()
         while not self._stopping:
+            self._steps += 1
             await self._try_to_write(settled_only=True)
             await self._let_go()
             if await self._try_to_write() and await self._has_room():
@@ -240,6 +250,6 @@ class Writer:
     async def _let_go(self) -> None:
         try:
             while await self._journal.maintain(idle=True):
-                pass
+                self._steps += 1
         except DiskFull:
             pass

@@ -1,0 +1,131 @@
+"""One question at a time: a connection for commands that look and tell.
+
+It knows what the other clients do not need: answers of many lines. It does not come back when it
+is lost, since what was told so far may have changed meanwhile.
+
+The one rule: nothing is waited for longer than `Options.timeout_s`.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from mqks.client import requests, urls
+from mqks.client.blocking import CHUNK_BYTES, open_socket
+from mqks.client.errors import (
+    AuthenticationFailed,
+    ConfirmTimeout,
+    ConnectionLost,
+    ProtocolViolation,
+    RequestFailed,
+)
+from mqks.client.options import Options
+from mqks.protocol.lines import LineSplitter
+
+ID, END = b"q", b"--end"
+
+
+class Dialogue:
+    """A connected context. Raises ConnectionLost, ConfirmTimeout, ProtocolViolation,
+    AuthenticationFailed, and RequestFailed with the id of the server's error reply."""
+
+    def __init__(self, url: str | None, options: Options | None = None) -> None:
+        self._options = options or Options()
+        self.address = urls.parse(url)
+        self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
+        self._lines: deque[bytes] = deque()
+
+    def __enter__(self) -> Self:
+        try:
+            self._socket = open_socket(self.address, self._options)
+        except OSError as error:
+            raise ConnectionLost(f"no server at {self.address}: {_reason(error)}") from None
+        self._socket.settimeout(self._options.timeout_s)
+        if self.address.credentials:
+            try:
+                self.ask(requests.auth(self.address.credentials))
+            except RequestFailed as error:
+                self._socket.close()
+                raise AuthenticationFailed(str(error), error.error_id) from None
+            except BaseException:
+                self._socket.close()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+    def ask(self, body: bytes) -> bytes:
+        """What follows `ok` in the one line of the answer."""
+        self._send(body)
+        return self._answer()
+
+    def ask_lines(self, body: bytes) -> Iterator[bytes]:
+        """The same of each line, up to the one that says `--end`. Take them all before you ask
+        again."""
+        self._send(body)
+        while (text := self._answer()) != END:
+            yield text
+
+    def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
+        """Send requests with ids of their own, each answered with one line; give the request ids
+        and error ids of those that were refused. Some hundred KiB at a time."""
+        self._send_lines(b"".join(line + b"\n" for line in lines))
+        refused = []
+        for _ in lines:
+            line = self._line()
+            request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
+            if status == b"error" and request_id != b"-":
+                refused.append((request_id, requests.decoded(text)))
+            elif status != b"ok":
+                raise ConnectionLost(f"{self.address}: the peer sent {line[:80]!r}")
+        return refused
+
+    def _send(self, body: bytes) -> None:
+        self._send_lines(b"%b %b\n" % (ID, body))
+
+    def _send_lines(self, lines: bytes) -> None:
+        try:
+            self._socket.sendall(lines)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _answer(self) -> bytes:
+        line = self._line()
+        request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
+        if status == b"ok" and request_id == ID:
+            return text
+        if status != b"error":
+            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no answer")
+        error_id = requests.decoded(text)
+        if request_id == ID:
+            raise RequestFailed(f"the server refused the request, error {error_id}", error_id)
+        raise ConnectionLost(f"{self.address}: refused by the server, error {error_id}")
+
+    def _line(self) -> bytes:
+        while not self._lines:
+            try:
+                data = self._socket.recv(CHUNK_BYTES)
+            except OSError as error:
+                raise self._lost(error) from None
+            if not data:
+                raise ConnectionLost(f"{self.address}: the server closed the connection")
+            self._lines.extend(self._splitter.feed(data))
+            if self._splitter.too_long is not None:
+                raise ProtocolViolation("the peer sent a line longer than reply_bytes_max")
+        return self._lines.popleft()
+
+    def _lost(self, error: OSError) -> ConnectionLost | ConfirmTimeout:
+        if isinstance(error, TimeoutError):
+            return ConfirmTimeout(f"{self.address}: no answer in {self._options.timeout_s:g} s")
+        return ConnectionLost(f"{self.address}: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,42 @@
+"""Questions to a server: ping, eval. The one rule: asking changes nothing."""
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from mqks.commands.connection import Timeout, connected
+from mqks.commands.options import AsJson, Url, printable
+
+
+def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+    """Tell whether a server answers, and how fast."""
+    from mqks.client import urls
+
+    with connected(url, timeout) as client:
+        began = time.perf_counter()
+        client.ping("command")
+        took_ms = round((time.perf_counter() - began) * 1000, 3)
+    server = str(urls.parse(url))
+    if as_json:
+        typer.echo(json.dumps({"server": server, "ms": took_ms}))
+    else:
+        typer.echo(f"{server} answered in {took_ms} ms")
+
+
+def evaluate(
+    expression: Annotated[
+        str, typer.Argument(metavar="EXPRESSION", help="As len(state.queues); see protocol.md.")
+    ],
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Print what an expression over the server's state gives: a text as it is, else JSON."""
+    with connected(url, timeout) as client:
+        answer = client.evaluate(expression)
+    if sys.stdout.isatty():
+        typer.echo(printable(answer))
+    else:
+        sys.stdout.buffer.write(answer.encode("utf-8", "surrogateescape") + b"\n")

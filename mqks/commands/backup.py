@@ -1,0 +1,84 @@
+"""`mqks backup`, `verify` and `compact`: a database file as a whole.
+
+The one rule: the first two may be used at any time, the third only while nobody serves the file.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mqks.commands.options import AsJson, Database, progress, table
+from mqks.errors import DatabaseLocked, JournalDamaged
+from mqks.settings import load
+
+PAGE_BYTES = 4096
+
+
+def backup(
+    to: Annotated[Path, typer.Argument(metavar="TO", help="The file to make.")],
+    db: Database = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace TO if it is there.")] = False,
+) -> None:
+    """Copy a database, served or not, and verify the copy.
+
+    All that was confirmed before is in it. It gets its name when it is whole.
+    """
+    from mqks.journal.backup import backup  # here, so that --help does not load the journal
+
+    source = load({"db": db}, os.environ).db
+    pages = source.stat().st_size // PAGE_BYTES if source.is_file() else 0
+    copied = 0
+    with progress("Copying", pages) as advance:
+
+        def tell(done: int, _: int) -> None:
+            nonlocal copied
+            advance(done - copied)
+            copied = done
+
+        verdict = backup(source, to, force=force, progress=tell)
+    typer.echo(
+        f"{to}: {verdict.facts.db_bytes:,} bytes, {verdict.queues:,} queues, "
+        f"{verdict.messages:,} messages, verified"
+    )
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A database or a backup.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check that a database is whole; exit code 65 if it is not."""
+    from mqks.journal.verify import verify  # here, as above
+
+    verdict = verify(file)
+    if verdict.is_served:
+        typer.echo("It is served: SQLite's own structure was not looked at.", err=True)
+    if verdict.damage or as_json:
+        rows = ({"place": place, "what": what} for place, what in verdict.damage)
+        table(rows, ["place", "what"], as_json=as_json)
+    if verdict.damage:
+        raise JournalDamaged(f"{file} is damaged: {len(verdict.damage)} places")
+    if not as_json:
+        typer.echo(
+            f"{file} is whole: {verdict.queues:,} queues, {verdict.messages:,} messages, "
+            f"{verdict.facts.segments:,} segments"
+        )
+
+
+def compact(db: Database = None, as_json: AsJson = False) -> None:
+    """Make the file of a stopped server as small as it can be."""
+    import anyio
+
+    from mqks.journal.compact import compact  # here, as above
+
+    settings = load({"db": db}, os.environ)
+    try:
+        before, after = anyio.run(compact, settings, lambda line: typer.echo(line, err=True))
+    except DatabaseLocked as error:
+        raise DatabaseLocked(f"{error}, which compacts by itself while it is idle") from None
+    sizes = {"db": str(settings.db), "bytes_before": before, "bytes_after": after}
+    if as_json:
+        table([sizes], [], as_json=True)
+    else:
+        typer.echo(f"{settings.db}: {before:,} bytes before, {after:,} after")

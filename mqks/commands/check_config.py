@@ -1,0 +1,72 @@
+"""`mqks check-config`: would `mqks serve` with the same flags come up, and with which settings?
+
+The one rule: nothing is made, opened or listened on.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from inspect import Parameter, Signature
+from pathlib import Path
+
+import typer
+
+from mqks.commands.options import AsJson, table
+from mqks.commands.serve import FLAGS
+from mqks.errors import ConfigurationError
+from mqks.settings import SETTINGS, Settings, gather
+
+MADE_BY_SERVER = ("db", "unix")
+"""Files that need not be there; any other that a setting names does."""
+
+
+def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
+    """Check the settings that serve would use, and print them with where each comes from.
+
+    It takes the flags of serve. Exit code 78 when something is wrong.
+    """
+    settings, places = gather(flags, os.environ, config)
+    rows = (
+        {"setting": name, "value": value, "from": places.get(name, "default")}
+        for name, value in settings.public().items()
+    )
+    table(rows, ["setting", "value", "from"], as_json=as_json)
+    found = list(problems(settings))
+    for problem in found[:-1]:
+        typer.echo(f"mqks: {problem}", err=True)
+    if found:
+        raise ConfigurationError(found[-1])
+
+
+check_config.__signature__ = Signature(  # type: ignore[attr-defined]
+    [*FLAGS, Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)]
+)
+
+
+def problems(settings: Settings) -> Iterator[str]:
+    """What would keep a server from starting, as far as can be told without trying."""
+    for name in MADE_BY_SERVER:
+        path: Path | None = getattr(settings, name)
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
+            yield f"{name}: there is no directory {path.absolute().parent}"
+        elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+            yield f"{name}: the directory {path.absolute().parent} can't be written by this user"
+    if settings.db.exists():
+        if not settings.db.is_file():
+            yield f"db: {settings.db} is no file"
+        elif not os.access(settings.db, os.R_OK | os.W_OK):
+            yield f"db: {settings.db} can't be written by this user"
+    for name, setting in SETTINGS.items():
+        path = getattr(settings, name)
+        if name in MADE_BY_SERVER or setting.type not in (Path, Path | None) or path is None:
+            continue
+        if not path.is_file():
+            yield f"{name}: there is no file {path}"
+        elif not os.access(path, os.R_OK):
+            yield f"{name}: {path} can't be read by this user"
+    try:
+        socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        yield f"host: {settings.host}: {error.strerror}"

@@ -1,0 +1,46 @@
+"""How commands reach a server.
+
+The one rule: a command waits for nothing without a limit, and least of all for a server that is
+not there.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mqks.client.blocking import BlockingClient
+
+Timeout = Annotated[
+    float, typer.Option(metavar="SECONDS", help="How long the server may take to answer.")
+]
+
+
+@contextmanager
+def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
+    """A client that gives up at once when nobody listens.
+
+    Raises what clients raise: ConfigurationError, ConnectionLost and the others.
+    """
+    # Here, so that --help does not load them.
+    from mqks.client import urls
+    from mqks.client.blocking import connect_blocking
+    from mqks.client.errors import ConnectionLost
+    from mqks.client.options import Options
+
+    if not timeout_s > 0:
+        raise typer.BadParameter("a timeout is a number of seconds above 0")
+    options = Options(
+        timeout_s=timeout_s,
+        close_timeout_s=min(timeout_s, Options().close_timeout_s),
+        connect_again=False,
+    )
+    client = connect_blocking(url, options)
+    with ExitStack() as leaving:
+        try:
+            leaving.enter_context(client)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"no server at {urls.parse(url)}: {error}") from None
+        yield client

@@ -1,0 +1,315 @@
+"""Messages in and out of a server: publish, consume, requeue.
+
+The one rule: a message is acked when its line has been written, and a publish is told as done when
+the server has it on disk.
+"""
+
+import base64
+import errno
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from mqks.commands.connection import Timeout, connected
+from mqks.commands.options import AsJson, Url, printable, progress
+from mqks.errors import BadData, TimedOut
+from mqks.protocol.lines import LineSplitter
+
+if TYPE_CHECKING:
+    from mqks.client.blocking import BlockingClient, BlockingConsumer
+    from mqks.client.messages import Message
+
+CHUNK_BYTES = 1 << 18
+STUCK_S = 1.0
+"""So long after a signal a write is waited for."""
+LAST_NUMBER = 10**18
+
+
+def publish(
+    event: Annotated[str, typer.Argument(metavar="EVENT", help="Queues bound to it get a copy.")],
+    data: Annotated[
+        str, typer.Argument(metavar="[DATA]", help="The message, or - for one a line from stdin.")
+    ] = "",
+    url: Url = None,
+    confirm: Annotated[
+        bool, typer.Option(help="Wait until the server has it on disk, or only until it is sent.")
+    ] = True,
+    id: Annotated[str | None, typer.Option(metavar="ID", help="The message's id.")] = None,
+    id_prefix: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="With -: the ids are PREFIX-1, PREFIX-2 …")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="The server drops what it has had under the same id.")
+    ] = False,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Publish one message, or each line of stdin.
+
+    With --once and ids of your choice a repeated run adds only what is missing.
+    """
+    many = data == "-"
+    if (id if many else id_prefix) is not None:
+        raise typer.BadParameter("--id is for one message, --id-prefix for those of stdin")
+    if once and not (id_prefix if many else id):
+        raise typer.BadParameter(f"--once needs {'--id-prefix' if many else '--id'}")
+    with connected(url, timeout) as client:
+        if many:
+            count = _publish_lines(client, event, confirm, id_prefix, once)
+            told: dict[str, Any] = {"messages": count, "confirmed": confirm}
+            line = f"{count} {'confirmed' if confirm else 'sent'}"
+        else:
+            given = client.publish(event, data, confirm=confirm, id=id, once=once)
+            told = {"id": given, "confirmed": confirm}
+            line = printable(given)
+    typer.echo(json.dumps(told) if as_json else line)
+
+
+def _publish_lines(
+    client: "BlockingClient", event: str, confirm: bool, id_prefix: str | None, once: bool
+) -> int:
+    """Publish the lines of stdin and give their number. Raises BadData and RequestFailed."""
+    from mqks.client.errors import PublishFailed, RequestFailed
+    from mqks.client.options import Options
+
+    around = f"{id_prefix or 24 * '-'}-{LAST_NUMBER} publish --confirm --once {event} "
+    line_bytes_max = Options().line_bytes_max - len(os.fsencode(around))
+    with _progress_of_stdin() as advance:
+        lines = Lines(_stdin(advance), line_bytes_max)
+        try:
+            if confirm:
+                batches = ([(event, line) for line in batch] for batch in lines)
+                client.publish_batches(batches, id_prefix=id_prefix, once=once)
+            else:
+                every = chain.from_iterable(lines)
+                for number, line in enumerate(every, 1):
+                    message_id = id_prefix and f"{id_prefix}-{number}"
+                    client.publish(event, line, id=message_id, once=once)
+        except PublishFailed as failure:
+            raise RequestFailed(
+                f"the server refused line {failure.failed[0].number + 1}, "
+                f"{failure.confirmed} others are confirmed; error {failure.error_id}",
+                failure.error_id,
+            ) from None
+    if lines.fault:
+        raise BadData(f"line {lines.count + 1} {lines.fault}; what stands before it is published")
+    return lines.count
+
+
+class Lines:
+    """The lines of a stream in batches, each as it comes, up to one that cannot be sent.
+
+    The last line may lack its end. `count` is how many were given, `fault` what is wrong with the
+    next one.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], line_bytes_max: int) -> None:
+        self.count = 0
+        self.fault = ""
+        self._chunks = chunks
+        self._splitter = LineSplitter(line_bytes_max)
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        for chunk in self._chunks:
+            yield from self._feed(chunk)
+            if self.fault:
+                return
+        if self._splitter.tail_bytes:
+            yield from self._feed(b"\n")
+
+    def _feed(self, chunk: bytes) -> Iterator[list[bytes]]:
+        lines = self._splitter.feed(chunk)
+        if self._splitter.too_long is not None:
+            self.fault = f"is longer than {self._splitter.line_bytes_max} bytes"
+        if self._splitter.has_tab or b"\r" in chunk:
+            for at, line in enumerate(lines):
+                if b"\t" in line or line.endswith(b"\r"):
+                    self.fault = "has a tab, which JSON writes as \\t"
+                    if b"\t" not in line:
+                        self.fault = "ends with a carriage return"
+                    lines = lines[:at]
+                    break
+        self.count += len(lines)
+        if lines:
+            yield lines
+
+
+def _stdin(advance: Callable[[int], object]) -> Iterator[bytes]:
+    while chunk := os.read(sys.stdin.fileno(), CHUNK_BYTES):
+        yield chunk
+        advance(len(chunk))
+
+
+def _progress_of_stdin() -> AbstractContextManager[Callable[[int], object]]:
+    """A bar where stdin is a file, of which the size is known."""
+    about = os.fstat(sys.stdin.fileno())
+    if not stat.S_ISREG(about.st_mode):
+        return nullcontext(lambda more: None)
+    return progress("publishing", about.st_size - sys.stdin.tell())
+
+
+def consume(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="It is made if it is missing.")],
+    events: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[EVENT]...", help="Bind the queue to these alone."),
+    ] = None,
+    url: Url = None,
+    add: Annotated[
+        list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
+    ] = None,
+    manual_ack: Annotated[
+        bool,
+        typer.Option(
+            "--manual-ack/--auto-ack",
+            help="Ack what has been written, or let the server forget what it has sent.",
+        ),
+    ] = True,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End when none has come for so long."),
+    ] = None,
+    delete_queue_when_unused: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Delete the queue when it has had no consumer for so long.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the messages of a queue, each on a line, until Ctrl-C.
+
+    Data go out as they are; a terminal gets control characters escaped. With --json a line has
+    id, event, retry and data; data that are no UTF-8 stand as Base64 in data_base64 instead.
+    """
+    if count is not None and not manual_ack:
+        raise typer.BadParameter("--count with --auto-ack would lose what the server sent ahead")
+    if timeout is not None and not timeout > 0:
+        raise typer.BadParameter("a timeout is a number of seconds above 0")
+    rule = False if delete_queue_when_unused is None else delete_queue_when_unused
+    with (
+        connected(url) as client,
+        client.consume(
+            queue, events or (), add=add or (), manual_ack=manual_ack, delete_when_unused=rule
+        ) as consumer,
+    ):
+        output = _Output(consumer)
+        form = _json if as_json else _shown if sys.stdout.isatty() else _raw
+        left = count
+        while left is None or left > 0:
+            try:
+                batch = next(consumer.batches(left, timeout), [])
+            except TimeoutError:
+                if left is None:
+                    return
+                raise TimedOut(
+                    f"no message for {timeout:g} seconds, {left} of {count} are missing"
+                ) from None
+            if not batch:
+                output.end()
+            output.write(b"".join(map(form, batch)))
+            if manual_ack:
+                consumer.ack(batch)
+            if left is not None:
+                left -= len(batch)
+
+
+class _Output:
+    """Stdout, and what may end it at any time: its reader goes, or a signal comes.
+
+    Either stops the consumer. What has been written is acked, too, unless a write is stuck.
+    """
+
+    def __init__(self, consumer: "BlockingConsumer") -> None:
+        self._consumer = consumer
+        self._is_writing = False
+        self._signal = 0
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        again, self._signal = self._signal, number
+        if again:
+            self.end()
+        self._consumer.stop()
+        signal.setitimer(signal.ITIMER_REAL, STUCK_S)
+
+    def _on_alarm(self, number: int, frame: object) -> None:
+        if self._is_writing:
+            self.end()
+
+    def _watch(self) -> None:
+        # A pipe whose reader has gone is told although nothing is asked for.
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        poll.poll()
+        self._consumer.stop()
+
+    def write(self, lines: bytes) -> None:
+        """Raises what `end` raises."""
+        try:
+            self._is_writing = True
+            sys.stdout.buffer.write(lines)
+            sys.stdout.buffer.flush()
+            self._is_writing = False
+        except BrokenPipeError:
+            self.end()
+
+    def end(self) -> NoReturn:
+        """Raises BrokenPipeError, or SystemExit after a signal."""
+        # What could not be written would be tried, and complained about, once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if self._signal:
+            sys.exit(128 + self._signal)
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _raw(message: "Message") -> bytes:
+    return message.data + b"\n"
+
+
+def _shown(message: "Message") -> bytes:
+    return printable(os.fsdecode(message.data)).encode() + b"\n"
+
+
+def _json(message: "Message") -> bytes:
+    told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
+    try:
+        told["data"] = message.text
+    except UnicodeDecodeError:
+        told["data_base64"] = base64.b64encode(message.data).decode()
+    return json.dumps(told).encode() + b"\n"
+
+
+def requeue(
+    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="The id of a consumer.")],
+    messages: Annotated[
+        list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Which it has unacked.")
+    ] = None,
+    all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Put unacked messages of a consumer back into their queue, at its end."""
+    if all_messages == bool(messages):
+        raise typer.BadParameter("name messages, or all of them with --all")
+    with connected(url, timeout) as client:
+        for message in messages or ["--all"]:
+            client.request("reject", "--confirm", consumer, message)

@@ -1,0 +1,42 @@
+"""A database that nobody serves, made as small as it can be.
+
+The one rule: the server's lock is held, and what is done are the journal's own steps.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mqks.broker.broker import Broker
+from mqks.errors import InspectionFailed
+from mqks.journal.journal import Journal
+from mqks.journal.recovery import Recovery
+from mqks.settings import Settings
+
+
+async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[int, int]:
+    """Drop, merge, compact and vacuum; give the bytes on disk before and after.
+
+    `report` is called with a line for each thing that is damaged.
+    Raises as `Journal.open` and `Recovery.run`, InspectionFailed when there is no such file, and
+    JournalFailed.
+    """
+    path = Path(settings.db)
+    if not path.is_file():
+        raise InspectionFailed(f"{path}: no such file")
+    before = _size(path)
+    journal = await Journal.open(settings)
+    try:
+        broker = Broker(
+            settings, clock=time.monotonic, new_error_id=lambda: ("", 0), on_error=lambda _: False
+        )
+        await Recovery(journal, broker, report).run(salvage=False)
+        await journal.compact_fully()
+    finally:
+        await journal.close()
+    return before, _size(path)
+
+
+def _size(path: Path) -> int:
+    wal = path.with_name(path.name + "-wal")
+    return path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)

@@ -1,0 +1,567 @@
+"""A database file seen from outside: what a server would find in it, and everything else besides.
+
+    with DatabaseFile.open(path) as file:
+        file.queues, file.bindings, file.facts, file.damage      # as of the last `refresh`
+        file.messages(b"queue", after=0)                         # an iterator, in order
+        file.errors(limit=20)                                    # the newest first
+
+- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes, oldest_us
+- `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
+- `ErrorReply`: id, time_us, connection, request_id, action, reason
+- `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
+  segment_bytes, set_aside
+- `Damage`: place, what
+
+It may look while the file is served: segments never change, so a list of their ids, read in one
+go, is a state of the journal, whenever their bodies are read. A file that is damaged, even in
+SQLite's own structure, is decoded as far as it goes.
+
+The one rule: nothing is written, checkpointed or locked, and each read is short.
+"""
+
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from mqks.broker.ranges import below
+from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
+from mqks.journal.index import Index, QueueIndex
+from mqks.journal.migrations import migrations
+from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
+from mqks.journal.survey import Survey, checked, guess, missing, shown
+from mqks.protocol.requests import DeleteRule
+
+AT_ONCE: Final = 16
+"""New segments that are read in one transaction with the list of all."""
+PROBED_MAX: Final = 100_000
+"""Segments that are looked for one by one where a page of their list can't be read."""
+DAMAGE_CODES: Final = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_MISMATCH,
+}
+"""What SQLite says of a file whose structure makes no sense."""
+
+
+class Queue(NamedTuple):
+    name: bytes
+    id: int
+    rule: DeleteRule | None
+    next_seq: int
+    """Number that the next message will get."""
+    cursor: int
+    """Every number below has been delivered at least once."""
+    ready: int
+    unacked: int
+    """Messages that a consumer holds; in a file that nobody serves: held at the crash."""
+    bytes: int
+    """Text of what is alive, about."""
+    oldest_us: int | None
+    """When the message came that has waited longest, within ten seconds."""
+
+
+class Message(NamedTuple):
+    seq: int
+    time_us: int
+    """Arrival at the journal, microseconds since 1970."""
+    id: bytes
+    event: bytes
+    data: bytes
+    retry: int
+    """What the next delivery after a restart would tell."""
+    unacked: bool
+    doubtful: bool
+    """Its segment fails its checksum: any byte of it may be wrong, and it may have been acked."""
+
+
+class ErrorReply(NamedTuple):
+    id: str
+    time_us: int
+    connection: str
+    request_id: bytes
+    action: bytes
+    reason: str
+
+
+class Facts(NamedTuple):
+    schema_version: int
+    epoch: str | None
+    db_bytes: int
+    wal_bytes: int
+    page_bytes: int
+    free_pages: int
+    segments: int
+    segment_bytes: int
+    set_aside: int
+    """Segments that a start with --salvage has put into `damaged_segment`."""
+
+
+class Damage(NamedTuple):
+    place: str
+    what: str
+
+
+class _Segment(NamedTuple):
+    """What is kept of a segment: all but its text."""
+
+    size: int
+    sections: list[StoredSection]
+    damage: str = ""
+
+
+class State(NamedTuple):
+    """What the file system tells of a database file."""
+
+    size: int
+    changed_ns: int
+    wal_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        wal = path.with_name(path.name + "-wal")
+        now = path.stat()
+        return cls(now.st_size, now.st_mtime_ns, wal.stat().st_size if wal.exists() else 0)
+
+    @property
+    def is_still(self) -> bool:
+        """Nobody has opened it for writing since it was closed cleanly. It has to look the same
+        after it was read."""
+        return not self.wal_bytes
+
+
+def connect(path: Path, state: State) -> sqlite3.Connection:
+    """A connection that can only read; of a still file one that leaves nothing beside it."""
+    how = "mode=ro&immutable=1" if state.is_still else "mode=ro"
+    uri = f"{path.absolute().as_uri()}?{how}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None)
+    db.text_factory = shown
+    db.execute("pragma query_only = 1")
+    return db
+
+
+class DatabaseFile:
+    """Made by `open`; a context manager. One thread at a time."""
+
+    queues: list[Queue]
+    """Sorted by name."""
+    bindings: list[tuple[bytes, bytes]]
+    """Name of the queue, whether it exists or not, and event; sorted."""
+    facts: Facts
+    damage: list[Damage]
+
+    def __init__(self, path: Path, *, thorough: bool = False) -> None:
+        self.path = path
+        self._thorough = thorough
+        self.queues, self.bindings, self.damage = [], [], []
+        self._segments: dict[int, _Segment] = {}
+        with self._failures():
+            self._db = self._connect()
+
+    @classmethod
+    def open(cls, path: Path, *, thorough: bool = False) -> Self:
+        """`thorough` looks at the text of each message, too.
+
+        Raises InspectionFailed when there is no such database, JournalDamaged when SQLite can't
+        make out anything of it, SchemaTooNew when a newer MQKS wrote it.
+        """
+        if not path.is_file():
+            raise InspectionFailed(f"{path}: no such file")
+        file = cls(path, thorough=thorough)
+        try:
+            file.refresh()
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- the connection
+
+    def _connect(self) -> sqlite3.Connection:
+        self._before = State.of(self.path)
+        db = connect(self.path, self._before)
+        try:
+            db.execute("select count(*) from sqlite_schema").fetchone()
+            self._structure = ""
+        except sqlite3.DatabaseError as error:
+            # A file that has lost its end is read all the same by who is told to bear it.
+            self._structure = str(error)
+            db.execute("pragma writable_schema = 1")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @property
+    def _has_moved(self) -> bool:
+        return self._before.is_still and self._before != State.of(self.path)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.DatabaseError, MemoryError) as error:
+            if _is_damage(error):
+                raise JournalDamaged(f"{self.path} can't be read: {error}") from error
+            raise InspectionFailed(f"{self.path}: {error}") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("begin")
+        try:
+            yield
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+
+    # -- what is there
+
+    def refresh(self) -> None:
+        """Look again. Raises as `open`."""
+        with self._failures():
+            while not self._settled():
+                if self._has_moved:
+                    # It is served by now.
+                    self._db.close()
+                    self._segments.clear()
+                    self._db = self._connect()
+
+    def _settled(self) -> bool:
+        """Take one step; tell whether what was read is a whole state."""
+        self.damage = []
+        if self._structure:
+            self.damage.append(Damage("file", self._structure))
+        with self._transaction():
+            facts = self._read_facts()
+            rules = self._read_queues()
+            bindings = sorted(
+                (queue, event)
+                for queue, event in self._table("queue, event", "binding")
+                if self._is_sound("binding", (queue, bytes), (event, bytes))
+            )
+            ids = self._segment_ids()
+            new = [segment_id for segment_id in ids if segment_id not in self._segments]
+            for segment_id in new[:AT_ONCE]:
+                self._read_segment(segment_id)
+        if len(new) > AT_ONCE or self._has_moved:
+            for segment_id in new[AT_ONCE:]:
+                self._read_segment(segment_id)
+            return False
+        self._segments = {i: self._segments[i] for i in ids if i in self._segments}
+        self.bindings = bindings
+        self._build(rules)
+        sizes = [segment.size for segment in self._segments.values()]
+        self.facts = facts._replace(segments=len(sizes), segment_bytes=sum(sizes))
+        return True
+
+    def _read_facts(self) -> Facts:
+        version = self._number("pragma user_version")
+        newest = migrations()[-1][0]
+        if version > newest:
+            raise SchemaTooNew(
+                f"{self.path} has schema version {version}, this mqks knows versions up to "
+                f"{newest}: use a newer mqks"
+            )
+        epochs = [value for key, value in self._table("key, value", "meta") if key == "epoch"]
+        page_bytes = self._number("pragma page_size")
+        return Facts(
+            version,
+            str(epochs[0]) if epochs else None,
+            self._number("pragma page_count") * page_bytes,
+            State.of(self.path).wal_bytes,
+            page_bytes,
+            self._number("pragma freelist_count"),
+            0,
+            0,
+            len(self._table("id", "damaged_segment", order="rowid")),
+        )
+
+    def _number(self, sql: str) -> int:
+        return int(self._db.execute(sql).fetchone()[0])
+
+    def _read_queues(self) -> dict[int, DeleteRule | None]:
+        """Rules by id; the index begins anew with these queues."""
+        self._index = Index()
+        self._names = names = dict[int, bytes]()
+        rules: dict[int, DeleteRule | None] = {}
+        for queue_id, name, has_rule, delay_s, next_seq, cursor in self._table(
+            "id, name, delete_when_unused, delete_delay_s, next_seq, cursor", "queue"
+        ):
+            if self._is_sound("queue", (name, bytes), (next_seq, int), (cursor, int)):
+                names[queue_id] = name
+                rules[queue_id] = DeleteRule(delay_s) if has_rule else None
+                self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
+        return rules
+
+    def _is_sound(self, table: str, *values: tuple[object, type]) -> bool:
+        sound = all(isinstance(value, kind) for value, kind in values)
+        if not sound:
+            self.damage.append(Damage(f"table {table}", f"a row makes no sense: {values[0][0]!r}"))
+        return sound
+
+    def _table(self, columns: str, table: str, order: str = "") -> list[tuple[Any, ...]]:
+        """All rows; of a table with unreadable pages those before the first and after the last."""
+        rows: dict[tuple[Any, ...], None] = {}
+        order = order or columns.partition(", ")[0]
+        for direction in ("asc", "desc"):
+            try:
+                for row in self._db.execute(
+                    f"select {columns} from {table} order by {order} {direction}"
+                ):
+                    if direction == "desc" and row in rows:
+                        break
+                    rows[row] = None
+                if direction == "asc":
+                    return list(rows)
+            except (sqlite3.DatabaseError, MemoryError) as error:
+                if not _is_damage(error):
+                    raise
+                reason = str(error)
+        self.damage.append(Damage(f"table {table}", f"{reason}; {len(rows)} rows can be read"))
+        return list(rows)
+
+    # -- segments
+
+    def _segment_ids(self) -> list[int]:
+        already = len(self.damage)
+        ids = sorted(segment_id for (segment_id,) in self._table("id", "segment"))
+        if len(self.damage) > already:
+            # Pages between two that can't be read hold more: a look-up by id finds its way.
+            steps = zip([0, *ids], ids, strict=False)
+            low, high = max(steps, key=lambda step: step[1] - step[0], default=(0, 0))
+            there = range(low + 1, min(high, low + PROBED_MAX))
+            ids = sorted([*ids, *filter(self._is_there, there)])
+        return ids
+
+    def _is_there(self, segment_id: int) -> bool:
+        sql = "select 1 from segment where id = ?"
+        try:
+            return self._db.execute(sql, (segment_id,)).fetchone() is not None
+        except sqlite3.DatabaseError:
+            return False
+
+    def _read_segment(self, segment_id: int) -> None:
+        """Remember what it says, unless it has gone meanwhile."""
+        try:
+            row = self._row(segment_id)
+        except (sqlite3.DatabaseError, MemoryError) as error:
+            if not _is_damage(error):
+                raise
+            self._segments[segment_id] = _Segment(0, [], f"{error}")
+            return
+        if row is None:
+            return
+        crc, body = row
+        try:
+            segment = _Segment(len(body), checked(segment_id, crc, body))
+            if self._thorough and segment.sections != _credible(body):
+                raise SegmentDamaged("its text is not the messages it tells of")
+        except SegmentDamaged as error:
+            held = guess(body, self._names)
+            segment = _Segment(len(body), _credible(body), f"{error}; it held {held}")
+        self._segments[segment_id] = segment
+
+    def _row(self, segment_id: int) -> tuple[object, bytes] | None:
+        sql = "select crc, cast(body as blob) from segment where id = ?"
+        row = self._db.execute(sql, (segment_id,)).fetchone()
+        return None if row is None else (row[0], row[1] if row[1] is not None else b"")
+
+    def _build(self, rules: dict[int, DeleteRule | None]) -> None:
+        if any(damage.place == "table queue" for damage in self.damage):
+            self._invent_names()
+        survey = Survey(self._index)
+        for segment_id, segment in self._segments.items():
+            if not segment.damage:
+                survey.place(segment_id, segment.size, segment.sections)
+        survey.finish()
+        self._marks = survey.marks
+        for segment_id, segment in self._segments.items():
+            if segment.damage:
+                self.damage.append(Damage(f"segment {segment_id}", segment.damage))
+                self._place_doubtful(segment_id, segment)
+        self.queues = []
+        for queue_id, name in sorted(self._names.items(), key=lambda pair: pair[1]):
+            index, marks = self._index.queues[queue_id], self._marks.get(queue_id, {})
+            if lost := missing(index):
+                count = sum(count for _, count in lost)
+                what = f"{count} waiting messages are missing"
+                self.damage.append(Damage(f"queue {shown(name)}", what))
+            ready, unacked, size = _counts(index, marks)
+            self.queues.append(
+                Queue(
+                    name,
+                    queue_id,
+                    rules.get(queue_id),
+                    index.next_seq,
+                    index.cursor,
+                    ready,
+                    unacked,
+                    size,
+                    _oldest_us(index, marks),
+                )
+            )
+
+    def _invent_names(self) -> None:
+        """Rows of queues are lost: their messages are shown under the queue's id."""
+        for segment in self._segments.values():
+            for section in segment.sections:
+                if section.queue_id not in self._names:
+                    self._names[section.queue_id] = b"queue#%d" % section.queue_id
+                    self._index.queues[section.queue_id] = QueueIndex(1, 1)
+
+    def _place_doubtful(self, segment_id: int, segment: _Segment) -> None:
+        """What a damaged segment holds, where nothing that is whole says otherwise."""
+        there = self._index.add_segment(segment_id, segment.size)
+        for section in segment.sections:
+            queue = self._index.queues.get(section.queue_id)
+            if queue is None:
+                continue
+            for first, count, time_us, start, end in section.runs:
+                is_free = not any(queue.overlapping(first, first + count))
+                if is_free and 0 < first <= first + count <= queue.next_seq:
+                    self._index.add_messages(there, queue, first, count, end - start, time_us)
+
+    # -- messages and errors
+
+    def messages(self, name: bytes, after: int = 0) -> Iterator[Message]:
+        """The living messages of a queue with numbers above `after`, in order.
+
+        Read one segment at a time; when the file is served meanwhile and what was listed has
+        moved, it looks again. Of no queue: none.
+        """
+        queue_id = next((queue.id for queue in self.queues if queue.name == name), None)
+        while queue_id is not None:
+            index, marks = self._index.queues[queue_id], self._marks.get(queue_id, {})
+            for span in index.overlapping(after + 1, max(index.next_seq, after + 2)):
+                with self._failures():
+                    row = self._row(span.segment.id)
+                if row is None:
+                    break
+                doubtful = bool(self._segments[span.segment.id].damage)
+                lines = _lines(row[1], queue_id, span.first, span.end)
+                for first, count in span.living():
+                    for number in range(max(first, after + 1), first + count):
+                        time_us, line = lines[number]
+                        after = number
+                        yield _message(number, time_us, line, index, marks, doubtful)
+            else:
+                return
+            self.refresh()
+            if queue_id not in self._index.queues:
+                return
+
+    def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorReply]:
+        """Error replies, the newest first; those older than the one with the id `before`."""
+        columns = "id, time_us, connection, request_id, action, reason"
+        with self._failures():
+            rows = self._db.execute(
+                f"select {columns} from error where id < ? order by id desc limit ?",
+                (before, limit),
+            )
+            return [ErrorReply(*row) for row in rows]
+
+
+def _is_damage(error: Exception) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE_CODES
+
+
+def _credible(body: bytes) -> list[StoredSection]:
+    """Of a damaged segment the runs that have as many messages as they say."""
+    try:
+        sections = decode(body)
+    except (SegmentDamaged, MemoryError):
+        return []
+    return [
+        section._replace(runs=[run for run in section.runs if _is_credible(run, body)])
+        for section in sections
+    ]
+
+
+def _is_credible(run: StoredRun, body: bytes) -> bool:
+    if run.end > len(body):
+        return False
+    lines = run.lines(body)
+    return len(lines) == run.total and all(b" event=" in line for line in lines)
+
+
+def _counts(queue: QueueIndex, marks: dict[int, int]) -> tuple[int, int, int]:
+    """How many are ready, how many unacked, and their bytes."""
+    alive, size = 0, 0
+    delivered = []
+    for span in queue.spans:
+        total = span.end - span.first
+        living = span.living()
+        count = sum(count for _, count in living)
+        alive += count
+        size += span.bytes * count // total if total else 0
+        delivered += below(living, queue.cursor)
+    firsts = [first for first, _ in delivered]
+
+    def is_delivered(number: int) -> bool:
+        place = bisect_right(firsts, number) - 1
+        return place >= 0 and number < sum(delivered[place])
+
+    waiting = sum(not mark % 2 and is_delivered(number) for number, mark in marks.items())
+    unacked = sum(count for _, count in delivered) - waiting
+    return alive - unacked, unacked, size
+
+
+def _oldest_us(queue: QueueIndex, marks: dict[int, int]) -> int | None:
+    for span in queue.spans:
+        for first, count in span.living():
+            for number in range(first, first + count):
+                if number >= queue.cursor or not marks.get(number, 1) % 2:
+                    return span.time_us
+    return None
+
+
+def _lines(body: bytes, queue_id: int, first: int, end: int) -> dict[int, tuple[int, bytes]]:
+    """Time and text of the messages of one span, by number."""
+    return {
+        number: (run.time_us, line)
+        for section in decode(body)
+        if section.queue_id == queue_id
+        for run in section.runs
+        if first <= run.first < end
+        for number, line in enumerate(run.lines(body), run.first)
+    }
+
+
+def _message(
+    number: int,
+    time_us: int,
+    line: bytes,
+    queue: QueueIndex,
+    marks: dict[int, int],
+    doubtful: bool,
+) -> Message:
+    message_id, _, rest = line.partition(b" event=")
+    event, _, data = rest.partition(b" ")
+    delivered = number < queue.cursor
+    mark = marks.get(number, 1 if delivered else 0)
+    retry = (mark + 1) // 2
+    return Message(
+        number, time_us, message_id, event, data, retry, delivered and mark % 2 == 1, doubtful
+    )

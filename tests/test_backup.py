@@ -1,0 +1,292 @@
+"""A backup, made of a server under load, is whole; one that is not made whole has no name."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from mqks.commands import main
+from mqks.journal.reader import DatabaseFile
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess, refusal
+
+DAMAGED, IN_USE, CANNOT_WRITE = 65, 69, 73
+MIB = 1024 * 1024
+WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("MQKS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "mqks.db"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return tmp_path / "backups" / "copy.db"
+
+
+@pytest.fixture(autouse=True)
+def _directory(copy: Path) -> None:
+    copy.parent.mkdir()
+
+
+def beside(path: Path) -> list[str]:
+    return sorted(each.name for each in path.parent.iterdir())
+
+
+def filled(db: Path, count: int, data: bytes = b"x") -> None:
+    """A database, stopped cleanly, whose queue `q` holds m0, m1 …, some of them in one commit."""
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for number in range(count):
+            client.send(b"m%d publish e %b\n" % (number, data))
+        assert client.ask(b"p publish --confirm nobody x") == b"p ok "
+        server.terminate()
+
+
+def ids(db: Path, queue: bytes = b"q") -> list[bytes]:
+    with DatabaseFile.open(db) as file:
+        assert file.damage == []
+        return [message.id for message in file.messages(queue)]
+
+
+def epoch(db: Path) -> str | None:
+    with DatabaseFile.open(db) as file:
+        return file.facts.epoch
+
+
+class Load:
+    """Publishes with confirm and acks with confirm, each in a thread, until told to stop.
+
+    `confirmed` and `acked` grow only by what the server has confirmed.
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.confirmed: list[bytes] = []
+        self.acked: list[bytes] = []
+        self.asked: list[bytes] = []
+        """Acks that were sent, confirmed or not."""
+        self._stopping = threading.Event()
+        self._address = address
+        self._threads = [threading.Thread(target=run) for run in (self._publish, self._ack)]
+        with LineClient(address) as client:
+            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+            assert client.ask(b"s subscribe --confirm kept e") == b"s ok "
+
+    def _publish(self) -> None:
+        with LineClient(self._address) as client:
+            number = 0
+            while not self._stopping.is_set():
+                batch = [b"m%d" % each for each in range(number, number + 20)]
+                number += 20
+                client.send(
+                    b"".join(b"%b publish --confirm e %b\n" % (m, b"." * 2000) for m in batch)
+                )
+                for message in batch:
+                    assert client.line() == message + b" ok "
+                    self.confirmed.append(message)
+
+    def _ack(self) -> None:
+        with LineClient(self._address) as client:
+            client.send(b"c consume q --manual-ack\n")
+            while not self._stopping.is_set():
+                message = client.line().split(b" ")[2]
+                client.send(b"%b ack --confirm c %b\n" % (message, message))
+                self.asked.append(message)
+                # Deliveries that come in between are acked without a confirm.
+                while (line := client.line()) != message + b" ok ":
+                    self.asked.append(line.split(b" ")[2])
+                    client.send(b"l ack c %b\n" % self.asked[-1])
+                self.acked.append(message)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            for thread in self._threads:
+                thread.join(WAIT_S)
+
+    def until(self, confirmed: int) -> None:
+        limit_s = time.monotonic() + WAIT_S
+        while len(self.confirmed) < confirmed or len(self.acked) < 20:
+            assert time.monotonic() < limit_s, (len(self.confirmed), len(self.acked))
+            time.sleep(0.01)
+
+
+def test_a_backup_under_load_holds_all_that_was_confirmed_before(db: Path, copy: Path) -> None:
+    with ServerProcess(db) as server:
+        load = Load(server.address)
+        # A reader keeps the WAL from being folded, so that most of the journal is in it.
+        with closing(sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True)) as reader:
+            reader.execute("begin")
+            reader.execute("select count(*) from segment").fetchone()
+            with load.running():
+                load.until(confirmed=2000)
+                assert db.with_name("mqks.db-wal").stat().st_size > 4 * MIB
+                for _ in range(3):
+                    confirmed, acked = list(load.confirmed), list(load.acked)
+                    assert main(["backup", str(copy), "--db", str(db), "--force"]) == 0
+                    assert beside(copy) == ["copy.db"]
+                    load.until(confirmed=len(confirmed) + 100)
+        server.kill()
+    assert main(["verify", str(copy)]) == 0
+    assert epoch(copy) not in (None, epoch(db))
+    with ServerProcess(copy) as server, LineClient(server.address) as client:
+        assert client.ask(b"p publish --confirm e end") == b"p ok "
+        kept = delivered(client, b"kept")
+        assert kept[: len(confirmed)] == confirmed
+        waiting = delivered(client, b"q")
+        assert len(set(waiting)) == len(waiting)
+        assert not set(acked) & set(waiting)
+        assert set(confirmed) - set(waiting) <= set(load.asked)
+
+
+def delivered(client: LineClient, queue: bytes) -> list[bytes]:
+    """All messages of a queue up to the one with the data `end`."""
+    client.send(b"c-%b consume %b\n" % (queue, queue))
+    found = []
+    while not (line := client.line()).endswith(b" end"):
+        found.append(line.split(b" ")[2])
+    return found
+
+
+def test_a_backup_of_a_stopped_server_leaves_it_as_it_was(db: Path, copy: Path) -> None:
+    filled(db, 100)
+    before, there = db.read_bytes(), beside(db)
+    assert main(["backup", str(copy), "--db", str(db)]) == 0
+    assert db.read_bytes() == before
+    assert beside(db) == there
+    assert ids(copy) == ids(db) == [b"m%d" % number for number in range(100)]
+    assert copy.stat().st_mode == db.stat().st_mode
+
+
+def test_a_backup_of_a_killed_server_has_what_is_in_its_wal(db: Path, copy: Path) -> None:
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert client.ask(b"m publish --confirm e x") == b"m ok "
+        server.kill()
+    assert main(["backup", str(copy), "--db", str(db)]) == 0
+    assert ids(copy) == [b"m"]
+    assert beside(copy) == ["copy.db"]
+
+
+def test_a_name_that_is_taken_is_kept(
+    db: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(db, 1)
+    copy.write_text("something else")
+    assert main(["backup", str(copy), "--db", str(db)]) == CANNOT_WRITE
+    assert copy.read_text() == "something else"
+    assert main(["backup", str(db), "--db", str(db), "--force"]) == CANNOT_WRITE
+    link = copy.with_name("link.db")
+    link.symlink_to(db)
+    assert main(["backup", str(link), "--db", str(db), "--force"]) == CANNOT_WRITE
+    assert "is the database itself" in capsys.readouterr().err
+    assert main(["backup", str(copy), "--db", str(db), "--force"]) == 0
+    assert ids(copy) == [b"m0"]
+    # A WAL of another state would be taken for that of the copy.
+    copy.with_name("copy.db-wal").write_bytes(b"x")
+    assert main(["backup", str(copy), "--db", str(db), "--force"]) == CANNOT_WRITE
+    assert main(["backup", str(copy / "deeper"), "--db", str(db)]) == CANNOT_WRITE
+
+
+def test_a_database_that_is_served_is_not_replaced(db: Path, copy: Path) -> None:
+    filled(db, 1)
+    shutil.copy(db, copy)
+    with ServerProcess(copy):
+        assert main(["backup", str(copy), "--db", str(db), "--force"]) == IN_USE
+    assert ids(copy) == [b"m0"]
+
+
+def test_what_is_damaged_is_not_backed_up(db: Path, copy: Path) -> None:
+    filled(db, 3)
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("update segment set crc = crc + 1")
+        connection.commit()
+    assert main(["backup", str(copy), "--db", str(db)]) == DAMAGED
+    assert beside(copy) == []
+    db.write_bytes(b"no database at all" * 1000)
+    assert main(["backup", str(copy), "--db", str(db)]) == DAMAGED
+    assert main(["backup", str(copy), "--db", str(db) + "-not-there"]) == DAMAGED
+    assert beside(copy) == []
+
+
+def test_a_killed_backup_has_no_name_and_the_next_one_tidies_up(db: Path, copy: Path) -> None:
+    filled(db, 40, b"x" * 1_000_000)
+    partial = copy.with_name("copy.db.partial")
+    command = [sys.executable, "-m", "mqks", "backup", str(copy), "--db", str(db)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as backup:
+        limit_s = time.monotonic() + WAIT_S
+        while not (partial.exists() and partial.stat().st_size):
+            assert backup.poll() is None
+            assert time.monotonic() < limit_s
+        backup.kill()
+    assert backup.returncode == -signal.SIGKILL
+    assert not copy.exists()
+    assert partial.exists()
+    assert main(command[3:]) == 0
+    assert "copy.db.partial" not in beside(copy)
+    assert len(ids(copy)) == 40
+
+
+# ----------------------------------------------------------------------------------- compact
+
+
+def test_compaction_gives_room_back_and_keeps_what_lives(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        for queue in (b"q", b"twin"):
+            assert client.ask(b"s subscribe --confirm %b e" % queue) == b"s ok "
+        for number in range(300):
+            message = b"m%d" % number
+            reply = client.ask(b"%b publish --confirm e %b" % (message, b"x" * 5000))
+            assert reply == message + b" ok "
+        client.send(b"c consume q --manual-ack\n")
+        for number in range(300):
+            assert client.line().split(b" ")[2] == b"m%d" % number
+        for number in range(0, 300, 3):
+            client.send(b"a ack c m%d\n" % number)
+        assert main(["compact", "--db", str(db)]) == IN_USE
+        assert "compacts by itself" in capsys.readouterr().err
+        server.kill()
+    before = {queue: ids(db, queue) for queue in (b"q", b"twin")}
+    assert main(["compact", "--db", str(db)]) == 0
+    assert {queue: ids(db, queue) for queue in (b"q", b"twin")} == before
+    with DatabaseFile.open(db) as file:
+        assert file.facts.free_pages == 0
+    # Both queues hold the same text: it is there once.
+    assert db.stat().st_size < 300 * 5000 * 1.2
+    assert main(["verify", str(db)]) == 0
+    assert not db.with_name("mqks.db-wal").exists()
+
+
+def test_what_is_damaged_is_not_compacted(db: Path) -> None:
+    filled(db, 3)
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("update segment set crc = crc + 1")
+        connection.commit()
+    assert main(["compact", "--db", str(db)]) == DAMAGED
+    code, _ = refusal(db)
+    assert code == DAMAGED
+    assert main(["compact", "--db", str(db) + "-not-there"]) == DAMAGED

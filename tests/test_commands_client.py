@@ -1,0 +1,621 @@
+"""The commands that talk to a server, from outside: real processes, pipes and terminals.
+
+The one rule: what is waited for can be seen, and each wait has a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from mqks import connect_blocking
+from mqks.commands import main
+from mqks.testing import BrokerProcess
+from tests.proxy import Peer
+
+MQKS = [sys.executable, "-m", "mqks"]
+WAIT_S = 60.0
+
+
+class Shell:
+    """Runs commands against one server."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.directory = directory
+        self.environ = {**os.environ, "MQKS_URL": url, "TERM": "xterm", "COLUMNS": "80"}
+
+    def start(self, *words: object, **streams: Any) -> subprocess.Popen[bytes]:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+        return subprocess.Popen(
+            [*MQKS, *map(str, words)], env=self.environ, cwd=self.directory, **streams
+        )
+
+    def __call__(self, *words: object, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        with self.start(*words, stdin=subprocess.PIPE) as process:
+            out, err = process.communicate(stdin, WAIT_S)
+        return process.returncode, out, err
+
+    def ready(self, queue: str) -> int:
+        with connect_blocking(self.url) as client:
+            return int(client.evaluate(f"len(state.queues['{queue}'])"))
+
+
+@pytest.fixture
+def shell(mqks_broker_process: BrokerProcess, tmp_path: Path) -> Shell:
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+    return Shell(mqks_broker_process.url, directory)
+
+
+def until(predicate: Callable[[], object]) -> None:
+    limit_s = time.monotonic() + WAIT_S
+    while not predicate():
+        assert time.monotonic() < limit_s, "it did not happen"
+        time.sleep(0.01)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """A command in this process."""
+    code = main(list(map(str, words)))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# --------------------------------------------------------------------------------- one message
+
+
+def test_publish_and_consume_one(shell: Shell) -> None:
+    assert shell("subscribe", "q", "e") == (0, b"", b"")
+    code, out, err = shell("publish", "e", "hello  world ")
+    assert (code, err) == (0, b"")
+
+    code, line, err = shell("consume", "q", "--count", 1, "--json")
+
+    assert (code, err) == (0, b"")
+    told = {"id": out.decode().strip(), "event": "e", "retry": 0, "data": "hello  world "}
+    assert json.loads(line) == told
+    assert shell.ready("q") == 0
+
+
+def test_publish_as_json_with_an_id_of_ones_own(shell: Shell) -> None:
+    for _ in range(2):
+        code, out, _ = shell("publish", "e", "--id", "mine", "--once", "--json")
+        assert (code, json.loads(out)) == (0, {"id": "mine", "confirmed": True})
+
+
+def test_one_message_once(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+
+    for data in ("first", "again"):
+        assert shell("publish", "e", data, "--id", "mine", "--once")[0] == 0
+
+    assert shell("consume", "q", "--timeout", 0.5) == (0, b"first\n", b"")
+
+
+@pytest.mark.parametrize("data", ["a\tb", "a\nb", "a\r"])
+def test_data_the_wire_cannot_carry(
+    mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str], data: str
+) -> None:
+    code, out, err = run(capsys, "publish", "e", data, "--url", mqks_broker_process.url)
+
+    assert (code, out) == (65, "")
+    assert err == "mqks: data must not have a tab or newline, nor end with a carriage return\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["publish", "e", "x", "--once"],
+        ["publish", "e", "-", "--once", "--id", "x"],
+        ["publish", "e", "x", "--id-prefix", "x"],
+        ["publish", "e", "x", "--timeout", "nan"],
+        ["publish"],
+        ["consume", "q", "--count", "1", "--auto-ack"],
+        ["consume", "q", "--timeout", "0"],
+        ["requeue", "c"],
+        ["requeue", "c", "m", "--all"],
+        ["subscribe", "q"],
+        ["trim", "q", "x"],
+    ],
+    ids=" ".join,
+)
+def test_what_makes_no_sense_ends_with_64(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run(capsys, *words)[0] == 64
+
+
+# ---------------------------------------------------------------------------------- many lines
+
+
+def test_a_hundred_thousand_lines_through_and_through(shell: Shell, tmp_path: Path) -> None:
+    lines = b"".join(b"%d and some more\n" % number for number in range(100_000))
+    given, got = tmp_path / "given", tmp_path / "got"
+    given.write_bytes(lines)
+    shell("subscribe", "q", "e")
+
+    with given.open("rb") as stdin, shell.start("publish", "e", "-", stdin=stdin) as publish:
+        assert [*publish.communicate(timeout=WAIT_S)] == [b"100000 confirmed\n", b""]
+    with got.open("wb") as out:
+        consume = shell.start("consume", "q", "--count", 100_000, stdout=out)
+        assert consume.communicate(timeout=WAIT_S)[1] == b""
+
+    assert (publish.returncode, consume.returncode) == (0, 0)
+    assert got.read_bytes() == lines
+    assert shell.ready("q") == 0
+
+
+def test_lines_without_a_confirm(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+
+    told = shell("publish", "e", "-", "--no-confirm", "--id-prefix", "p", stdin=b"a\n\nb")
+
+    assert told == (0, b"3 sent\n", b"")
+    _, out, _ = shell("consume", "q", "--count", 3, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [(line["id"], line["data"]) for line in found] == [
+        ("p-1", "a"),
+        ("p-2", ""),
+        ("p-3", "b"),
+    ]
+
+
+def test_a_repeated_run_adds_only_what_is_missing(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+    publish = ("publish", "e", "-", "--once", "--id-prefix", "file")
+
+    assert shell(*publish, stdin=b"a\nb\n")[1] == b"2 confirmed\n"
+    assert shell(*publish, "--json", stdin=b"a\nb\nc\n")[1] == (
+        b'{"messages": 3, "confirmed": true}\n'
+    )
+
+    assert shell("consume", "q", "--timeout", 0.5)[1] == b"a\nb\nc\n"
+
+
+def test_lines_are_published_as_they_come(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+    with (
+        shell.start("publish", "e", "-", stdin=subprocess.PIPE) as publish,
+        shell.start("consume", "q") as consume,
+    ):
+        assert publish.stdin is not None
+        assert consume.stdout is not None
+        for line in (b"one\n", b"two\n"):
+            publish.stdin.write(line)
+            publish.stdin.flush()
+            assert consume.stdout.readline() == line
+        consume.send_signal(signal.SIGTERM)
+
+
+def test_bytes_pass_untouched(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+    lines = [bytes(b for b in range(256) if b not in b"\t\n\r"), b"\r in it", b"\xff\xfe", b"\x00"]
+
+    assert shell("publish", "e", "-", stdin=b"\r\n".join(lines))[0] == 0
+    assert shell("publish", "e", "-", stdin=b"\n".join(lines))[0] == 0
+
+    assert shell("consume", "q", "--count", 4)[1] == b"\n".join(lines) + b"\n"
+    _, out, _ = shell("consume", "q", "--count", 4, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert base64.b64decode(found[2]["data_base64"]) == lines[2]
+    assert "data" not in found[2]
+    assert (found[1]["data"], found[3]["data"]) == ("\r in it", "\x00")
+
+
+@pytest.mark.parametrize(
+    ("stdin", "fault"),
+    [
+        (b"a\nb\nc\td\ne\n", b"line 3 has a tab"),
+        (b"a\nb\nc\r\r\n", b"line 3 ends with a carriage return"),
+        (b"a\nb\n" + b"x" * 2_000_000, b"line 3 is longer than"),
+    ],
+)
+def test_a_line_that_cannot_be_sent_is_told_by_its_number(
+    shell: Shell, stdin: bytes, fault: bytes
+) -> None:
+    shell("subscribe", "q", "e")
+
+    code, out, err = shell("publish", "e", "-", stdin=stdin)
+
+    assert (code, out) == (65, b"")
+    assert err.startswith(b"mqks: " + fault)
+    assert err.count(b"\n") == 1
+    assert shell("consume", "q", "--timeout", 0.5)[1] == b"a\nb\n"
+
+
+ERROR_ID = "6741f3c2a90be4d5c8123456"
+
+
+async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that does not like bananas."""
+    while line := await reader.readline():
+        request_id = line.split(b" ")[0]
+        status = b"error " + ERROR_ID.encode() if b"banana" in line else b"ok "
+        writer.write(request_id + b" " + status + b"\n")
+
+
+def test_a_line_that_the_server_refuses_is_told_by_its_number(tmp_path: Path) -> None:
+    with Peer(refuse) as peer:
+        code, out, err = Shell(peer.url, tmp_path)("publish", "e", "-", stdin=b"a\nbanana\nc\n")
+
+    assert (code, out) == (65, b"")
+    assert err.decode() == (
+        f"mqks: the server refused line 2, 2 others are confirmed; error {ERROR_ID}; "
+        f"see: mqks inspect error {ERROR_ID}\n"
+    )
+
+
+async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that greets, and confirms nothing."""
+    while line := await reader.readline():
+        if b" ping hello" in line:
+            writer.write(line.split(b" ")[0] + b" ok hello\n")
+
+
+@pytest.mark.parametrize("words", [["publish", "e", "x"], ["publish", "e", "-"], ["purge", "q"]])
+def test_no_answer_in_time_ends_with_75(tmp_path: Path, words: list[str]) -> None:
+    with Peer(stay_silent) as peer:
+        code, out, err = Shell(peer.url, tmp_path)(*words, "--timeout", 0.2, stdin=b"a\n")
+
+    assert (code, out, err) == (75, b"", b"mqks: no answer within the time given\n")
+
+
+# ------------------------------------------------------------------------------------ consuming
+
+
+def fill(shell: Shell, count: int) -> list[bytes]:
+    """Messages of a hundred bytes in q."""
+    lines = [b"%d %b" % (number, b"x" * 100) for number in range(count)]
+    with connect_blocking(shell.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish_many([("e", line) for line in lines])
+    return lines
+
+
+def test_count_leaves_the_rest_in_the_queue(shell: Shell) -> None:
+    lines = fill(shell, 1000)
+
+    code, out, err = shell("consume", "q", "--count", 3)
+
+    assert (code, out.splitlines(), err) == (0, lines[:3], b"")
+    code, out, err = shell("consume", "q", "--count", 998, "--timeout", 0.5)
+    assert (code, out.splitlines()) == (75, lines[3:])
+    assert err == b"mqks: no message for 0.5 seconds, 1 of 998 are missing\n"
+
+
+def test_auto_ack_and_the_end_when_nothing_comes(shell: Shell) -> None:
+    lines = fill(shell, 1000)
+
+    assert shell("consume", "q", "--auto-ack", "--timeout", 0.5)[1].splitlines() == lines
+    assert shell.ready("q") == 0
+
+
+def test_events_rule_and_add(shell: Shell) -> None:
+    consume = ("consume", "q", "e1", "--add", "e2", "--add", "e3")
+    rule = ("--delete-queue-when-unused", 0)
+
+    with shell.start(*consume, *rule) as process, connect_blocking(shell.url) as client:
+        until(lambda: client.evaluate("sorted(state.queues)") == '["q"]')
+        for event in ("e1", "e2", "e3", "e4"):
+            client.publish(event, event, confirm=True)
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == [b"e1\n", b"e2\n", b"e3\n"]
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_S)
+
+        assert client.evaluate("sorted(state.queues)") == "[]"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_it_cleanly(shell: Shell, number: signal.Signals, code: int) -> None:
+    fill(shell, 1)
+    with shell.start("consume", "q") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WAIT_S)
+
+    assert (process.returncode, out, err) == (code, b"", b"")
+    assert shell.ready("q") == 0, "what was written is acked"
+
+
+def test_a_signal_ends_it_although_nobody_reads(shell: Shell) -> None:
+    fill(shell, 50_000)
+    with shell.start("consume", "q", bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(10)
+        out = process.stdout
+        until(lambda: unread(out) > 60_000)  # It is full: the command is stuck.
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(WAIT_S) == 143
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def unread(pipe: IO[bytes]) -> int:
+    """Bytes that wait in a pipe."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"    "))
+    return int(count)
+
+
+def test_killed_in_the_middle_nothing_is_acked_that_was_not_written(shell: Shell) -> None:
+    lines = fill(shell, 50_000)
+    with shell.start("consume", "q", bufsize=0) as process:
+        assert process.stdout is not None
+        written = b""
+        while len(written) < 1_500_000:
+            written += process.stdout.read(100_000)
+        process.kill()
+        written += process.stdout.readall()  # type: ignore[attr-defined]
+
+    first = written[: written.rfind(b"\n")].split(b"\n")
+    code, out, _ = shell("consume", "q", "--timeout", 1)
+    second = sorted(out.splitlines(), key=lambda line: int(line.split()[0]))
+
+    assert code == 0
+    assert first == lines[: len(first)]
+    assert second == lines[-len(second) :]
+    assert len(second) < len(lines) <= len(first) + len(second), "some acked, none of them missing"
+
+
+def test_a_reader_that_goes_ends_it_quietly(shell: Shell) -> None:
+    lines = fill(shell, 50_000)
+    with shell.start("consume", "q", bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(10) == lines[0][:10]
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(WAIT_S) == 1
+
+    _, out, _ = shell("consume", "q", "--timeout", 1)
+    left = {int(line.split()[0]) for line in out.splitlines()}
+    written = (1 << 20) // 100  # At most, in a pipe that nobody empties.
+    assert left.issuperset(range(written, len(lines))), "what was not written is still there"
+
+
+def test_head_ends_it_although_no_more_messages_come(shell: Shell) -> None:
+    fill(shell, 1)
+    command = f"{sys.executable} -m mqks consume q | head -1"
+
+    done = subprocess.run(
+        command, shell=True, env=shell.environ, capture_output=True, timeout=WAIT_S
+    )
+
+    assert done.stdout.startswith(b"0 xxx")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_server_that_restarts_is_found_again(
+    shell: Shell, mqks_broker_process: BrokerProcess
+) -> None:
+    shell("subscribe", "q", "e")
+    with shell.start("consume", "q", "--count", 2) as process:
+        assert process.stdout is not None
+        assert shell("publish", "e", "before")[0] == 0
+        assert process.stdout.readline() == b"before\n"
+        mqks_broker_process.stop()
+        mqks_broker_process.start()
+        assert shell("publish", "e", "after")[0] == 0
+        assert process.stdout.readline() == b"after\n"
+        assert process.wait(WAIT_S) == 0
+
+
+def test_requeue_gives_messages_back(shell: Shell) -> None:
+    with (
+        connect_blocking(shell.url) as client,
+        client.consume("q", ["e"], manual_ack=True) as consumer,
+    ):
+        for name in ("a", "b", "c"):
+            client.publish("e", name, id=name)
+        first, *_ = [consumer.receive(WAIT_S) for _ in range(3)]
+        consumer_id = first.consumer_id.decode()
+
+        assert shell("requeue", consumer_id, "b") == (0, b"", b"")
+        again = consumer.receive(WAIT_S)
+        assert (again.id, again.retry) == ("b", 1)
+        assert shell("requeue", consumer_id, "--all") == (0, b"", b"")
+        assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
+
+
+# --------------------------------------------------------------------------------------- queues
+
+
+def test_the_life_of_a_queue(
+    mqks_broker_process: BrokerProcess,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MQKS_URL", mqks_broker_process.url)
+
+    def done(*words: object) -> None:
+        assert run(capsys, *words) == (0, "", "")
+
+    def value(expression: str) -> Any:
+        code, out, err = run(capsys, "eval", expression)
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    with connect_blocking(mqks_broker_process.url) as client:
+        done("subscribe", "q", "a.1", "a.2", "b")
+        assert value("sorted(state.queues)") == ["q"]
+        done("rebind", "q", "--remove", "b", "--remove-mask", "a.*", "--add", "c", "--add", "d")
+        for number, event in enumerate(("a.1", "b", "c", "d", "d")):
+            client.publish(event, f"{number}", confirm=True)
+        assert value("len(state.queues['q'])") == 3
+        found = list(client.request("range", "q").split())
+        first = int(next(word for word in found if word.startswith("first="))[6:])
+        done("trim", "q", first + 1)
+        assert value("len(state.queues['q'])") == 2
+        done("purge", "q")
+        assert value("len(state.queues['q'])") == 0
+        done("rebind", "q", "--yes")
+        client.publish("d", "x", confirm=True)
+        assert value("len(state.queues['q'])") == 0
+        done("delete-queue", "q", "--when-unused", 1000)
+        assert value("sorted(state.queues)") == ["q"]
+        done("delete-queue", "q")
+        assert value("sorted(state.queues)") == []
+
+
+# ------------------------------------------------------------------------------ no server, errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ping"],
+        ["eval", "1"],
+        ["publish", "e", "x"],
+        ["publish", "e", "-"],
+        ["consume", "q"],
+        ["requeue", "c", "--all"],
+        ["subscribe", "q", "e"],
+        ["rebind", "q", "e"],
+        ["purge", "q", "--yes"],
+        ["trim", "q", "1", "--yes"],
+        ["delete-queue", "q", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_without_a_server_it_ends_with_69_at_once(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Taken, but nobody listens.
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+
+        code, out, err = run(capsys, *words, "--url", f"mqks://127.0.0.1:{port}")
+
+    assert (code, out) == (69, "")
+    assert err.startswith(f"mqks: no server at 127.0.0.1:{port}: ")
+    assert time.monotonic() - began < 5
+
+
+def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "ping", "--url", "http://example.org")
+
+    assert (code, out) == (78, "")
+    assert err == "mqks: the URL starts with 'http' instead of mqks, mqkss or mqks+unix\n"
+
+
+def test_ping(mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    url = ("--url", mqks_broker_process.url)
+    server = mqks_broker_process.url.removeprefix("mqks://")
+
+    assert run(capsys, "ping", *url)[1].startswith(f"{server} answered in ")
+    found = json.loads(run(capsys, "ping", *url, "--json")[1])
+    assert found["server"] == server
+    assert 0 < found["ms"] < 60_000
+
+
+def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
+    mqks_broker_process: BrokerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [database] = tmp_path.glob("*.db")
+    refused = ("eval", "no_such_name", "--url", mqks_broker_process.url)
+
+    monkeypatch.setenv("MQKS_DB", str(tmp_path / "other.db"))
+    code, _, err = run(capsys, *refused)
+    assert code == 65
+    error_id = err.split()[-1]
+    assert err == (
+        f"mqks: the server refused the request, error {error_id}; "
+        f"see: mqks inspect error {error_id}\n"
+    )
+
+    monkeypatch.setenv("MQKS_DB", str(database))
+    code, _, err = run(capsys, *refused)
+    assert code == 65
+    assert "no_such_name" in err
+    assert err.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------- terminals
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, Callable[[], bytes]]]:
+    """A terminal's descriptor, and what has been shown on it so far."""
+    ours, theirs = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # Nobody has it open any more.
+            while data := os.read(ours, 10_000):
+                shown.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield theirs, lambda: b"".join(shown)
+    finally:
+        os.close(theirs)
+        reader.join(WAIT_S)
+        os.close(ours)
+
+
+def test_a_terminal_sees_how_far_it_is(shell: Shell, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.write_bytes(b"some line\n" * 200_000)
+
+    with terminal() as (stderr, shown), given.open("rb") as stdin:
+        with shell.start("publish", "e", "-", stdin=stdin, stderr=stderr) as process:
+            assert process.communicate(timeout=WAIT_S)[0] == b"200000 confirmed\n"
+        until(lambda: b"publishing" in shown() and b"%" in shown())
+
+
+def test_a_terminal_gets_control_characters_escaped(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+    shell("publish", "e", "a\x1b[2Jb")
+
+    with terminal() as (stdout, shown):
+        with shell.start("consume", "q", "--count", 1, stdout=stdout) as process:
+            assert process.wait(WAIT_S) == 0
+        until(lambda: b"a\\x1b[2Jb" in shown())
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 1, 3), (b"y\n", 0, 0)])
+@pytest.mark.parametrize("words", [("purge", "q"), ("trim", "q", 1_000_000)])
+def test_a_terminal_is_asked(
+    shell: Shell, answer: bytes, code: int, left: int, words: tuple[object, ...]
+) -> None:
+    fill(shell, 3)
+    ours, theirs = pty.openpty()
+    try:
+        with shell.start(*words, stdin=theirs) as process:
+            os.write(ours, answer)
+            _, err = process.communicate(timeout=WAIT_S)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert process.returncode == code
+    assert b"that wait in q?" in err
+    assert b"Traceback" not in err
+    assert shell.ready("q") == left

@@ -1,0 +1,293 @@
+"""What is exported from one server is imported into another, and nothing is half imported."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqks.client.blocking import connect_blocking
+from mqks.commands import main
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+BAD_INPUT, NOT_THERE = 65, 65
+HEADER = {"kind": "mqks", "version": 1, "messages": True}
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("MQKS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "mqks.db") as server:
+        yield server
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "other.db") as server:
+        yield server
+
+
+class Tool:
+    """The command line, with what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], directory: Path) -> None:
+        self._capsys = capsys
+        self._file = directory / "export.jsonl"
+        self.err = ""
+
+    def exported(self, *arguments: object) -> list[Row]:
+        assert main(["export", *map(str, arguments)]) == 0
+        return [json.loads(line) for line in self._capsys.readouterr().out.splitlines()]
+
+    def imported(self, rows: list[Row] | str, server: ServerProcess, *flags: str) -> int:
+        text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+        self._file.write_text(text)
+        code = main(["import", str(self._file), "--url", server.url, *flags])
+        self.err = self._capsys.readouterr().err
+        return code
+
+
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tool:
+    return Tool(capsys, tmp_path)
+
+
+def without(rows: list[Row], *fields: str) -> list[Row]:
+    return [{name: row[name] for name in row if name not in fields} for row in rows]
+
+
+def message(queue: str, id_: str, event: str = "e", data: str = "x") -> Row:
+    return {"kind": "message", "queue": queue, "id": id_, "event": event, "data": data}
+
+
+def queue(name: str, rule: object = None) -> Row:
+    return {"kind": "queue", "name": name, "rule": rule}
+
+
+def end(queues: int = 0, messages: int = 0, bindings: int = 0) -> Row:
+    return {"kind": "end", "queues": queues, "messages": messages, "bindings": bindings}
+
+
+def ask(server: ServerProcess, *requests: bytes) -> None:
+    with LineClient(server.address) as client:
+        for request in requests:
+            reply = client.ask(request)
+            assert reply == request.split(b" ")[0] + b" ok ", reply
+
+
+def filled(server: ServerProcess) -> None:
+    ask(
+        server,
+        b"s subscribe --confirm q e1 e2",
+        b"s subscribe --confirm twin e1",
+        b"s subscribe --confirm q\xff e\xff",
+        b"d delete_queue --confirm twin --when-unused=60",
+        b"r rebind --confirm nobody e1 e3",
+        *(b"m%d publish --confirm e%d text %d" % (n, 1 + n % 2, n) for n in range(20)),
+        b"m0 publish --confirm e2 the same id",
+        b"\xff publish --confirm e\xff \x00\xff\r\r",
+        b"empty publish --confirm e2 ",
+    )
+
+
+def test_a_server_is_moved_to_another_one(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    filled(server)
+    rows = tool.exported("--url", server.url, "--messages")
+    kinds = [row["kind"] for row in rows]
+    assert kinds == ["mqks", *["queue"] * 3, *["message"] * 33, *["binding"] * 6, "end"]
+    assert tool.imported(rows, other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    assert without(again, "time", "seq") == without(rows, "time", "seq")
+    # The bytes that no text can hold have come through, too.
+    with (
+        connect_blocking(other.url) as client,
+        client.consume("q\udcff", delete_when_unused=False) as consumer,
+    ):
+        assert consumer.receive(10.0).data == b"\x00\xff\r"
+
+
+def test_a_file_tells_the_same_and_the_retry(
+    server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    filled(server)
+    with LineClient(server.address) as client:
+        client.send(b"c consume twin --manual-ack --delete-queue-when-unused=60\n")
+        assert [client.line() for _ in range(10)][-1].split(b" ")[2] == b"m18"
+    live = tool.exported("--url", server.url, "--messages")
+    server.kill()
+    rows = tool.exported("--db", tmp_path / "mqks.db", "--messages")
+    assert without(rows, "retry") == without(live, "retry")
+    assert {row["retry"] for row in rows if row.get("queue") == "twin" and "id" in row} == {1}
+    assert tool.imported(rows, other) == 0
+
+
+def test_only_the_queues_that_were_named(server: ServerProcess, tool: Tool) -> None:
+    filled(server)
+    rows = tool.exported("--url", server.url, "--queue", "twin")
+    assert rows == [
+        HEADER | {"messages": False},
+        queue("twin", {"delay_s": 60.0}),
+        {"kind": "binding", "queue": "twin", "event": "e1"},
+        end(queues=1, bindings=1),
+    ]
+    assert main(["export", "--url", server.url, "--queue", "nobody"]) == NOT_THERE
+
+
+def test_what_is_damaged_is_exported_as_far_as_it_goes(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(server)
+    server.terminate()
+    db = tmp_path / "mqks.db"
+    db.write_bytes(db.read_bytes().replace(b"text 7", b"test 7"))
+    assert main(["export", "--db", str(db), "--messages", "--queue", "q"]) == BAD_INPUT
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len([row for row in rows if row["kind"] == "message"]) == 22
+    assert [row["data"] for row in rows if "doubtful" in row] == ["test 7"]
+
+
+def test_messages_go_into_their_own_queue_alone(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    """Both queues end up bound to the event, and each had its own messages of it."""
+    rows = [
+        HEADER,
+        queue("a"),
+        queue("b"),
+        *(message("a", f"a{number}") for number in range(1200)),
+        *(message("b", f"b{number}") for number in range(1200)),
+        message("a", "a-late"),
+        *({"kind": "binding", "queue": name, "event": "e"} for name in "ab"),
+        end(2, 2401, 2),
+    ]
+    assert tool.imported(rows, other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    wanted = sorted(
+        (row["queue"], number, row["id"])
+        for number, row in enumerate(rows)
+        if row["kind"] == "message"
+    )
+    found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
+    assert found == [(name, id_) for name, _, id_ in wanted]
+
+
+def test_many_events_are_bound_for_a_while_only(other: ServerProcess, tool: Tool) -> None:
+    messages = [message("q", f"m{number}", f"e{number}") for number in range(2500)]
+    assert tool.imported([HEADER, queue("q"), *messages, end(1, 2500)], other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    assert [row.get("event") for row in again[2:-1]] == [row["event"] for row in messages]
+    assert again[-1] == end(1, 2500, 0)
+
+
+def test_what_exists_is_left_alone_unless_it_is_to_be_merged(
+    other: ServerProcess, tool: Tool
+) -> None:
+    ask(
+        other,
+        b"s subscribe --confirm q e",
+        b"m0 publish --confirm e there",
+        b"r rebind --confirm b x",
+    )
+    before = tool.exported("--url", other.url, "--messages")
+    rows = [
+        HEADER,
+        queue("a"),
+        queue("b"),
+        queue("q", {"delay_s": 5.0}),
+        message("a", "m1", "x"),
+        message("q", "m2"),
+        {"kind": "binding", "queue": "q", "event": "f"},
+        end(3, 2, 1),
+    ]
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert "line 3:" in tool.err
+    assert tool.imported([HEADER, {"kind": "binding", "queue": "q", "event": "f"}], other) == 65
+    assert tool.exported("--url", other.url, "--messages") == before
+    # The name b is bound to x: once it is a queue, it would get the message, too.
+    assert tool.imported(rows, other, "--merge") == BAD_INPUT
+    assert "line 5:" in tool.err
+    del rows[4]
+    rows[-1] = end(3, 1, 1)
+    ask(other, b"d delete_queue --confirm a")
+    assert tool.imported(rows, other, "--merge") == 0
+    again = without(tool.exported("--url", other.url, "--messages"), "time", "retry", "seq")
+    assert again[1:] == [
+        queue("a"),
+        queue("b"),
+        queue("q"),
+        message("q", "m0", data="there"),
+        message("q", "m2"),
+        {"kind": "binding", "queue": "b", "event": "x"},
+        {"kind": "binding", "queue": "q", "event": "e"},
+        {"kind": "binding", "queue": "q", "event": "f"},
+        end(3, 2, 3),
+    ]
+
+
+def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool: Tool) -> None:
+    rows = [HEADER, queue("q", {"delay_s": None}), message("q", "m"), end(1, 1)]
+    assert tool.imported(rows, other) == 0
+    assert "queue q: its rule" in tool.err
+    assert tool.exported("--url", other.url, "--messages")[-1] == end(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([], 0),
+        ([queue("q")], 1),
+        ([HEADER | {"version": 2}], 1),
+        ([HEADER, HEADER], 2),
+        ([HEADER], 1),
+        ([HEADER, {"kind": "song"}], 2),
+        ([HEADER, queue("a b")], 2),
+        ([HEADER, queue("--a")], 2),
+        ([HEADER, queue("a\n")], 2),
+        ([HEADER, queue("\ud800")], 2),
+        ([HEADER, queue("q", "soon")], 2),
+        ([HEADER, queue("q", {"delay_s": -1})], 2),
+        ([HEADER, queue("q"), queue("q")], 3),
+        ([HEADER, queue("q"), message("other", "m")], 3),
+        ([HEADER, queue("q"), message("q", "m", data="a\nb")], 3),
+        ([HEADER, queue("q"), {"kind": "message", "queue": "q", "id": "m", "event": "e"}], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"base64": "?"}], 3),
+        ([HEADER, queue("q"), message("q", "m"), queue("late")], 4),
+        ([HEADER, queue("q"), end(1), end(1)], 4),
+        ([HEADER, queue("q"), message("q", "m"), end(1, 2)], 4),
+        ("[]\n", 1),
+        ("no json\n", 1),
+        ("[" * 100_000, 1),
+    ],
+)
+def test_a_wrong_line_is_told_by_its_number(
+    rows: list[Row] | str, line: int, other: ServerProcess, tool: Tool
+) -> None:
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert tool.err.startswith(f"mqks: line {line}: ")
+
+
+def test_what_stands_before_a_wrong_line_is_imported(other: ServerProcess, tool: Tool) -> None:
+    rows = [HEADER, queue("q"), message("q", "m1"), message("q", "m2"), {"kind": "message"}]
+    assert tool.imported(rows, other) == BAD_INPUT
+    again = tool.exported("--url", other.url, "--messages")
+    assert [row["id"] for row in again if row["kind"] == "message"] == ["m1", "m2"]
+    assert again[-1] == end(1, 2)  # It is bound to nothing any more.
+
+
+def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool) -> None:
+    with ServerProcess(tmp_path / "small.db", "--queues-max", "2") as small:
+        rows = [HEADER, queue("a"), queue("b"), queue("c"), end(3)]
+        assert tool.imported(rows, small) == BAD_INPUT
+        assert tool.err.startswith("mqks: line 4: the server refused it, error ")
