@@ -4,8 +4,8 @@
     ├── BadRequest             the request gets an error reply, the connection goes on
     │   ├── NotAllowed         the user may not do that, or has not said who it is
     │   ├── Expelled           the connection is closed after the reply
-    │   │   └── LineTooLong    the line is longer than line_bytes_max
     │   ├── LimitExceeded      the request would pass one of the limits
+    │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
     │   └── DiskFull           what must last cannot be written for now
     ├── ConfigurationError     78  a setting is unknown, bad or unsafe
     ├── DatabaseLocked         69  another process serves this database
@@ -30,7 +30,20 @@ The one rule: the message is a single line for the person who has to act on it. 
 the exit code when the exception ends the process, as in BSD's sysexits.h.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Limit = Literal[
+    "connections_max",
+    "connections_per_address_max",
+    "unauthenticated_max",
+    "line_bytes_max",
+    "queues_max",
+    "queue_messages_max",
+    "bindings_per_queue_max",
+    "consumers_per_connection_max",
+    "reads_waiting_max",
+]
+"""The limits at which a request is refused; how often is counted for each."""
 
 
 class MqksError(Exception):
@@ -51,12 +64,16 @@ class Expelled(BadRequest):
     """What costs the connection: it is closed after the reply."""
 
 
-class LineTooLong(Expelled):
-    """A line longer than `line_bytes_max`."""
-
-
 class LimitExceeded(BadRequest):
     """A request that would pass one of the limits."""
+
+    def __init__(self, limit: Limit, reason: str) -> None:
+        super().__init__(reason)
+        self.limit = limit
+
+
+class LineTooLong(LimitExceeded, Expelled):
+    """A line longer than `line_bytes_max`."""
 
 
 class DiskFull(BadRequest):

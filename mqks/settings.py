@@ -274,6 +274,18 @@ class Settings:
         ),
     ] = 4 * MIB
 
+    http_host: Annotated[
+        str, About("Watching", "The address on which metrics and health are told over HTTP.")
+    ] = "127.0.0.1"
+    http_port: Annotated[
+        int | None,
+        About(
+            "Watching",
+            "The port of metrics and health; 0 takes any free one and logs it.",
+            bounds=(0, 65535),
+        ),
+    ] = None
+
     salvage: Annotated[
         bool,
         About("Running", "Start on a damaged journal with what can still be read."),
@@ -317,9 +329,14 @@ class Setting:
     """One field of `Settings` as the command line, the variables and the documents see it."""
 
     name: str
-    type: Any  # bool, int, float, str, Path, Path | None, or a Literal of words
+    type: Any  # bool, int, float, str, Path, a Literal of words; int or Path | None
     default: Any
     about: About
+
+    @property
+    def kind(self) -> Any:
+        """The type of a value that is not None."""
+        return get_args(self.type)[0] if self.default is None else self.type
 
     @property
     def flag(self) -> str:
@@ -350,11 +367,13 @@ class Setting:
 
         Raises ValueError with the reason alone; the caller knows the place.
         """
+        if value == "" and self.default is None:
+            return None
         if self.choices:
             return self._parse_choice(value)
-        if self.type is bool:
+        if self.kind is bool:
             return self._parse_bool(value)
-        if self.type in (int, float):
+        if self.kind in (int, float):
             return self._parse_number(value)
         return self._parse_text(value)
 
@@ -372,33 +391,31 @@ class Setting:
     def _parse_number(self, value: Any) -> Any:
         number = self._read_number(value) if isinstance(value, str) else value
         # bool is an int to Python; a float is never cut down to an int unasked.
-        if type(number) not in (int, self.type):
-            kind = "a whole number" if self.type is int else "a number"
+        if type(number) not in (int, self.kind):
+            kind = "a whole number" if self.kind is int else "a number"
             of_unit = f" of {self.about.unit}" if self.about.unit else ""
             raise ValueError(f"must be {kind}{of_unit}, not {value!r}")
         low, high = self.about.bounds
         if not low <= number <= high:
             raise ValueError(f"must be from {low} to {high}, not {value!r}")
-        return self.type(number)
+        return self.kind(number)
 
     def _read_number(self, text: str) -> Any:
         suffix = next((name for name in _SIZES if text.endswith(name)), "")
         if suffix and self.about.unit != "bytes":
             return None
         try:
-            return self.type(text.removesuffix(suffix)) * _SIZES.get(suffix, 1)
+            return self.kind(text.removesuffix(suffix)) * _SIZES.get(suffix, 1)
         except ValueError:
             return None
 
-    def _parse_text(self, value: object) -> str | Path | None:
+    def _parse_text(self, value: object) -> str | Path:
         text = str(value) if isinstance(value, str | Path) else "\0"
         if "\0" in text:
             raise ValueError(f"must be text, not {value!r}")
-        if not text and self.default is not None:
+        if not text:
             raise ValueError("must not be empty")
-        if self.type is str:
-            return text
-        return Path(text) if text else None
+        return text if self.kind is str else Path(text)
 
 
 SETTINGS = {
@@ -504,6 +521,15 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
         check_certificate(settings, places["tls_port"])
     if settings.auth == "always" and settings.users is None:
         raise ConfigurationError(f"{places['auth']}: nobody can authenticate without users")
+    if (
+        settings.http_port is not None
+        and not settings.insecure
+        and not _is_loopback(settings.http_host)
+    ):
+        raise ConfigurationError(
+            f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP asks nobody "
+            "who they are: set insecure to let everyone who can connect see queues and numbers"
+        )
     if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
         place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
         raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")

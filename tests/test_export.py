@@ -146,7 +146,11 @@ def test_only_the_queues_that_were_named(server: ServerProcess, tool: Tool) -> N
 
 
 def test_what_is_damaged_is_exported_as_far_as_it_goes(
-    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: ServerProcess,
+    other: ServerProcess,
+    tool: Tool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     filled(server)
     server.terminate()
@@ -156,6 +160,8 @@ def test_what_is_damaged_is_exported_as_far_as_it_goes(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len([row for row in rows if row["kind"] == "message"]) == 22
     assert [row["data"] for row in rows if "doubtful" in row] == ["test 7"]
+    assert tool.imported(rows, other) == 0
+    assert len(tool.exported("--url", other.url, "--messages")) == len(rows)
 
 
 def test_messages_go_into_their_own_queue_alone(
@@ -262,7 +268,7 @@ def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool
         ([HEADER, queue("q"), message("other", "m")], 3),
         ([HEADER, queue("q"), message("q", "m", data="a\nb")], 3),
         ([HEADER, queue("q"), {"kind": "message", "queue": "q", "id": "m", "event": "e"}], 3),
-        ([HEADER, queue("q"), message("q", "m") | {"base64": "?"}], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"data_base64": "?"}], 3),
         ([HEADER, queue("q"), message("q", "m"), queue("late")], 4),
         ([HEADER, queue("q"), end(1), end(1)], 4),
         ([HEADER, queue("q"), message("q", "m"), end(1, 2)], 4),

@@ -75,7 +75,9 @@ def consume(broker: Broker, connection: Connection, request: Request) -> None:
     wanted = parse_consume(request.rest)
     count = len(connection.consumers) - (request.id in connection.consumers)
     if count >= broker.settings.consumers_per_connection_max:
-        raise LimitExceeded(f"this connection has {count} consumers already")
+        raise LimitExceeded(
+            "consumers_per_connection_max", f"this connection has {count} consumers already"
+        )
     broker.check_queue_count(wanted.queue)
     rebound = broker.rebind(Rebind(wanted.queue, replace=wanted.events or None, add=wanted.add))
     queue = broker.make_queue(wanted.queue)

@@ -87,7 +87,10 @@ class Bindings:
 
     def _check_count(self, count: int) -> None:
         if count > self.events_max:
-            raise LimitExceeded(f"a queue may be bound to {self.events_max} events at most")
+            raise LimitExceeded(
+                "bindings_per_queue_max",
+                f"a queue may be bound to {self.events_max} events at most",
+            )
 
     def queue_made(self, queue: Queue) -> None:
         """What its name was bound to before now leads to it."""

@@ -9,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
 from mqks.broker.bindings import NOWHERE, Bindings
@@ -20,7 +20,15 @@ from mqks.broker.facts import Facts
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.errors import BadRequest, DiskFull, Expelled, LimitExceeded, LineTooLong, NotAllowed
+from mqks.errors import (
+    BadRequest,
+    DiskFull,
+    Expelled,
+    Limit,
+    LimitExceeded,
+    LineTooLong,
+    NotAllowed,
+)
 from mqks.limits import (
     AUTH_FAILURES_MAX,
     LOGINS_WAITING_MAX,
@@ -81,6 +89,7 @@ class Broker:
         self.published = self.queued = self.unroutable = self.confirmed = 0
         self.delivered = self.redelivered = self.consumed = self.rejected = 0
         self.purged = self.errors = 0
+        self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
         """Counters since the start; `docs/protocol.md` tells them under stats."""
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
@@ -134,7 +143,9 @@ class Broker:
     def connect(self, address: str, *, local: bool) -> Connection:
         """A client has come. Raises LimitExceeded when there are too many."""
         if len(self.connections) >= self.settings.connections_max:
-            raise LimitExceeded(f"{self.settings.connections_max} connections are open already")
+            raise LimitExceeded(
+                "connections_max", f"{self.settings.connections_max} connections are open already"
+            )
         settings = self.settings
         connection = Connection(
             next(self._connection_ids),
@@ -220,7 +231,9 @@ class Broker:
             connection.kept.append(splitter.take_tail())
             return
         if splitter.too_long is not None:
-            failure = LineTooLong(f"a line may have {splitter.line_bytes_max} bytes at most")
+            failure = LineTooLong(
+                "line_bytes_max", f"a line may have {splitter.line_bytes_max} bytes at most"
+            )
             # A line without an id is told as such, not by its first megabyte.
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refuse(connection, line, failure)
@@ -341,6 +354,8 @@ class Broker:
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
+        if isinstance(failure, LimitExceeded):
+            self.limits_reached[failure.limit] += 1
         request_id = request_id_of(line)
         action = line.partition(b" ")[2].partition(b" ")[0]
         self._fail(connection, request_id, action, failure)
@@ -476,7 +491,8 @@ class Broker:
         for queue in self.bindings.routes.get(event, NOWHERE) if self.full_queues else ():
             if queue.full:
                 raise LimitExceeded(
-                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages"
+                    "queue_messages_max",
+                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages",
                 )
 
     def queue_filled(self, queue: Queue) -> None:
@@ -503,7 +519,10 @@ class Broker:
     def read(self, connection: Connection, read: Read) -> None:
         """Have the server answer this, in its turn."""
         if len(connection.reads) >= READS_WAITING_MAX:
-            raise LimitExceeded(f"{READS_WAITING_MAX} reads of this connection are waiting already")
+            raise LimitExceeded(
+                "reads_waiting_max",
+                f"{READS_WAITING_MAX} reads of this connection are waiting already",
+            )
         connection.reads.append(read)
         if len(connection.reads) == 1 and not connection.blocked:
             self.readers.append(connection)
@@ -553,7 +572,9 @@ class Broker:
 
     def check_queue_count(self, name: bytes) -> None:
         if name not in self.queues and len(self.queues) >= self.settings.queues_max:
-            raise LimitExceeded(f"there are {self.settings.queues_max} queues already")
+            raise LimitExceeded(
+                "queues_max", f"there are {self.settings.queues_max} queues already"
+            )
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)

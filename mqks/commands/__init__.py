@@ -18,6 +18,7 @@ from mqks.commands.export import export
 from mqks.commands.import_ import import_
 from mqks.commands.options import printable
 from mqks.commands.serve import serve
+from mqks.commands.top import top
 from mqks.errors import MqksError
 
 RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
@@ -58,6 +59,7 @@ _add(QUEUES, "trim", queues.trim, "mqks trim mailer 4711 --yes")
 _add(QUEUES, "delete-queue", queues.delete_queue, "mqks delete-queue mailer --when-unused 60")
 _add(LOOK, "ping", ask.ping, "mqks ping --url mqks://127.0.0.1:25000")
 _add(LOOK, "eval", ask.evaluate, "mqks eval 'len(state.queues)'")
+_add(LOOK, "top", top, "mqks top --sort rate --interval 5")
 app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
 app.add_typer(user.app, name="user", rich_help_panel=RUN)
 

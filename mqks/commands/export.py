@@ -8,7 +8,7 @@
     {"kind": "end", "queues": 1, "messages": 1, "bindings": 1}
 
 All queues come first, then the messages of each in order, then all bindings, so that an import can
-fill queues that get nothing else meanwhile. Data that are no UTF-8 stand in `base64` instead.
+fill queues that get nothing else meanwhile. Data that are no UTF-8 stand in `data_base64` instead.
 Names that are none hold surrogates, as JSON can write them.
 
 The one rule: nothing is held in memory that grows with the messages.
@@ -94,4 +94,4 @@ def _as_text(data: bytes) -> Row:
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
-        return {"base64": b64encode(data).decode()}
+        return {"data_base64": b64encode(data).decode()}

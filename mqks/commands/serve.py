@@ -11,7 +11,6 @@ from mqks.settings import SETTINGS, Setting, load
 
 _METAVARS: dict[Any, str] = {
     Path: "PATH",
-    Path | None: "PATH",
     int: "NUMBER",
     float: "NUMBER",
     bool: " ",
@@ -36,7 +35,7 @@ def _flag(setting: Setting) -> Parameter:
     option: Any = typer.Option(
         f"{setting.flag}/--no-{setting.flag[2:]}" if switch else setting.flag,
         help=_help(setting),
-        metavar=_METAVARS.get(setting.type, "WORD"),
+        metavar=_METAVARS.get(setting.kind, "WORD"),
         rich_help_panel=setting.about.group,
     )
     kind: Any = bool if switch else str

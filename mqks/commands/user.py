@@ -37,10 +37,7 @@ Masks = list[str] | None
 @app.command(epilog="Example: mqks user add alice --password --consume 'alice-*'")
 def add(
     name: Name,
-    users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
-SHOWN = {True: "yes", False: "no"}
-
-UsersFile = None,
+    users: UsersFile = None,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
     password_file: Annotated[
         Path | None,
@@ -99,10 +96,7 @@ UsersFile = None,
 
 @app.command("list", epilog="Example: mqks user list --users mqks.users --json")
 def list_(
-    users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
-SHOWN = {True: "yes", False: "no"}
-
-UsersFile = None,
+    users: UsersFile = None,
     as_json: AsJson = False,
 ) -> None:
     """List users and what they may do; no secrets, and no hashes of them."""
@@ -122,10 +116,7 @@ def _row(entry: User, *, as_lists: bool) -> Row:
 
 
 @app.command(epilog="Example: mqks user remove alice --users mqks.users")
-def remove(name: Name, users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
-SHOWN = {True: "yes", False: "no"}
-
-UsersFile = None) -> None:
+def remove(name: Name, users: UsersFile = None) -> None:
     """Remove a user; on SIGHUP the server closes its connections."""
     path = _path(users)
     with users_file.locked(path):
@@ -135,10 +126,7 @@ UsersFile = None) -> None:
 
 
 @app.command(epilog="Example: mqks user token alice --users mqks.users")
-def token(name: Name, users: COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
-SHOWN = {True: "yes", False: "no"}
-
-UsersFile = None) -> None:
+def token(name: Name, users: UsersFile = None) -> None:
     """Give a user a new token, and print it; the old one is worth nothing."""
     path = _path(users)
     new = secrets.token_hex(TOKEN_BYTES)

@@ -18,6 +18,7 @@ import anyio
 from mqks.broker.changes import Batch
 from mqks.broker.ranges import subtract, union
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock
 from mqks.journal.log_reader import LogReader
@@ -31,6 +32,7 @@ from mqks.limits import (
 )
 from mqks.settings import Settings
 
+SQLITE_VERSION: Final = sqlite3.sqlite_version
 INSERT_SEGMENT: Final = "insert into segment (id, crc, body) values (?, ?, ?)"
 PAGE_SIZE: Final = 4096
 COMPACT_BYTES: Final = 4 * 1024 * 1024
@@ -63,6 +65,22 @@ WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL's file is cut back to this size when it is begun again."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal looks for free pages."""
+COMMIT_SECONDS: Final = (
+    1e-4,
+    2.5e-4,
+    5e-4,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    1.0,
+)
+BATCH_RECORDS: Final = tuple(4.0**power for power in range(9))
+"""Commits are counted by how long they took, and by how many messages, acks and marks they held."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 """Failures that pass when there is room again; any other ends the process."""
 
@@ -108,8 +126,9 @@ class Journal:
         """Another one for each database made."""
         self.once = OnceRows(settings.once_ids_max)
         self.log = LogReader(path)
-        self.commits = self.commit_records = self.checkpoints = 0
-        self.commit_seconds = 0.0
+        self.checkpoints = 0
+        self.commit_seconds = Histogram(*COMMIT_SECONDS)
+        self.batch_records = Histogram(*BATCH_RECORDS)
         self._lock = lock
         self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_checkpoint_pages
@@ -269,9 +288,8 @@ class Journal:
     def _written(
         self, batch: Batch, sections: list[Section], row: tuple[int, int, bytes], start_s: float
     ) -> None:
-        self.commits += 1
-        self.commit_records += batch.records
-        self.commit_seconds += time.monotonic() - start_s
+        self.batch_records.observe(batch.records)
+        self.commit_seconds.observe(time.monotonic() - start_s)
         segment_id, _, body = row
         self._wal_pages += len(body) / PAGE_SIZE + SMALL_COMMIT_PAGES
         self._wal_pages += len(batch.queues) + len(batch.errors)

@@ -79,7 +79,7 @@ class Client(asyncio.Protocol):
             self.connection = self._server.add_client(self, entered=self._entered)
         except LimitExceeded as failure:
             self.ended = True
-            self.transport.write(self._server.refuse_client(self, str(failure)))
+            self.transport.write(self._server.refuse_client(self, failure))
             self.transport.close()
             return
         self.transport.set_write_buffer_limits(high=self._server.settings.outbox_high_water_bytes)

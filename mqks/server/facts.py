@@ -41,9 +41,9 @@ class JournalFacts(Facts):
             "segments": len(segments),
             "segment_bytes": sum(segment.bytes for segment in segments),
             "messages": sum(segment.live for segment in segments),
-            "commits": journal.commits,
-            "commit_records": journal.commit_records,
-            "commit_seconds": round(journal.commit_seconds, 6),
+            "commits": journal.commit_seconds.count,
+            "commit_records": int(journal.batch_records.sum),
+            "commit_seconds": round(journal.commit_seconds.sum, 6),
             "checkpoints": journal.checkpoints,
             "once_ids": len(self._broker.once),
         }

@@ -41,7 +41,10 @@ class Gate:
         """Raises LimitExceeded."""
         count = self._counts.get(peer.network, 0)
         if peer.network and count >= self._settings.connections_per_address_max:
-            raise LimitExceeded(f"{count} connections from this address are open already")
+            raise LimitExceeded(
+                "connections_per_address_max",
+                f"{count} connections from this address are open already",
+            )
         self._counts[peer.network] = count + 1
 
     def leave(self, peer: Peer) -> None:

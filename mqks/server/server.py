@@ -19,6 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -138,8 +139,11 @@ class Server:
         log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
 
-    def refuse_client(self, client: Client, reason: str) -> bytes:
-        reply = self._broker.error_reply(client.peer.address, b"-", b"", reason, stranger=True)
+    def refuse_client(self, client: Client, failure: LimitExceeded) -> bytes:
+        self._broker.limits_reached[failure.limit] += 1
+        reply = self._broker.error_reply(
+            client.peer.address, b"-", b"", str(failure), stranger=True
+        )
         self._schedule_flush()
         return reply
 
@@ -239,7 +243,9 @@ class Server:
     def _drop(self, client: Client) -> None:
         """Others need its place."""
         client.ended = True
-        client.transport.write(self.refuse_client(client, "unauthenticated_max is reached"))
+        others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
+        failure = LimitExceeded("unauthenticated_max", others)
+        client.transport.write(self.refuse_client(client, failure))
         client.transport.abort()
 
     def end_of_stream(self, client: Client) -> None:
@@ -264,7 +270,7 @@ class Server:
 
     @staticmethod
     def _tell_tail(connection: Connection) -> None:
-        if connection.splitter.tail_bytes:
+        if connection.splitter.tail_bytes and connection.permissions is not STRANGER:
             log.warning(
                 "line_dropped",
                 connection=connection.address,
@@ -366,6 +372,16 @@ class Server:
         await self._failed.wait()
         raise MqksError("an internal error, told above, has ended the server") from self._failure
 
+    def why_not_ready(self) -> str:
+        """Why this server is no good for publishers now; nothing when it is."""
+        if self._stopping:
+            return "stopping"
+        return "disk full" if self._broker.disk_full else ""
+
+    async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
+        serve = _http_room().serve
+        await serve(self.settings, self._broker, self._journal, self.why_not_ready, task_status)
+
     def reload(self) -> None:
         """Read users and certificates again; when any cannot be read, all stays as it was."""
         with self._notify.reloading():
@@ -431,6 +447,8 @@ class Server:
             shown += [f"tls:{_shown(each.getsockname())}" for each in listeners_with_tls]
             for address in shown:
                 log.event("listening", address=address)
+            if self.settings.http_port is not None:
+                await tasks.start(self._serve_http)
             self._notify.tell("READY=1", f"STATUS=listening on {', '.join(shown)}")
             task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
             await stop.wait()
@@ -556,6 +574,8 @@ async def serve(
     `environ` is where a service manager may have put its socket for notifications and what to
     listen on; a server inside another program has none.
     """
+    if settings.http_port is not None:
+        _http_room()
     log.event("starting", version=__version__, db=settings.db)
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
@@ -608,6 +628,17 @@ def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLConte
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None
     return Users(users, secrets.token_bytes(32)), context
+
+
+def _http_room() -> ModuleType:
+    """Loaded when it is asked for only: what it needs is an extra."""
+    try:
+        from mqks.server import http
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(
+            f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
+        ) from None
+    return http
 
 
 def _log_queue(queue: Queue) -> None:

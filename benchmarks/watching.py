@@ -1,0 +1,174 @@
+"""What being watched costs: `python -m benchmarks.watching`.
+
+Three servers take turns at `mqks bench stream`: one without the port of metrics, one with it, one
+with a scrape of both paths each second. Then one with many queues is scraped, while pings tell how
+long anybody else has to wait.
+
+The one rule: only what ran in turns within one run is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+from mqks.testing import BrokerProcess
+
+PATHS = ("/metrics", "/metrics/queues")
+PLAIN, PORT, SCRAPED = "no port", "a port", "a scrape each second"
+WAYS = {PLAIN: (), PORT: ("--http-port", "0"), SCRAPED: ("--http-port", "0")}
+SCRAPES = 10
+CHUNK_QUEUES = 1_000
+
+
+def web_of(server: BrokerProcess) -> str:
+    found = re.search(r"address=(http://\S+)", server.log)
+    assert found, "the server has no port of metrics"
+    return found[1]
+
+
+def scrape(web: str, path: str) -> tuple[float, int]:
+    """Seconds and bytes of one scrape."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(web + path, timeout=60) as answer:
+        size = len(answer.read())
+    return time.perf_counter() - began, size
+
+
+@contextmanager
+def scraped(web: str) -> Iterator[None]:
+    """Scrape each second meanwhile."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            for path in PATHS:
+                scrape(web, path)
+            done.wait(1.0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def cpu_s(db: Path) -> float:
+    """Processor time that the threads of a server have taken."""
+    pid = db.with_name(db.name + ".lock").read_text().split()[0]
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def stream(server: BrokerProcess, count: int) -> float:
+    """Messages per second."""
+    command = [sys.executable, "-m", "mqks", "bench", "stream", "--json", "--count", str(count)]
+    done = subprocess.run(
+        [*command, "--port", str(server.port)], capture_output=True, check=True, timeout=300
+    )
+    return float(json.loads(done.stdout)["works"]["stream"]["messages_per_s"])
+
+
+def compare(directory: Path, count: int, runs: int) -> None:
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    costs: dict[str, list[float]] = {way: [] for way in WAYS}
+    dbs = [directory / f"{number}.db" for number in range(len(WAYS))]
+    with ExitStack() as running:
+        servers = [
+            running.enter_context(BrokerProcess(db, *flags))
+            for db, flags in zip(dbs, WAYS.values(), strict=True)
+        ]
+        turns = list(zip(WAYS, dbs, servers, strict=True))
+        for run in range(runs):
+            # Each goes first in its turn, as who goes first may be at an advantage.
+            first = run % len(turns)
+            for way, db, server in turns[first:] + turns[:first]:
+                with scraped(web_of(server)) if way == SCRAPED else nullcontext():
+                    before_s = cpu_s(db)
+                    rates[way].append(stream(server, count))
+                    costs[way].append((cpu_s(db) - before_s) / count * 1e9)
+    for what, figures in (("messages/s", rates), ("ns of CPU a message", costs)):
+        for way, mine in figures.items():
+            ratios = [one / plain for one, plain in zip(mine, figures[PLAIN], strict=True)]
+            print(
+                f"stream, {way}: {statistics.median(mine):,.0f} {what}, ratio "
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            )
+
+
+def many_queues(directory: Path, queues: int, runs: int) -> None:
+    flags = ("--http-port", "0", "--queues-max", str(queues))
+    db = directory / "queues.db"
+    with (
+        BrokerProcess(db, *flags) as server,
+        socket.create_connection(("127.0.0.1", server.port), 60) as peer,
+        peer.makefile("rb") as replies,
+    ):
+        for start in range(0, queues, CHUNK_QUEUES):
+            numbers = range(start, min(queues, start + CHUNK_QUEUES))
+            lines = b"".join(b"s subscribe watched-%d e%d\n" % (n, n) for n in numbers)
+            peer.sendall(lines + b"p ping\n")
+            assert replies.readline() == b"p ok \n"
+        web = web_of(server)
+        for path in PATHS:
+            told = [pinged_scrape(web, path, peer) for _ in range(runs)]
+            seconds, sizes, waits = (statistics.median(each) for each in zip(*told, strict=True))
+            print(
+                f"{path} with {queues:,} queues: {seconds * 1e3:.1f} ms, "
+                f"{cost_s(server, db, path) * 1e3:.1f} of CPU, {sizes / 1e6:.3f} MB, "
+                f"longest wait of a ping {waits * 1e3:.1f} ms"
+            )
+
+
+def cost_s(server: BrokerProcess, db: Path, path: str) -> float:
+    """Processor time of a scrape."""
+    web = web_of(server)
+    before_s = cpu_s(db)
+    for _ in range(SCRAPES):
+        scrape(web, path)
+    return (cpu_s(db) - before_s) / SCRAPES
+
+
+def pinged_scrape(web: str, path: str, peer: socket.socket) -> tuple[float, int, float]:
+    """Seconds and bytes of a scrape, and how long a ping meanwhile has waited at most."""
+    told: list[tuple[float, int]] = []
+    thread = threading.Thread(target=lambda: told.append(scrape(web, path)))
+    thread.start()
+    longest = 0.0
+    while thread.is_alive():
+        began = time.perf_counter()
+        peer.sendall(b"p ping\n")
+        assert peer.recv(64) == b"p ok \n"
+        longest = max(longest, time.perf_counter() - began)
+        time.sleep(0.001)
+    thread.join()
+    return *told[0], longest
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=1_000_000, help="messages of a run")
+    parser.add_argument("--queues", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=7)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as directory:
+        compare(Path(directory), given.count, given.runs)
+        many_queues(Path(directory), given.queues, given.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""What an export wrote, into a running server.
+
+A queue gets its messages by publishing them under their own events, while it is bound to these
+events and to nothing else; all bindings come last. A message would go to any other queue that is
+bound to its event, too: where the server has one, the import stops before that message.
+
+Messages get new numbers and times, and their retry begins at 0. Delete rules are set in the end,
+but for those without a delay, which would delete the queue at once.
+
+The one rule: a line is done as a whole or not at all, and what is wrong is told with its number.
+"""
+
+import json
+import secrets
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import typer
+
+from mqks.client.dialogue import Dialogue
+from mqks.commands.export import VERSION
+from mqks.errors import ImportFailed
+
+LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+BATCH_LINES: Final = 500
+BATCH_BYTES: Final = 256 * 1024
+"""Requests that are sent before their answers are read."""
+BOUND_MAX: Final = 1000
+"""Events that a queue is bound to at once to be filled."""
+PAGE: Final = 1000
+
+
+class Line(NamedTuple):
+    number: int
+    row: dict[str, Any]
+
+    def wrong(self, reason: str) -> ImportFailed:
+        return ImportFailed(f"line {self.number}: {reason}")
+
+    def text(self, field: str) -> str:
+        value = self.row.get(field)
+        if not isinstance(value, str):
+            raise self.wrong(f"{field} must be text")
+        return value
+
+    def raw(self, field: str) -> bytes:
+        """Text that the wire can carry within a line."""
+        try:
+            raw = self.text(field).encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise self.wrong(f"{field} holds half a surrogate pair") from None
+        return self._whole(raw, field)
+
+    def name(self, field: str) -> bytes:
+        raw = self.raw(field)
+        if not raw or b" " in raw or (raw.startswith(b"--") and field != "id"):
+            raise self.wrong(f"{field} is no name: {self.text(field)[:80]!r}")
+        return raw
+
+    def data(self) -> bytes:
+        if "data_base64" not in self.row:
+            return self.raw("data")
+        try:
+            raw = b64decode(self.text("data_base64"), validate=True)
+        except ValueError as error:
+            raise self.wrong(f"data_base64: {error}") from None
+        return self._whole(raw, "data_base64")
+
+    def _whole(self, raw: bytes, field: str) -> bytes:
+        if b"\n" in raw or b"\t" in raw:
+            raise self.wrong(f"{field} must not hold a newline or a tab")
+        return raw
+
+    def rule(self) -> tuple[bool, float | None]:
+        """Whether there is one, and its seconds."""
+        match self.row.get("rule"):
+            case None:
+                return False, None
+            case {"delay_s": None}:
+                return True, None
+            case {"delay_s": int() | float() as delay_s} if 0 <= delay_s <= 1e9:
+                return True, float(delay_s)
+        raise self.wrong("rule must be null or an object with delay_s")
+
+
+def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]:
+    """The lines of an export; `advance` is told of each that is done. Raises ImportFailed."""
+    number = 0
+    while raw := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        try:
+            row = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise ImportFailed(f"line {number}: no JSON: {error}") from None
+        if not isinstance(row, dict) or len(raw) > LINE_BYTES_MAX:
+            raise ImportFailed(f"line {number}: no object, or too long")
+        yield Line(number, row)
+        advance(1)
+
+
+class Import:
+    """One import. `run` raises ImportFailed, and what a Dialogue raises when the server is gone."""
+
+    def __init__(self, server: Dialogue, *, merge: bool) -> None:
+        self._server = server
+        self._merge = merge
+        self._last = Line(0, {})
+        self._there: set[bytes] = set()
+        """Queues that the server had before."""
+        self._queues: dict[bytes, Line] = {}
+        self._batch: list[tuple[int, bytes]] = []
+        self._batch_bytes = 0
+        self._counts = {"queues": 0, "messages": 0, "bindings": 0}
+
+    def run(self, lines: Iterable[Line]) -> dict[str, int]:
+        """Import it all; give the counts."""
+        stages = {
+            "mqks": self._begin,
+            "queue": self._make_queues,
+            "message": self._fill_queues,
+            "binding": self._bind,
+            "end": self._end,
+        }
+        left = list(stages)
+        for kind, found in groupby(self._passing(lines), key=lambda line: line.row.get("kind")):
+            if kind not in left or (kind != "mqks" and "mqks" in left):
+                raise self._last.wrong(f"a line of kind {kind!r} has no place here")
+            del left[: left.index(kind) + 1]
+            try:
+                stages[kind](found)
+            finally:
+                self._flush()
+        if left:
+            raise self._last.wrong("this is no whole export: it has no end")
+        return self._counts
+
+    def _passing(self, lines: Iterable[Line]) -> Iterator[Line]:
+        for self._last in lines:
+            yield self._last
+
+    def _begin(self, lines: Iterator[Line]) -> None:
+        for line in lines:
+            if line.number != 1 or line.row.get("version") != VERSION:
+                raise line.wrong(f"this is no export of version {VERSION}")
+        self._there = {_raw(row["name"]) for row in self._rows(b"queues", "name")}
+
+    def _make_queues(self, lines: Iterator[Line]) -> None:
+        for line in lines:
+            line.rule()
+            if self._queues.setdefault(line.name("name"), line) is not line:
+                raise line.wrong("this queue was told before")
+        bound: dict[bytes, list[bytes]] = {}
+        for row in self._rows(b"bindings", "queue", "event"):
+            if (name := _raw(row["queue"])) in self._queues and name not in self._there:
+                bound.setdefault(name, []).append(_raw(row["event"]))
+        for name, line in self._queues.items():
+            if not self._merge and (name in self._there or name in bound):
+                raise line.wrong("there is such a queue, or its name is bound; --merge adds to it")
+        # A queue is made by binding it; nobody publishes this.
+        nothing = b"mqks-import-%b" % secrets.token_hex(8).encode()
+        for name, line in self._queues.items():
+            self._counts["queues"] += 1
+            if name in self._there:
+                continue
+            first, *others = bound.get(name, [nothing])
+            self._ask(line, b"subscribe --confirm %b %b" % (name, first))
+            for event in others:
+                self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
+            if first is nothing:
+                self._ask(line, b"rebind --confirm %b --remove %b" % (name, nothing))
+
+    def _fill_queues(self, lines: Iterator[Line]) -> None:
+        for name, found in groupby(lines, key=lambda line: line.name("queue")):
+            self._fill(name, found)
+
+    def _fill(self, name: bytes, lines: Iterator[Line]) -> None:
+        """All messages of one queue; `bound` tells which of its events are unbound afterwards."""
+        bound: dict[bytes, bool] = {}
+        try:
+            for line in lines:
+                if name not in self._queues:
+                    raise line.wrong("its queue was not told before")
+                message_id, event, data = line.name("id"), line.name("event"), line.data()
+                if event not in bound:
+                    if len(bound) >= BOUND_MAX:
+                        self._unbind(name, bound)
+                    bound[event] = self._must_bind(line, name, event)
+                    if bound[event]:
+                        self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
+                # Of two carriage returns the server takes one for a part of the line's end.
+                publish = b"%b publish --confirm %b %b\r" % (message_id, event, data)
+                self._put(line, publish)
+                self._counts["messages"] += 1
+        finally:
+            self._unbind(name, bound)
+
+    def _must_bind(self, line: Line, name: bytes, event: bytes) -> bool:
+        """Whether the queue has yet to be bound to this event, which must lead nowhere else."""
+        names = {
+            _raw(row["queue"])
+            for row in self._rows(b"bindings %b" % event, "queue", "event")
+            if row["exists"]
+        }
+        if others := names - {name}:
+            raise line.wrong(
+                f"its event leads to queue {_shown(min(others))} of this server, too; "
+                "unbind that, or import into another server"
+            )
+        return not names
+
+    def _unbind(self, name: bytes, bound: dict[bytes, bool]) -> None:
+        self._flush()
+        for event, is_ours in bound.items():
+            if is_ours:
+                self._ask(self._last, b"rebind --confirm %b --remove %b" % (name, event))
+        bound.clear()
+        self._flush()
+
+    def _bind(self, lines: Iterator[Line]) -> None:
+        for line in lines:
+            name, event = line.name("queue"), line.name("event")
+            if name in self._there and not self._merge:
+                raise line.wrong("there is such a queue; --merge adds to it")
+            self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
+            self._counts["bindings"] += 1
+
+    def _end(self, lines: Iterator[Line]) -> None:
+        line = next(lines)
+        if more := next(lines, None):
+            raise more.wrong("the export has ended already")
+        if (told := {what: line.row.get(what) for what in self._counts}) != self._counts:
+            raise line.wrong(f"it tells of {told}, and there were {self._counts}")
+        for name, line in self._queues.items():
+            has_rule, delay_s = line.rule()
+            if not has_rule or name in self._there:
+                continue
+            if delay_s is None:
+                typer.echo(
+                    f"mqks: queue {_shown(name)}: its rule, which deletes it without a consumer at "
+                    "once, is left to its next consumer",
+                    err=True,
+                )
+            else:
+                self._ask(line, b"delete_queue --confirm %b --when-unused=%a" % (name, delay_s))
+
+    # -- talking
+
+    def _rows(self, what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
+        """A list of `stats`, page by page."""
+        after = b""
+        while True:
+            answer = self._server.ask(b"stats %b --limit=%d%b" % (what, PAGE, after))
+            page = json.loads(answer)
+            yield from page
+            if len(page) < PAGE:
+                return
+            flags = zip((b"after", b"then"), keys, strict=False)
+            after = b"".join(b" --%b=%b" % (flag, _raw(page[-1][key])) for flag, key in flags)
+
+    def _ask(self, line: Line, body: bytes) -> None:
+        self._put(line, b"%d %b" % (line.number, body))
+
+    def _put(self, line: Line, request: bytes) -> None:
+        """To be sent with others, soon."""
+        self._batch.append((line.number, request))
+        self._batch_bytes += len(request)
+        if len(self._batch) >= BATCH_LINES or self._batch_bytes >= BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        refused = self._server.ask_many([request for _, request in batch])
+        for request_id, error_id in refused:
+            number = next(n for n, request in batch if request.startswith(request_id + b" "))
+            raise ImportFailed(
+                f"line {number}: the server refused it, error {error_id}; others up to line "
+                f"{batch[-1][0]} are imported"
+            )
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,325 @@
+"""`mqks top`: a running server at a glance, again and again.
+
+The one rule: it only looks, with a few `stats` requests each time, and leaves the terminal as it
+found it.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from mqks.commands.options import AsJson, Url, printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mqks.client.blocking import BlockingClient
+
+ROWS_MAX, PAGE_ROWS = 10_000, 1_000
+"""Queues and consumers looked at each time, the first by name, and how many of them at once."""
+PATIENCE_S = 2.0
+"""A server that does not answer for so long is told as not connected."""
+COUNTERS = (
+    *("received", "routed", "unroutable", "confirmed", "delivered"),
+    *("redelivered", "acknowledged", "rejected", "errors"),
+)
+
+Row = dict[str, Any]
+
+
+class Sort(StrEnum):
+    READY = "ready"
+    RATE = "rate"
+    UNACKED = "unacked"
+    AGE = "age"
+    NAME = "name"
+
+
+ORDERS: dict[Sort, Callable[[Row], Any]] = {
+    Sort.READY: lambda queue: -queue["ready"],
+    Sort.RATE: lambda queue: -(queue["in_per_s"] or 0) - (queue["out_per_s"] or 0),
+    Sort.UNACKED: lambda queue: -queue["unacked"],
+    Sort.AGE: lambda queue: -(queue["oldest_age_s"] or 0),
+    Sort.NAME: lambda queue: queue["name"],
+}
+
+
+def top(
+    url: Url = None,
+    sort: Annotated[Sort, typer.Option(help="The order of the queues.")] = Sort.READY,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds from one look to the next.")
+    ] = 2.0,
+    count: Annotated[int, typer.Option(min=0, help="End after so many looks; 0: never.")] = 0,
+    rows: Annotated[
+        int, typer.Option(min=1, max=ROWS_MAX, help="Queues told, and consumers.")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a running server: rates, queues, consumers, journal. q or Ctrl-C ends it.
+
+    Rates are those since the look before; the first one has none.
+    """
+    from mqks.client.blocking import connect_blocking  # here, so that --help need not load them
+    from mqks.client.options import Options
+
+    patient = Options(
+        timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5, reconnect_max_s=1.0
+    )
+    with _shown(as_json) as (show, pause), connect_blocking(url, patient) as client:
+        earlier: Row | None = None
+        looks = 0
+        while True:
+            earlier = look(client, sort, earlier)
+            show(_cut(earlier, rows))
+            looks += 1
+            if looks == count or pause(interval):
+                # Not just a return: the client need not wait for a server that is away.
+                raise typer.Exit
+
+
+# -- looking
+
+
+def look(client: "BlockingClient", sort: Sort, earlier: Row | None) -> Row:
+    """Everything there is to see, with rates since an earlier look; `connected` is False and
+    nothing else is there when the server does not answer."""
+    from mqks.client.errors import ConfirmTimeout
+
+    try:
+        totals = json.loads(client.request("stats"))
+        journal = json.loads(client.request("stats", "journal"))
+        queues = list(_rows(client, "queues", "name"))
+        consumers = list(_rows(client, "consumers", "id"))
+    except ConfirmTimeout:
+        return {"connected": False}
+    before: Row = {"connected": False} if earlier is None else earlier
+    passed_s = totals["uptime_s"] - before["totals"]["uptime_s"] if before["connected"] else 0.0
+    known = {queue["name"]: queue for queue in before["queues"]} if passed_s > 0 else {}
+    for queue in queues:
+        queue |= _queue_rates(queue, known.get(queue["name"]), passed_s)
+    queues.sort(key=ORDERS[sort])
+    consumers.sort(key=lambda consumer: -consumer["unacked"])
+    rates: Row = dict.fromkeys(COUNTERS)
+    if passed_s > 0:
+        rates = {key: (totals[key] - before["totals"][key]) / passed_s for key in COUNTERS}
+    return {
+        "connected": True,
+        "totals": totals,
+        "rates_per_s": rates,
+        "journal": journal,
+        "queues": queues,
+        "consumers": consumers,
+    }
+
+
+def _rows(client: "BlockingClient", what: str, key: str) -> Iterator[Row]:
+    """Rows of a list, page by page; of a long one the first `ROWS_MAX`."""
+    after: list[str] = []
+    for _ in range(ROWS_MAX // PAGE_ROWS):
+        page = json.loads(client.request("stats", what, f"--limit={PAGE_ROWS}", *after))
+        yield from page
+        if len(page) < PAGE_ROWS:
+            return
+        after = [f"--after={page[-1][key]}"]
+
+
+def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
+    """What has come in takes numbers; what has gone is what came and is not there any more."""
+    if earlier is None or queue["next_seq"] < earlier["next_seq"]:
+        return {"in_per_s": None, "out_per_s": None}
+    came = queue["next_seq"] - earlier["next_seq"]
+    more = queue["ready"] + queue["unacked"] - earlier["ready"] - earlier["unacked"]
+    return {"in_per_s": came / passed_s, "out_per_s": max(0, came - more) / passed_s}
+
+
+def _cut(seen: Row, rows: int) -> Row:
+    return {key: value[:rows] if isinstance(value, list) else value for key, value in seen.items()}
+
+
+def _fit(seen: Row, height: int) -> Row:
+    """No more than a screen has room for; of what the other lines leave, queues get two thirds."""
+    if not seen["connected"]:
+        return seen
+    room = max(3, height - 12)
+    consumers = seen["consumers"][: room - min(len(seen["queues"]), room * 2 // 3)]
+    return seen | {"queues": seen["queues"][: room - len(consumers)], "consumers": consumers}
+
+
+# -- showing
+
+
+Show = Callable[[Row], object]
+Pause = Callable[[float], bool]
+"""Wait so many seconds; whether to end."""
+
+
+@contextmanager
+def _shown(as_json: bool) -> Iterator[tuple[Show, Pause]]:
+    """How looks are shown: as lines of JSON, on the whole screen, or one after the other."""
+    from rich import get_console
+    from rich.live import Live
+
+    console = get_console()
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        if as_json:
+            yield (lambda seen: typer.echo(json.dumps(seen))), _sleep
+        elif not console.is_terminal or console.is_dumb_terminal:
+            yield (lambda seen: console.print(_view(seen))), _sleep
+        else:
+            with _keys() as pause, Live(console=console, screen=True, auto_refresh=False) as live:
+                yield (
+                    lambda seen: live.update(_view(_fit(seen, console.height)), refresh=True),
+                    pause,
+                )
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """As an exception, so that the terminal is given back."""
+    raise typer.Exit(128 + number)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[Pause]:
+    """A pause that q ends: keys come one by one and are not shown."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pause(seconds: float) -> bool:
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            if select.select([terminal], [], [], left_s)[0]:
+                keys = os.read(terminal, 64)
+                if not keys or b"q" in keys.lower():
+                    return True
+        return False
+
+    try:
+        tty.setcbreak(terminal)
+        # A Ctrl-Z would leave the shell on our screen.
+        attributes = termios.tcgetattr(terminal)
+        attributes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+        yield pause
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _view(seen: Row) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    if not seen["connected"]:
+        return Text("not connected: waiting for the server", style="bold red")
+    totals, journal = seen["totals"], seen["journal"]
+    head = Text(
+        f"mqks {totals['version']}  up {_span(totals['uptime_s'])}  "
+        f"{totals['connections']:,} connections  {totals['queues']:,} queues  "
+        f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings"
+    )
+    waiting = Text(
+        f"{totals['messages_ready']:,} ready  {totals['messages_unacked']:,} unacked  "
+        f"{_size(totals['memory_bytes'])} in memory"
+    )
+    disk = Text(
+        f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "
+        f"{journal['messages']:,} messages in {journal['segments']:,} segments  "
+        f"{_size(journal['disk_free_bytes'])} free"
+    )
+    if totals["disk_full"]:
+        disk.append("  DISK FULL", style="bold red")
+    told = [f"{key} {_rate(seen['rates_per_s'][key])}/s" for key in COUNTERS]
+    rates = _table(("",) * 3, [tuple(told[start::3]) for start in range(3)], show_header=False)
+    queues = _table(
+        ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest"),
+        [
+            (
+                printable(queue["name"]),
+                *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
+                *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
+                _span(queue["oldest_age_s"]),
+            )
+            for queue in seen["queues"]
+        ],
+    )
+    consumers = _table(
+        ("consumer", "unacked", "queue", "address"),
+        [
+            (
+                printable(consumer["id"]),
+                f"{consumer['unacked']:,}",
+                printable(consumer["queue"]),
+                printable(consumer["address"]) + "  blocked" * consumer["blocked"],
+            )
+            for consumer in seen["consumers"]
+        ],
+    )
+    return Group(head, waiting, disk, Text(), rates, Text(), queues, Text(), consumers)
+
+
+def _table(
+    columns: tuple[str, ...], rows: list[tuple[str, ...]], *, show_header: bool = True
+) -> "RenderableType":
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    words = ("", "queue", "consumer", "address")
+    table = Table(
+        *(
+            Column(name, no_wrap=True, max_width=28)
+            if name in words
+            else Column(name, justify="right", no_wrap=True)
+            for name in columns
+        ),
+        box=None,
+        show_header=show_header,
+        header_style="bold",
+        pad_edge=False,
+    )
+    for row in rows:
+        table.add_row(*map(Text, row))  # As Text, brackets are not taken for markup.
+    return table
+
+
+def _rate(per_second: float | None) -> str:
+    return "-" if per_second is None else f"{per_second:,.1f}"
+
+
+def _size(size: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(size)
+
+
+def _span(seconds: float | None) -> str:
+    """A duration in its largest unit."""
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,141 @@
+"""Metrics and health over HTTP, on a port of its own beside the listeners.
+
+The one rule: whatever happens here, the broker goes on. A request only looks, failures are logged
+and answered with 500, and connections have a maximum of their own.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+from anyio.abc import TaskStatus
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn import Config
+from uvicorn import Server as Uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mqks.broker.broker import Broker
+from mqks.errors import AddressUnavailable
+from mqks.journal.journal import Journal
+from mqks.limits import HTTP_CONNECTIONS_MAX
+from mqks.server import log
+from mqks.server.metrics import queue_lines, registry_of
+from mqks.settings import Settings
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""The text format of Prometheus that every version of it reads."""
+STOP_S = 1
+"""How long a stopping server lets requests finish."""
+
+
+class _Protocol(H11Protocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > HTTP_CONNECTIONS_MAX:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception as failure:
+            # The event loop would tell the broker's server, which ends rather than go on in doubt.
+            log.error("http_failed", path="", exception=failure)
+            self.transport.abort()
+
+
+class _Uvicorn(Uvicorn):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the broker's."""
+        yield
+
+
+def _app(
+    settings: Settings, broker: Broker, journal: Journal, why_not_ready: Callable[[], str]
+) -> Starlette:
+    registry = registry_of(settings, broker, journal, why_not_ready)
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=TEXT)
+
+    async def queues(request: Request) -> Response:
+        return StreamingResponse(_slices(broker), media_type=TEXT)
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        reason = why_not_ready()
+        return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
+
+    async def failed(request: Request, failure: Exception) -> Response:
+        log.error("http_failed", path=request.url.path, exception=failure)
+        return PlainTextResponse("internal error\n", status_code=500)
+
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics),
+            Route("/metrics/queues", queues),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+        ],
+        exception_handlers={Exception: failed},
+    )
+
+
+async def _slices(broker: Broker) -> AsyncIterator[bytes]:
+    """Between slices the broker has its turn."""
+    for lines in queue_lines(broker):
+        yield lines
+        await anyio.lowlevel.checkpoint()
+
+
+async def serve(
+    settings: Settings,
+    broker: Broker,
+    journal: Journal,
+    why_not_ready: Callable[[], str],
+    task_status: TaskStatus[None],
+) -> None:
+    """Answer until cancelled; `why_not_ready` gives a reason, or nothing.
+
+    Raises AddressUnavailable.
+    """
+    sock = _bind(settings.http_host, settings.http_port or 0)
+    server = _Uvicorn(
+        Config(
+            _app(settings, broker, journal, why_not_ready),
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=STOP_S,
+            # What it has to say is noise, or comes to `failed` as well.
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+        )
+    )
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    log.event("listening", address=f"http://{shown}:{port}")
+    task_status.started()
+    try:
+        await server.serve([sock])
+    finally:
+        with anyio.CancelScope(shield=True):
+            await server.shutdown([sock])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise AddressUnavailable(f"can't listen on {host}:{port}: {error.strerror}") from error

@@ -1,0 +1,269 @@
+"""`mqks top`: what it shows on a real terminal and in a pipe, and how it leaves.
+
+The one rule: the terminal is a pty, and what matters is what is on it in the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from mqks.commands import main
+from mqks.testing import BrokerProcess
+from tests.line_client import LineClient
+
+WAIT_S = 15.0
+TOP = [sys.executable, "-m", "mqks", "top", "--interval", "0.2"]
+# Makes standard input the terminal of its session, so that a Ctrl-C typed there is a SIGINT.
+OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+ALTERNATE_ON, ALTERNATE_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+class Terminal:
+    """A command on a terminal of its own, of 24 lines of 80 characters."""
+
+    def __init__(self, *command: str) -> None:
+        self._ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._theirs = theirs
+        self.before = termios.tcgetattr(theirs)
+        self.seen = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN_TERMINAL, *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+            start_new_session=True,
+        )
+
+    @property
+    def now(self) -> list[object]:
+        """How the terminal is set."""
+        return termios.tcgetattr(self._theirs)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def until(self, pattern: bytes) -> bytes:
+        """Read until this has come; what came from here on."""
+        start = len(self.seen)
+        limit_s = time.monotonic() + WAIT_S
+        while not re.search(pattern, self.seen[start:], re.DOTALL):
+            left_s = limit_s - time.monotonic()
+            assert left_s > 0, f"there is no {pattern!r} in {self.seen[start:]!r}"
+            if select.select([self._ours], [], [], left_s)[0]:
+                self.seen += os.read(self._ours, 65536)
+        return self.seen[start:]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "mqks.db") as running:
+        yield running
+
+
+def published(server: BrokerProcess, queue: bytes, count: int) -> None:
+    with LineClient(("127.0.0.1", server.port)) as client:
+        client.send(b"s subscribe %s %s\n" % (queue, queue))
+        client.send(b"".join(b"m%d publish %s x\n" % (n, queue) for n in range(count - 1)))
+        assert client.ask(b"m publish --confirm %s x" % queue) == b"m ok "
+
+
+def looks(*arguments: str) -> list[Any]:
+    """What `mqks top --json` prints."""
+    done = subprocess.run(
+        [*TOP, "--json", *arguments], capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# --------------------------------------------------------------------------------- a terminal
+
+
+@pytest.mark.parametrize("leave", [b"q", b"Q", b"\x03"], ids=["q", "Q", "Ctrl-C"])
+def test_it_shows_the_server_and_gives_the_terminal_back(
+    server: BrokerProcess, leave: bytes
+) -> None:
+    published(server, b"mails", 12345)
+    with Terminal(*TOP, "--url", server.url) as terminal:
+        shown = terminal.until(rb"mails +12,345 +0 +0 +0\.0 +0\.0")
+        assert ALTERNATE_ON in shown
+        assert b"12,345 ready" in shown
+        assert terminal.now != terminal.before, "keys are not echoed meanwhile"
+        terminal.press(b"x")
+        terminal.until(rb"mails")
+
+        terminal.press(leave)
+        assert terminal.process.wait(WAIT_S) == 0
+        assert ALTERNATE_OFF in terminal.until(re.escape(ALTERNATE_OFF))
+        assert terminal.now == terminal.before
+
+
+def test_it_gives_the_terminal_back_when_it_is_terminated(server: BrokerProcess) -> None:
+    with Terminal(*TOP, "--url", server.url) as terminal:
+        terminal.until(rb"connections")
+        terminal.process.send_signal(signal.SIGTERM)
+
+        assert terminal.process.wait(WAIT_S) == 128 + signal.SIGTERM
+        terminal.until(re.escape(ALTERNATE_OFF))
+        assert terminal.now == terminal.before
+
+
+def test_it_outlives_the_server(server: BrokerProcess) -> None:
+    published(server, b"mails", 3)
+    with Terminal(*TOP, "--url", server.url) as terminal:
+        terminal.until(rb"mails +3 ")
+        server.kill()
+        terminal.until(rb"not connected")
+        server.start()
+        terminal.until(rb"mails +3 ")
+        server.kill()
+        terminal.until(rb"not connected")
+
+        terminal.press(b"q")
+        assert terminal.process.wait(WAIT_S) == 0
+        assert terminal.now == terminal.before
+
+
+def test_names_do_not_steer_the_terminal(server: BrokerProcess) -> None:
+    with LineClient(("127.0.0.1", server.port)) as client:
+        assert client.ask(b"s subscribe --confirm evil\x1b[2J[red] e") == b"s ok "
+    with Terminal(*TOP, "--url", server.url) as terminal:
+        assert b"\x1b[2J[red]" not in terminal.until(re.escape(rb"evil\x1b[2J[red]"))
+        terminal.press(b"q")
+        assert terminal.process.wait(WAIT_S) == 0
+
+
+# -------------------------------------------------------------------------------------- a pipe
+
+
+def test_json_tells_one_object_for_each_look(server: BrokerProcess) -> None:
+    published(server, b"mails", 5)
+    first, second = looks("--url", server.url, "--count", "2")
+
+    assert first["connected"] is second["connected"] is True
+    assert first["totals"]["messages_ready"] == 5
+    assert first["rates_per_s"]["received"] is None, "there is nothing yet to compare with"
+    assert second["rates_per_s"]["received"] == 0
+    assert first["journal"]["messages"] == 5
+    [queue] = second["queues"]
+    assert {key: queue[key] for key in ("name", "ready", "in_per_s", "out_per_s")} == {
+        "name": "mails",
+        "ready": 5,
+        "in_per_s": 0,
+        "out_per_s": 0,
+    }
+
+
+def test_rates_are_what_happened_between_two_looks(server: BrokerProcess) -> None:
+    published(server, b"mails", 5)
+    with (
+        subprocess.Popen([*TOP, "--json", "--url", server.url], stdout=subprocess.PIPE) as process,
+        LineClient(("127.0.0.1", server.port)) as consumer,
+    ):
+        assert process.stdout is not None
+        try:
+            earlier_s = json.loads(process.stdout.readline())["totals"]["uptime_s"]
+            consumer.send(b"c consume mails\n")
+            assert [consumer.line()[:5] for _ in range(5)] == [b"c ok "] * 5
+            published(server, b"mails", 7)
+            assert [consumer.line()[:5] for _ in range(7)] == [b"c ok "] * 7
+            received = came = gone = 0.0
+            while gone < 11.5:
+                seen = json.loads(process.stdout.readline())
+                [queue] = seen["queues"]
+                passed_s = seen["totals"]["uptime_s"] - earlier_s
+                received += seen["rates_per_s"]["received"] * passed_s
+                came += queue["in_per_s"] * passed_s
+                gone += queue["out_per_s"] * passed_s
+                earlier_s = seen["totals"]["uptime_s"]
+        finally:
+            process.kill()
+    assert (round(received), round(came), round(gone)) == (7, 7, 12)
+
+
+def test_queues_come_in_the_order_asked_for_and_no_more_than_asked(server: BrokerProcess) -> None:
+    for name, count in ((b"a", 2), (b"b", 9), (b"c", 5)):
+        published(server, name, count)
+
+    def names(*arguments: str) -> list[str]:
+        [seen] = looks("--url", server.url, "--count", "1", *arguments)
+        return [queue["name"] for queue in seen["queues"]]
+
+    assert names() == ["b", "c", "a"]
+    assert names("--sort", "name") == ["a", "b", "c"]
+    assert names("--rows", "1") == ["b"]
+
+
+def test_more_queues_than_a_page_are_all_looked_at(server: BrokerProcess) -> None:
+    with LineClient(("127.0.0.1", server.port)) as client:
+        client.send(b"".join(b"s subscribe q%04d e%d\n" % (n, n) for n in range(2_500)))
+        assert client.ask(b"m publish --confirm e2499 x") == b"m ok "
+
+    [seen] = looks("--url", server.url, "--count", "1", "--rows", "10000")
+
+    assert len(seen["queues"]) == 2_500
+    assert seen["queues"][0]["name"] == "q2499"
+
+
+def test_a_pipe_without_json_gets_plain_text(server: BrokerProcess) -> None:
+    published(server, b"mails", 5)
+
+    done = subprocess.run(
+        [*TOP, "--url", server.url, "--count", "1"], capture_output=True, text=True, check=True
+    )
+
+    assert "\x1b" not in done.stdout
+    assert re.search(r"^mails +5 +0 +0 ", done.stdout, re.M)
+
+
+def test_a_reader_that_has_gone_is_no_drama(server: BrokerProcess) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(
+            [*TOP, "--json", "--url", server.url], stdout=gone, stderr=subprocess.PIPE, timeout=30
+        )
+
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_server_that_is_not_there_ends_it_with_69(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", "mqks://127.0.0.1:1", "--count", "1"]) == 69
+    assert capsys.readouterr().err.startswith("mqks: ")
