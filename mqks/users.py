@@ -66,6 +66,13 @@ STRANGER: Final = Permissions()
 """Who has not yet said who it is."""
 
 
+_KINDS: Final = {
+    **dict.fromkeys(("name", "password", "token"), str),
+    **dict.fromkeys(("publish", "consume", "bind"), list),
+    **dict.fromkeys(("admin", "eval"), bool),
+}
+
+
 @dataclass(slots=True)
 class User:
     """One line of the users file. Raises ValueError."""
@@ -80,13 +87,9 @@ class User:
     eval: bool = False
 
     def __post_init__(self) -> None:
-        for each, kind in (
-            *((text, str) for text in (self.name, self.password, self.token)),
-            *((masks, list) for masks in (self.publish, self.consume, self.bind)),
-            *((switch, bool) for switch in (self.admin, self.eval)),
-        ):
-            if not isinstance(each, kind):
-                raise ValueError(f"{each!r} has the wrong type")
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} has the wrong type")
         check_word("name", self.name)
         for mask in (*self.publish, *self.consume, *self.bind):
             check_word("mask", mask)
@@ -120,7 +123,7 @@ def parse(text: str, place: str) -> list[User]:
         try:
             user = User(**_members(line))
             user.permissions()
-        except (ValueError, TypeError, BadRequest) as error:
+        except (ValueError, BadRequest) as error:
             raise ConfigurationError(f"{place}:{number}: {error}") from None
         if user.name in users:
             raise ConfigurationError(f"{place}:{number}: there is a user {user.name} already")
@@ -132,6 +135,8 @@ def _members(line: str) -> dict[str, Any]:
     members = json.loads(line)
     if not isinstance(members, dict):
         raise ValueError("not a JSON object")
+    if "name" not in members:
+        raise ValueError("the name is missing")
     if unknown := members.keys() - User.__dataclass_fields__.keys():
         raise ValueError(f"there is no {min(unknown)!r} of a user")
     return members

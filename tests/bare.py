@@ -31,6 +31,9 @@ class BareWorld:
         self._received[name] = b""
         self._closed.discard(name)
 
+    def connection(self, name: str) -> Connection:
+        return self._connections[name]
+
     def send(self, name: str, data: bytes) -> None:
         connection = self._connections[name]
         if name in self._closed:

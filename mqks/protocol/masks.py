@@ -11,15 +11,21 @@ from mqks.limits import MASK_BYTES_MAX
 
 def mask_pattern(mask: bytes) -> re.Pattern[bytes]:
     """What events `rebind --remove-mask` means. Raises BadRequest."""
-    if len(mask) > MASK_BYTES_MAX:
-        raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
+    _check_length(mask)
     # Neighbouring stars mean one.
     return re.compile(_within(re.sub(rb"\*+", b"*", mask)), re.DOTALL)
 
 
 def masks_pattern(masks: list[bytes]) -> re.Pattern[bytes]:
-    """What names these masks allow; in them `**` stands for any run at all."""
+    """What names these masks allow; in them `**` stands for any run at all. Raises BadRequest."""
+    for mask in masks:
+        _check_length(mask)
     return re.compile(b"|".join(map(_across, masks)) or b"(?!)", re.DOTALL)
+
+
+def _check_length(mask: bytes) -> None:
+    if len(mask) > MASK_BYTES_MAX:
+        raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
 
 
 def _within(mask: bytes) -> bytes:
