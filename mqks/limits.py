@@ -61,8 +61,8 @@ a millisecond for it."""
 STRANGER_LINE_BYTES_MAX: Final = 4096
 """Longest line before authentication."""
 
-STRANGER_BYTES_MAX: Final = 16 * 1024
-"""What may be sent before authentication."""
+STRANGER_LINES_MAX: Final = 32
+"""Lines before authentication; then the connection is closed."""
 
 STRANGER_ERRORS_MAX: Final = 8
 """Error replies before authentication; then the connection is closed."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.errors import Expelled
 from mqks.settings import Settings
 
 
@@ -38,9 +37,8 @@ class BareWorld:
         connection = self._connections[name]
         if name in self._closed:
             return
-        try:
-            self.broker.receive(connection, data)
-        except Expelled:
+        self.broker.receive(connection, data)
+        if connection.expelled:
             self._end(name)
         self._settle()
 

@@ -34,8 +34,8 @@ from mqks.limits import (
     LOGINS_WAITING_MAX,
     READS_WAITING_MAX,
     REASON_CHARACTERS_MAX,
-    STRANGER_BYTES_MAX,
     STRANGER_ERRORS_MAX,
+    STRANGER_LINES_MAX,
 )
 from mqks.protocol import replies
 from mqks.protocol.requests import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 NOTHING = b"\n"
 """A name that no line can hold."""
-HYPHEN = ord("-")
+HYPHEN, NEWLINE = b"-\n"
 
 
 class Broker:
@@ -191,23 +191,23 @@ class Broker:
     # -- the way of a chunk
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes.
-
-        Raises Expelled, after its error reply, when the connection must be closed.
-        """
+        """Handle every line that this chunk completes; `connection.expelled` tells afterwards
+        whether it must be closed."""
         start = 0
         while connection.permissions is STRANGER and connection.kept is None and start < len(data):
             # Line by line: the next one may be meant for a user.
             end = data.find(b"\n", start) + 1 or len(data)
-            connection.stranger_bytes += end - start
-            if connection.stranger_bytes > STRANGER_BYTES_MAX:
-                raise self.expel(connection, f"{STRANGER_BYTES_MAX} bytes before authentication")
             self._receive(connection, data[start:end])
             start = end
+            connection.stranger_lines += data[end - 1] == NEWLINE
+            if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
+                self.expel(connection, f"{STRANGER_LINES_MAX} lines before authentication")
         if connection.kept is not None:
             connection.kept.append(data[start:])
         elif start < len(data) or connection.splitter.too_long is not None:
             self._receive(connection, data[start:] if start else data)
+        if connection.expelled:
+            connection.kept = []
 
     def _receive(self, connection: Connection, data: bytes) -> None:
         splitter = connection.splitter
@@ -226,18 +226,12 @@ class Broker:
         else:
             self._handle(connection, iter(lines))
         if connection.kept is not None:
-            if connection.expelled is not None:
-                raise connection.expelled
             connection.kept.append(splitter.take_tail())
-            return
-        if splitter.too_long is not None:
-            failure = LineTooLong(
-                "line_bytes_max", f"a line may have {splitter.line_bytes_max} bytes at most"
-            )
+        elif splitter.too_long is not None:
+            reason = f"a line may have {splitter.line_bytes_max} bytes at most"
             # A line without an id is told as such, not by its first megabyte.
             line = splitter.too_long if b" " in splitter.too_long else b""
-            self._refuse(connection, line, failure)
-            raise failure
+            self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
 
     @staticmethod
     def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
@@ -369,12 +363,12 @@ class Broker:
             if connection.stranger_errors >= STRANGER_ERRORS_MAX:
                 failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
         if isinstance(failure, Expelled):
-            connection.kept, connection.expelled = [], failure
+            # Not the exception itself: with its traceback it would keep what was sent.
+            connection.kept, connection.expelled = [], True
 
-    def expel(self, connection: Connection, reason: str) -> Expelled:
-        """Close a connection for what none of its requests has done; return why."""
-        self._fail(connection, b"-", b"", failure := Expelled(reason))
-        return failure
+    def expel(self, connection: Connection, reason: str) -> None:
+        """Have a connection closed for what no single request has done."""
+        self._fail(connection, b"-", b"", Expelled(reason))
 
     def _error(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
         reply = self.error_reply(
@@ -444,10 +438,8 @@ class Broker:
             self.expel(login.connection, f"{LOGINS_WAITING_MAX} passwords wait already")
 
     def verified(self, login: "Login", user: Known | None) -> bytes:
-        """The outcome; returns what has been kept meanwhile and is to be received now.
-
-        Raises Expelled as `receive`.
-        """
+        """The outcome; returns what has been kept meanwhile and is to be received now, unless the
+        connection is `expelled`."""
         connection, request = login.connection, login.request
         kept = b"".join(connection.kept or ())
         connection.kept = None
@@ -455,8 +447,6 @@ class Broker:
             self.authenticate(connection, user)
         except BadRequest as failure:
             self._fail(connection, request.id, request.action, failure)
-            if connection.expelled is not None:
-                raise connection.expelled from None
         else:
             if request.confirm:
                 connection.unconfirmed += 1

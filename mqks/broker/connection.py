@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.expression import Budget
 from mqks.broker.reads import Read
-from mqks.errors import Expelled
 from mqks.limits import STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import LineSplitter
 from mqks.users import STRANGER, Permissions
@@ -40,8 +39,8 @@ class Connection:
         "permissions",
         "reads",
         "splitter",
-        "stranger_bytes",
         "stranger_errors",
+        "stranger_lines",
         "touched",
         "unconfirmed",
         "user",
@@ -81,6 +80,6 @@ class Connection:
         self.kept: list[bytes] | None = None
         """While there is a list, lines are not handled but kept in it: they wait for the outcome
         of `auth`, or nobody needs them any more."""
-        self.expelled: Expelled | None = None
-        """Why it must be closed."""
-        self.auth_failures = self.stranger_errors = self.stranger_bytes = 0
+        self.expelled = False
+        """It must be closed, and has been told why."""
+        self.auth_failures = self.stranger_errors = self.stranger_lines = 0

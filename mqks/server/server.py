@@ -34,7 +34,6 @@ from mqks.broker.queue import Queue
 from mqks.errors import (
     AddressUnavailable,
     ConfigurationError,
-    Expelled,
     LimitExceeded,
     MqksError,
 )
@@ -165,10 +164,7 @@ class Server:
         """A chunk has come: handle all of it, now."""
         broker, connection = self._broker, client.connection
         published, pending = broker.published, broker.pending_records
-        try:
-            broker.receive(connection, data)
-        except Expelled:
-            self._expelled(client)
+        broker.receive(connection, data)
         if client.stranger or connection.kept is not None:
             self._look_at_auth(client)
         size = len(data)
@@ -205,11 +201,11 @@ class Server:
         self._expelled(client)
 
     def _look_at_auth(self, client: Client) -> None:
-        """Something came from a stranger, or from one whose password is to be verified."""
+        """Something came from a stranger, or made that nothing more is handled for now."""
         connection = client.connection
-        if client.ended:
-            return
-        if connection.kept is not None:
+        if connection.expelled:
+            self._expelled(client)
+        elif connection.kept is not None:
             client.hold(Hold.AUTH)
             # It waits for us now: nobody takes its place.
             self._gate.remove_stranger(client)
@@ -229,9 +225,8 @@ class Server:
         if client.stranger:
             self._gate.add_stranger(client, lambda: self._drop(client))
         client.release(Hold.AUTH)
-        try:
-            kept = self._broker.verified(login, user)
-        except Expelled:
+        kept = self._broker.verified(login, user)
+        if client.connection.expelled:
             self._expelled(client)
         else:
             self.receive(client, kept)
@@ -242,10 +237,11 @@ class Server:
 
     def _drop(self, client: Client) -> None:
         """Others need its place."""
-        client.ended = True
-        others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
-        failure = LimitExceeded("unauthenticated_max", others)
-        client.transport.write(self.refuse_client(client, failure))
+        if not client.ended:
+            client.ended = True
+            others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
+            failure = LimitExceeded("unauthenticated_max", others)
+            client.transport.write(self.refuse_client(client, failure))
         client.transport.abort()
 
     def end_of_stream(self, client: Client) -> None:
