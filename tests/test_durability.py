@@ -220,6 +220,7 @@ def test_free_space_stays_above_its_floor(small_disk: Path) -> None:
             while published(client, b"m%d" % number, b"e", b"x" * 64 * KIB):
                 number += 1
                 assert number < 400
+        assert server.terminate() == 0
         assert "less than 8388608 bytes are free" in server.log
         # What was written between two looks, and the WAL, may go below it a little.
         assert shutil.disk_usage(small_disk).free > 4 * MIB

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqks.commands.inspect import _source
+from mqks.commands.inspect import source_of
 from mqks.commands.options import Database, Url, progress
 from mqks.errors import InspectionFailed
 
@@ -46,7 +46,7 @@ def export(
 
     From a server while it runs, or from the file of one that does not.
     """
-    with _source(context, url, db) as opened, progress("Exporting") as advance:
+    with source_of(context, url, db) as opened, progress("Exporting") as advance:
         for row in lines(opened, messages, queue or []):
             sys.stdout.write(json.dumps(row) + "\n")
             advance(1)

@@ -68,7 +68,7 @@ def queues(
     as_json: AsJson = False,
 ) -> None:
     """List the queues: what waits in them, who consumes them."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         rows = source.queues()
         if sort is not Sort.NAME:
             rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
@@ -107,7 +107,7 @@ def queue(
     as_json: AsJson = False,
 ) -> None:
     """Tell all of one queue, with its events and consumers."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _object(source.queue(name), as_json)
 
 
@@ -120,7 +120,7 @@ def bindings(
     as_json: AsJson = False,
 ) -> None:
     """List which queues get which events."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _list(source.bindings(event), BINDING, as_json)
 
 
@@ -129,7 +129,7 @@ def consumers(
     context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
 ) -> None:
     """List the consumers of a running server."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _list(source.consumers(), CONSUMER, as_json)
 
 
@@ -138,7 +138,7 @@ def connections(
     context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
 ) -> None:
     """List the connections of a running server."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _list(source.connections(), CONNECTION, as_json)
 
 
@@ -162,7 +162,7 @@ def messages(
 ) -> None:
     """List the messages of a queue, unacked ones as well, without consuming them."""
     matches = re.compile(_pattern(event_mask or "**"), re.DOTALL).fullmatch
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         found = (row for row in source.messages(name, after) if matches(row["event"]))
         rows = map(partial(_message, data=data), islice(found, limit))
         columns = (*MESSAGE, "data") if data else MESSAGE
@@ -178,7 +178,7 @@ def unacked(
     as_json: AsJson = False,
 ) -> None:
     """List the messages that consumers hold, or held when the server ended."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _list(source.unacked(name), UNACKED, as_json)
 
 
@@ -187,7 +187,7 @@ def journal(
     context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
 ) -> None:
     """Tell of the journal on disk."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _object(source.journal(), as_json)
 
 
@@ -196,7 +196,7 @@ def stats(
     context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
 ) -> None:
     """Tell how much there is of everything, and what was done since the start."""
-    with _source(context, url, db) as source:
+    with source_of(context, url, db) as source:
         _object(source.totals(), as_json)
 
 
@@ -244,7 +244,7 @@ def reason_of(error_id: str) -> str | None:
 # ------------------------------------------------------------------------------ where to look
 
 
-def _source(context: typer.Context, url: str | None, db: Path | None) -> "Source":
+def source_of(context: typer.Context, url: str | None, db: Path | None) -> "Source":
     """What was named: a flag means more than a variable, a URL more than a file."""
     from mqks.commands.sources import Live, source_of  # here, so that --help need not load them
 

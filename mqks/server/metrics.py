@@ -23,7 +23,7 @@ from mqks.journal.journal import SQLITE_VERSION, Journal
 from mqks.settings import SETTINGS, Settings
 
 SLICE_QUEUES: Final = 500
-"""Queues told before others have their turn: about a millisecond."""
+"""Queues told before others have their turn: a quarter of a millisecond."""
 
 
 class Metric(NamedTuple):
@@ -185,7 +185,7 @@ def registry_of(
 
 
 def queue_lines(broker: Broker) -> Iterator[bytes]:
-    """What `/metrics/queues` tells, in slices that take about a millisecond each.
+    """What `/metrics/queues` tells, in slices of `SLICE_QUEUES`.
 
     All samples of a metric must stand together: the queues are gone through once for each.
     """
