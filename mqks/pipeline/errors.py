@@ -5,7 +5,12 @@
         ├── DataLost        65  messages that were to be read are gone, or the queue was made anew
         ├── BadOption       78  an option of format("mqks") is unknown or bad (a ValueError, too)
         ├── BadRow          65  a row that the protocol cannot say (a ValueError, too)
-        └── JavaMissing     69  Spark needs Java, and there is none that will do
+        ├── JavaMissing     69  Spark needs Java, and there is none that will do
+        ├── ExtraMissing    69  a package that is not installed is needed
+        ├── JobFailed       70  a job of Spark failed
+        ├── ServerAway      69  there is no server, or not for long enough
+        ├── LakeInUse       69  another process writes to the lake
+        └── LakeUnfit       65  the lake is of another format, or its file system cannot do it
 
 The one rule: the message is a single line for the person who has to act on it.
 """
@@ -39,3 +44,31 @@ class JavaMissing(PipelineError):
     """There is no Java, or it is too old."""
 
     exit_code = 69
+
+
+class ExtraMissing(PipelineError):
+    """A package of an extra is not installed."""
+
+    exit_code = 69
+
+
+class JobFailed(PipelineError):
+    """A job of Spark failed; the message has the reason of the task that failed."""
+
+
+class ServerAway(PipelineError):
+    """The server could not be reached for as long as the retries last."""
+
+    exit_code = 69
+
+
+class LakeInUse(PipelineError):
+    """Another process writes to the lake: two archives at once would undo each other's work."""
+
+    exit_code = 69
+
+
+class LakeUnfit(PipelineError):
+    """There is no such lake, it is of another format, or its file system lacks what is needed."""
+
+    exit_code = 65
