@@ -40,6 +40,7 @@ from mqks.limits import (
 from mqks.protocol import replies
 from mqks.protocol.requests import (
     CONFIRM,
+    ONCE,
     DeleteRule,
     Rebind,
     Request,
@@ -265,6 +266,9 @@ class Broker:
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
+                once = argument == ONCE
+                if once:
+                    argument, _, rest = rest.partition(b" ")
                 if (
                     argument != event
                     and argument
@@ -280,10 +284,11 @@ class Broker:
                     event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
                     ids, bodies = [], []
                 if argument == event and request_id:
-                    ids.append(request_id)
-                    bodies.append(request_id + middle + rest)
                     if confirm:
                         confirms.append(request_id)
+                    if not once or self._is_new(request_id):
+                        ids.append(request_id)
+                        bodies.append(request_id + middle + rest)
                     continue
             elif action == b"ack":
                 confirm = argument == CONFIRM
@@ -308,8 +313,8 @@ class Broker:
                     continue
             if ids:
                 self._gathered(event, acker, ids, bodies)
-                event = acker = NOTHING
                 ids, bodies = [], []
+            event = acker = NOTHING
             if line:
                 request = self._request(connection, line)
                 if request is not None and request.confirm:
@@ -495,10 +500,16 @@ class Broker:
 
     def publish_once(self, event: bytes, message_id: bytes, body: bytes) -> None:
         """Publish, unless a message of this id was published so before."""
-        if self.once.add(message_id):
-            self.pending.once.append(message_id)
-            self.pending_records += 1
+        if self._is_new(message_id):
             self.publish(event, [message_id], [body])
+
+    def _is_new(self, message_id: bytes) -> bool:
+        """Remember an id that may be published once; return whether it was not known."""
+        if not self.once.add(message_id):
+            return False
+        self.pending.once.append(message_id)
+        self.pending_records += 1
+        return True
 
     def trim(self, name: bytes, end: int | None) -> None:
         """Drop the waiting messages of a queue, or those with numbers below `end`."""
