@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from socket import gaierror
 from threading import Event
@@ -305,16 +306,12 @@ def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[Spa
     """A session of Spark that ends with the job, and its failures told in one line."""
     from mqks.pipeline.errors import ExtraMissing, JobFailed, ServerAway
 
-    try:
-        import numpy  # noqa: F401
-        import pandas  # noqa: F401
-        import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise ExtraMissing(
-            f"the pipeline needs Spark for Python ({error.name} is missing):"
-            " pip install 'mqks[spark]'"
-        ) from None
+    for needed in ("numpy", "pandas", "pyarrow", "pyspark"):
+        if find_spec(needed) is None:
+            raise ExtraMissing(
+                f"the pipeline needs Spark for Python ({needed} is missing):"
+                " pip install 'mqks[spark]'"
+            )
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
