@@ -413,7 +413,7 @@ def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
-    (tmp_path / "pyspark.py").write_text("raise ImportError(name='pyspark')")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyspark'] = None")
     done = mqks("report", str(tmp_path), PYTHONPATH=str(tmp_path))
 
     assert done.returncode == 69
