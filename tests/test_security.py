@@ -531,12 +531,12 @@ def test_loopback_is_not_asked_but_may_take_a_users_rights(tmp_path: Path) -> No
         ({}, True, False),
         ({"auth": "always"}, True, True),
         ({}, False, True),
-        ({"insecure": True}, False, False),
-        ({"insecure": True, "auth": "always"}, False, True),
+        ({"insecure": True}, False, True),
+        ({"insecure": True, "users": None}, False, False),
     ],
 )
 def test_who_must_authenticate(settings: dict[str, Any], local: bool, asked: bool) -> None:
-    world = BareWorld(users=Path("unused"), **settings)
+    world = BareWorld(**{"users": Path("unused")} | settings)
 
     connection = world.broker.connect("peer", local=local)
     world.broker.receive(connection, b"m publish e x\n")
