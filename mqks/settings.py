@@ -314,7 +314,7 @@ class Settings:
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a peer must say who it is before anything else."""
-        return self.auth == "always" or not (local or self.insecure or self.users is None)
+        return self.auth == "always" or not (local or self.users is None)
 
     def public(self) -> dict[str, object]:
         """Every setting that a client may see, in plain values."""
