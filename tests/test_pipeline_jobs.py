@@ -471,7 +471,8 @@ def test_all_is_killed_and_each_message_is_in_the_lake_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_replay_while_the_broker_is_killed(tmp_path: Path) -> None:
+def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path) -> None:
     copy = kills.replay(tmp_path, 200_000, seed=1)
 
     assert kills.counted(copy) == (200_000, 200_000, 200_000)
+    assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)

@@ -446,11 +446,13 @@ def _exchange(one: Path, other: Path) -> None:
     """Let two directories change places in one step. Raises LakeUnfit where that cannot be done."""
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
-    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
+    try:
+        failed = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE)
         why = os.strerror(ctypes.get_errno())
-        raise LakeUnfit(
-            f"{other}: its file system cannot exchange directories ({why}): give --no-compact"
-        )
+    except AttributeError:
+        failed, why = -1, "the C library has no renameat2"
+    if failed:
+        raise LakeUnfit(f"{other}: directories cannot be exchanged here ({why}): give --no-compact")
 
 
 def messages(spark: "SparkSession", path: Path) -> "DataFrame":
