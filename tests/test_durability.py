@@ -226,6 +226,21 @@ def test_free_space_stays_above_its_floor(small_disk: Path) -> None:
         assert shutil.disk_usage(small_disk).free > 4 * MIB
 
 
+def test_an_id_is_never_remembered_without_its_message(db: Path) -> None:
+    """On a full disk everything but messages is still written."""
+    flags = ("--ballast-bytes", "0", "--disk-free-bytes-min")
+    with ServerProcess(db, *flags, "100TiB") as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            assert ERROR.fullmatch(client.ask(b"m1 publish --confirm --once e data"))
+            subscribed(client, b"q2", b"e2")
+        server.kill()
+    with ServerProcess(db, *flags, "0") as server:
+        with LineClient(server.address) as client:
+            assert client.ask(b"m1 publish --confirm --once e data") == b"m1 ok "
+        assert [d.message for d in drained(server, b"q", b"e")] == [b"m1"]
+
+
 # ----------------------------------------------------------------------------- a failing disk
 
 

@@ -555,6 +555,9 @@ class Broker:
         `settled_only` leaves the messages: what makes room can be written when they can't.
         """
         batch, self.pending = self.pending, Batch()
+        if settled_only:
+            # An id that lasts without its message would keep the message out for good.
+            batch.once, self.pending.once = self.pending.once, batch.once
         dirty, self.dirty = self.dirty, []
         for queue in dirty:
             if queue.deleted:
