@@ -5,6 +5,9 @@ The one rule: a number here bounds something that a peer or a disk could otherwi
 
 from typing import Final
 
+SEQ_MAX: Final = (1 << 63) - 1
+"""The greatest number that a request may name: of a message, or a time in microseconds."""
+
 DELETE_DELAY_S_MAX: Final = 1e9
 """Longest delay of a delete rule."""
 

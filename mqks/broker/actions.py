@@ -5,7 +5,7 @@ The one rule: a request that raises has changed nothing.
 
 import json
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from mqks.broker import expression, stats
 from mqks.broker.broker import Broker
@@ -20,6 +20,7 @@ from mqks.limits import (
     PEEK_ROWS_MAX,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
+    SEQ_MAX,
     STATS_ROWS_DEFAULT,
     STATS_ROWS_MAX,
 )
@@ -40,8 +41,6 @@ from mqks.protocol.requests import (
     parse_words,
     shown,
 )
-
-SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Action(NamedTuple):
