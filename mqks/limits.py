@@ -43,6 +43,10 @@ READ_ROWS_MAX: Final = 1_000_000
 READ_BYTES: Final = 4 * 1024 * 1024
 """One reply to read, about."""
 
+READ_DISK_BYTES: Final = 64 * 1024 * 1024
+"""What one reply to read or peek takes from the disk, about: messages that lie between many of
+other queues, and others who wait for theirs."""
+
 PEEK_ROWS_DEFAULT: Final = 10
 PEEK_ROWS_MAX: Final = 1000
 """Messages in one reply to peek."""
