@@ -166,7 +166,12 @@ class Server:
 
     def _close_if_done(self, client: Client) -> None:
         connection = client.connection
-        if connection.unconfirmed or connection.outbox or client.transport.is_closing():
+        if (
+            connection.unconfirmed
+            or connection.reads
+            or connection.outbox
+            or client.transport.is_closing()
+        ):
             return
         client.close()
 
