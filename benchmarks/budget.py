@@ -27,7 +27,10 @@ class Bench:
 
     def __init__(self, *lines: bytes) -> None:
         self.broker = Broker(
-            Settings(), clock=lambda: 0.0, new_error_id=lambda: ("0" * 24, 0), on_error=print
+            Settings(),
+            clock=lambda: 0.0,
+            new_error_id=lambda: ("0" * 24, 0),
+            on_error=lambda record: False,
         )
         self.connection: Connection = self.broker.connect("budget", local=True)
         for line in lines:

@@ -2,8 +2,10 @@
 
     MqksError                  70
     ├── BadRequest             the request gets an error reply, the connection goes on
+    │   ├── NotAllowed         the user may not do that, or has not said who it is
+    │   ├── Expelled           the connection is closed after the reply
     │   ├── LimitExceeded      the request would pass one of the limits
-    │   │   └── LineTooLong    the line is longer than line_bytes_max
+    │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
     │   └── DiskFull           what must last cannot be written for now
     ├── ConfigurationError     78  a setting is unknown, bad or unsafe
     ├── DatabaseLocked         69  another process serves this database
@@ -32,6 +34,8 @@ from typing import ClassVar, Literal
 
 Limit = Literal[
     "connections_max",
+    "connections_per_address_max",
+    "unauthenticated_max",
     "line_bytes_max",
     "queues_max",
     "queue_messages_max",
@@ -52,6 +56,14 @@ class BadRequest(MqksError):
     """A request that gets an error reply and changes nothing."""
 
 
+class NotAllowed(BadRequest):
+    """A request that this user may not make, or that nobody may before authentication."""
+
+
+class Expelled(BadRequest):
+    """What costs the connection: it is closed after the reply."""
+
+
 class LimitExceeded(BadRequest):
     """A request that would pass one of the limits."""
 
@@ -60,8 +72,8 @@ class LimitExceeded(BadRequest):
         self.limit = limit
 
 
-class LineTooLong(LimitExceeded):
-    """A line longer than `line_bytes_max`; the connection is closed after the reply."""
+class LineTooLong(LimitExceeded, Expelled):
+    """A line longer than `line_bytes_max`."""
 
 
 class DiskFull(BadRequest):

@@ -60,3 +60,34 @@ STATS_ROWS_MAX: Final = 10_000
 
 REASON_CHARACTERS_MAX: Final = 500
 """Longest reason kept with an error."""
+
+MASKED_NAME_BYTES_MAX: Final = 256
+"""Longest name that the masks of a user are tried on; longer ones need `**`. The worst mask takes
+a millisecond for it."""
+
+STRANGER_LINE_BYTES_MAX: Final = 4096
+"""Longest line before authentication."""
+
+STRANGER_LINES_MAX: Final = 32
+"""Lines before authentication; then the connection is closed."""
+
+STRANGER_ERRORS_MAX: Final = 8
+"""Error replies before authentication; then the connection is closed."""
+
+AUTH_FAILURES_MAX: Final = 3
+"""Wrong credentials on one connection; then it is closed."""
+
+LOGINS_WAITING_MAX: Final = 64
+"""Passwords that wait to be verified, one after the other, each a thirtieth of a second or more."""
+
+LINGER_BYTES_MAX: Final = 1024 * 1024
+"""What is read, to no effect, from a connection that broke the rules."""
+
+ERRORS_PER_SECOND_MAX: Final = 100
+"""Failed requests that are logged in one second."""
+
+USERS_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Longest users file."""
+
+SCRYPT_MEMORY_BYTES_MAX: Final = 256 * 1024 * 1024
+"""What verifying one password may take."""

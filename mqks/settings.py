@@ -123,6 +123,48 @@ class Settings:
         About("Listening", "Who may send _eval, which looks into the running server."),
     ] = "loopback"
 
+    users: Annotated[Path | None, About("Security", "The file of users that mqks user writes.")] = (
+        None
+    )
+    auth: Annotated[
+        Literal["remote", "always"],
+        About("Security", "Who must authenticate: peers beyond loopback, or everybody."),
+    ] = "remote"
+    auth_timeout_s: Annotated[
+        float,
+        About(
+            "Security",
+            "How long a peer that must authenticate may take for it.",
+            unit="seconds",
+            bounds=(0.1, 3600),
+        ),
+    ] = 10.0
+    unauthenticated_max: Annotated[
+        int,
+        About(
+            "Security",
+            "Connections that have yet to authenticate; beyond it the oldest of them is closed.",
+            unit="connections",
+            bounds=(1, 1_000_000),
+        ),
+    ] = 1000
+    tls_host: Annotated[str, About("Security", "The address to listen on with TLS as well.")] = (
+        "0.0.0.0"
+    )
+    tls_port: Annotated[
+        int, About("Security", "The TCP port for TLS, mostly 25001; 0 for none.", bounds=(0, 65535))
+    ] = 0
+    tls_cert: Annotated[
+        Path | None, About("Security", "The server's certificate and those above it, as PEM.")
+    ] = None
+    tls_key: Annotated[Path | None, About("Security", "The certificate's private key, as PEM.")] = (
+        None
+    )
+    tls_client_ca: Annotated[
+        Path | None,
+        About("Security", "Whose certificates clients must show over TLS, as PEM; none for all."),
+    ] = None
+
     connections_max: Annotated[
         int,
         About(
@@ -132,6 +174,15 @@ class Settings:
             bounds=(1, 1_000_000),
         ),
     ] = 20_000
+    connections_per_address_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "Connections at once from one IPv4 address, or from one IPv6 network of 64 bits.",
+            unit="connections",
+            bounds=(1, 1_000_000),
+        ),
+    ] = 5000
     line_bytes_max: Annotated[
         int,
         About(
@@ -260,6 +311,10 @@ class Settings:
         Literal["text", "json"],
         About("Running", "Log lines as key=value text for people, or as JSON for collectors."),
     ] = "text"
+
+    def needs_auth(self, *, local: bool) -> bool:
+        """Whether a peer must say who it is before anything else."""
+        return self.auth == "always" or not (local or self.users is None)
 
     def public(self) -> dict[str, object]:
         """Every setting that a client may see, in plain values."""
@@ -461,6 +516,11 @@ def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
     check_reach(settings, settings.host, places.get("host", "host"))
+    if settings.tls_port:
+        check_reach(settings, settings.tls_host, places.get("tls_host", "tls_host"))
+        check_certificate(settings, places["tls_port"])
+    if settings.auth == "always" and settings.users is None:
+        raise ConfigurationError(f"{places['auth']}: nobody can authenticate without users")
     if (
         settings.http_port is not None
         and not settings.insecure
@@ -477,11 +537,17 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
 
 def check_reach(settings: Settings, host: str, place: str) -> None:
     """Raises ConfigurationError when listening on `host` would let in whom it should not."""
-    if not settings.insecure and not _is_loopback(host):
+    if settings.users is None and not settings.insecure and not _is_loopback(host):
         raise ConfigurationError(
-            f"{place}: {host!r} is not loopback, and there is no authentication yet: set insecure "
-            "to let everyone who can connect do anything"
+            f"{place}: {host!r} is not loopback: set users, so that clients must authenticate, or "
+            "insecure to let everyone who can connect do anything"
         )
+
+
+def check_certificate(settings: Settings, place: str) -> None:
+    """Raises ConfigurationError when there is none for TLS."""
+    if not (settings.tls_cert and settings.tls_key):
+        raise ConfigurationError(f"{place}: tls_cert and tls_key are needed")
 
 
 def _is_loopback(host: str) -> bool:

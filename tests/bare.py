@@ -8,7 +8,6 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.errors import LineTooLong
 from mqks.settings import Settings
 
 
@@ -20,7 +19,7 @@ class BareWorld:
             Settings(**settings),
             clock=lambda: self.now_s,
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
-            on_error=lambda record: None,
+            on_error=lambda record: True,
         )
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
@@ -31,13 +30,15 @@ class BareWorld:
         self._received[name] = b""
         self._closed.discard(name)
 
+    def connection(self, name: str) -> Connection:
+        return self._connections[name]
+
     def send(self, name: str, data: bytes) -> None:
         connection = self._connections[name]
         if name in self._closed:
             return
-        try:
-            self.broker.receive(connection, data)
-        except LineTooLong:
+        self.broker.receive(connection, data)
+        if connection.expelled:
             self._end(name)
         self._settle()
 

@@ -1,11 +1,16 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import sync_library as sync
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytest_plugins = ["mqks.testing"]
 
@@ -19,6 +24,27 @@ def anyio_backend() -> str:
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("MQKS_")]:
         monkeypatch.delenv(variable)
+
+
+SPARK_SETTINGS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""Starts sooner, and is slower only in runs longer than a test's."""
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """One session for all tests that need one; they are skipped where there is no Java."""
+    from mqks.pipeline.errors import JavaMissing
+    from mqks.pipeline.session import session
+
+    try:
+        running = session("local[2]", **SPARK_SETTINGS)
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="session")

@@ -119,11 +119,27 @@ class Machine(RuleBasedStateMachine):
         self.model.publish(message_id, event, data)
         self.model.confirms.append((connection, message_id))
 
-    @rule(connection=CONNECTIONS, message_id=MESSAGES, event=EVENTS)
-    def publish_once(self, connection: str, message_id: str, event: str) -> None:
-        data = f"d{next(self.requests)}"
-        self.send(connection, f"{message_id} publish --once {event} {data}")
-        self.model.publish_once(message_id, event, data)
+    @rule(
+        connection=CONNECTIONS,
+        publishes=st.lists(st.tuples(MESSAGES, st.booleans(), st.booleans()), min_size=1),
+        event=EVENTS,
+    )
+    def publish_once(
+        self, connection: str, publishes: list[tuple[str, bool, bool]], event: str
+    ) -> None:
+        """Among others that may come twice, all in one chunk."""
+        lines = []
+        for message_id, once, confirm in publishes:
+            data = f"d{next(self.requests)}"
+            flags = " --confirm" * confirm + " --once" * once
+            lines.append(f"{message_id} publish{flags} {event} {data}")
+            if once:
+                self.model.publish_once(message_id, event, data)
+            else:
+                self.model.publish(message_id, event, data)
+            if confirm:
+                self.model.confirms.append((connection, message_id))
+        self.send(connection, "\n".join(lines))
 
     @rule(connection=CONNECTIONS, name=QUEUES, share=st.floats(0, 1))
     def trim(self, connection: str, name: str, share: float) -> None:

@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mqks.broker import expression, stats
+from mqks.broker import expression, permits, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
+from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
@@ -29,6 +30,7 @@ from mqks.protocol.requests import (
     ALL,
     Rebind,
     Request,
+    parse_auth,
     parse_consume,
     parse_delete_queue,
     parse_eval,
@@ -45,6 +47,7 @@ from mqks.protocol.requests import (
 
 class Action(NamedTuple):
     run: Callable[[Broker, Connection, Request], None]
+    needs: permits.Needs
     usage: str
 
 
@@ -209,6 +212,16 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
     broker.write(connection, replies.ok(request.id, usage.encode()))
 
 
+def auth(broker: Broker, connection: Connection, request: Request) -> None:
+    name, secret = parse_auth(request.rest)
+    if name is None:
+        broker.authenticate(connection, broker.users.by_token(secret))
+    elif user := broker.users.recall(name, secret):
+        broker.authenticate(connection, user)
+    else:
+        broker.verify(Login(connection, request, name, secret))
+
+
 def ping(broker: Broker, connection: Connection, request: Request) -> None:
     broker.write(connection, replies.ok(request.id, request.rest))
 
@@ -233,29 +246,34 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 ACTIONS = {
-    b"publish": Action(publish, "[--once] {event} {data}"),
-    b"subscribe": Action(subscribe, "{queue} {event} ... {event}"),
+    b"publish": Action(publish, permits.publish, "[--once] {event} {data}"),
+    b"subscribe": Action(subscribe, permits.subscribe, "{queue} {event} ... {event}"),
     b"consume": Action(
         consume,
+        permits.consume,
         "{queue} [{event} ...] [--add {event} ...] [--delete-queue-when-unused[={seconds}]] "
         "[--manual-ack]",
     ),
     b"rebind": Action(
         rebind,
+        permits.rebind,
         "{queue} [{event} ...] [--remove {event} ...] [--remove-mask {mask} ...] "
         "[--add {event} ...]",
     ),
-    b"ack": Action(ack, "{consumer_id} {msg_id}|--all"),
-    b"reject": Action(reject, "{consumer_id} {msg_id}|--all"),
-    b"delete_consumer": Action(delete_consumer, "{consumer_id}"),
-    b"delete_queue": Action(delete_queue, "{queue} [--when-unused[={seconds}]]"),
-    b"purge": Action(purge, "{queue}"),
-    b"peek": Action(peek, "{queue} [--after={seq}] [--limit={n}]"),
-    b"range": Action(range_, "{queue} [--at={microseconds}]"),
-    b"read": Action(read, "{queue} --from={seq} [--to={seq}] [--limit={n}]"),
-    b"trim": Action(trim, "{queue} {seq}"),
-    b"stats": Action(tell_stats, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"),
-    b"help": Action(help_, "[{action}]"),
-    b"ping": Action(ping, "{data}"),
-    b"_eval": Action(evaluate, "[--worker=0] {expression}"),
+    b"ack": Action(ack, permits.consumer, "{consumer_id} {msg_id}|--all"),
+    b"reject": Action(reject, permits.consumer, "{consumer_id} {msg_id}|--all"),
+    b"delete_consumer": Action(delete_consumer, permits.consumer, "{consumer_id}"),
+    b"delete_queue": Action(delete_queue, permits.admin, "{queue} [--when-unused[={seconds}]]"),
+    b"purge": Action(purge, permits.admin, "{queue}"),
+    b"peek": Action(peek, permits.queue, "{queue} [--after={seq}] [--limit={n}]"),
+    b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
+    b"read": Action(read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}]"),
+    b"trim": Action(trim, permits.queue, "{queue} {seq}"),
+    b"stats": Action(
+        tell_stats, permits.admin, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"
+    ),
+    b"help": Action(help_, permits.nothing, "[{action}]"),
+    b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
+    b"ping": Action(ping, permits.nothing, "{data}"),
+    b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
 }

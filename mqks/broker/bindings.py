@@ -4,13 +4,12 @@ The one rule: a binding belongs to a queue's name and may be there before the qu
 holds only queues that exist, so that a publish looks up once and checks nothing.
 """
 
-import re
 from collections.abc import Iterable
 from typing import Final
 
 from mqks.broker.queue import Queue
-from mqks.errors import BadRequest, LimitExceeded
-from mqks.limits import MASK_BYTES_MAX
+from mqks.errors import LimitExceeded
+from mqks.protocol.masks import mask_pattern
 from mqks.protocol.requests import Rebind
 
 NOWHERE: Final[dict[Queue, None]] = {}
@@ -100,17 +99,3 @@ class Bindings:
 
     def remove_all(self, name: bytes, queue: Queue | None) -> None:
         self._remove(name, list(self.by_name.get(name, ())), queue)
-
-
-def mask_pattern(mask: bytes) -> re.Pattern[bytes]:
-    """`*` stands for any run of bytes without a dot."""
-    if len(mask) > MASK_BYTES_MAX:
-        raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
-    # Neighbouring stars mean one. Each piece between stars takes its first place and keeps it
-    # (an atomic group): a mask of many stars can't make the matching start over and over.
-    first, *rest = map(re.escape, re.sub(rb"\*+", b"*", mask).split(b"*"))
-    if not rest:
-        return re.compile(first, re.DOTALL)
-    *middle, last = rest
-    pieces = b"".join(b"(?>[^.]*?%b)" % piece for piece in middle)
-    return re.compile(first + pieces + b"[^.]*" + last, re.DOTALL)

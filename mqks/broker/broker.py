@@ -6,10 +6,12 @@ its changes in the pending batch. A reply that promises durability is not writte
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, get_args
 
+from mqks.broker import permits
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
@@ -18,11 +20,27 @@ from mqks.broker.facts import Facts
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.errors import BadRequest, DiskFull, Limit, LimitExceeded, LineTooLong
-from mqks.limits import READS_WAITING_MAX, REASON_CHARACTERS_MAX
+from mqks.errors import (
+    BadRequest,
+    DiskFull,
+    Expelled,
+    Limit,
+    LimitExceeded,
+    LineTooLong,
+    NotAllowed,
+)
+from mqks.limits import (
+    AUTH_FAILURES_MAX,
+    LOGINS_WAITING_MAX,
+    READS_WAITING_MAX,
+    REASON_CHARACTERS_MAX,
+    STRANGER_ERRORS_MAX,
+    STRANGER_LINES_MAX,
+)
 from mqks.protocol import replies
 from mqks.protocol.requests import (
     CONFIRM,
+    ONCE,
     DeleteRule,
     Rebind,
     Request,
@@ -31,19 +49,22 @@ from mqks.protocol.requests import (
     shown,
 )
 from mqks.settings import Settings
+from mqks.users import STRANGER, Known, Permissions, Users
 
 if TYPE_CHECKING:
     from mqks.broker.actions import Action
+    from mqks.broker.login import Login
 
 
 NOTHING = b"\n"
 """A name that no line can hold."""
-HYPHEN = ord("-")
+HYPHEN, NEWLINE = b"-\n"
 
 
 class Broker:
     """`clock` gives seconds that only grow; `new_error_id` a text and a time in microseconds;
-    `actions` is the table of what a client can ask for."""
+    `actions` is the table of what a client can ask for; `on_error` tells of a request that failed,
+    and answers whether it did: of many at once it may leave some out."""
 
     def __init__(
         self,
@@ -51,7 +72,7 @@ class Broker:
         *,
         clock: Callable[[], float],
         new_error_id: Callable[[], tuple[str, int]],
-        on_error: Callable[[ErrorRecord], None],
+        on_error: Callable[[ErrorRecord], bool],
     ) -> None:
         from mqks.broker.actions import ACTIONS
 
@@ -86,6 +107,9 @@ class Broker:
 
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
+        self.users = Users([], b"")
+        self.logins: deque[Login] = deque()
+        """Passwords to be verified: the server's to do, one after the other."""
         self.readers: list[Connection] = []
         """Connections that want to see something of the journal: the server's to serve."""
         self.page_requests: list[Queue] = []
@@ -123,8 +147,13 @@ class Broker:
             raise LimitExceeded(
                 "connections_max", f"{self.settings.connections_max} connections are open already"
             )
+        settings = self.settings
         connection = Connection(
-            next(self._connection_ids), address, local, self.settings.line_bytes_max
+            next(self._connection_ids),
+            address,
+            local,
+            settings.line_bytes_max,
+            stranger=settings.needs_auth(local=local),
         )
         self.connections[connection.id] = connection
         return connection
@@ -163,36 +192,60 @@ class Broker:
     # -- the way of a chunk
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes.
+        """Handle every line that this chunk completes; `connection.expelled` tells afterwards
+        whether it must be closed."""
+        start = 0
+        while connection.permissions is STRANGER and connection.kept is None and start < len(data):
+            # Line by line: the next one may be meant for a user.
+            end = data.find(b"\n", start) + 1 or len(data)
+            self._receive(connection, data[start:end])
+            start = end
+            connection.stranger_lines += data[end - 1] == NEWLINE
+            if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
+                self.expel(connection, f"{STRANGER_LINES_MAX} lines before authentication")
+        if connection.kept is not None:
+            connection.kept.append(data[start:])
+        elif start < len(data) or connection.splitter.too_long is not None:
+            self._receive(connection, data[start:] if start else data)
+        if connection.expelled:
+            connection.kept = []
 
-        Raises LineTooLong, after its error reply, when the connection must be closed.
-        """
+    def _receive(self, connection: Connection, data: bytes) -> None:
         splitter = connection.splitter
         connection.eval_budget = None
         lines = splitter.feed(data)
         if splitter.has_tab:
             # Rare, and an error for the lines that have one: not the hot loop's business.
-            for line in lines:
+            remaining = iter(lines)
+            for line in remaining:
                 if b"\t" in line:
                     self._refuse(connection, line, BadRequest("a tab is not allowed in a request"))
                 else:
-                    self._handle(connection, [line])
+                    self._handle(connection, iter([line]))
+                if connection.kept is not None:
+                    self._keep(connection, remaining)
         else:
-            self._handle(connection, lines)
-        if splitter.too_long is not None:
-            failure = LineTooLong(
-                "line_bytes_max", f"a line may have {splitter.line_bytes_max} bytes at most"
-            )
+            self._handle(connection, iter(lines))
+        if connection.kept is not None:
+            connection.kept.append(splitter.take_tail())
+        elif splitter.too_long is not None:
+            reason = f"a line may have {splitter.line_bytes_max} bytes at most"
             # A line without an id is told as such, not by its first megabyte.
             line = splitter.too_long if b" " in splitter.too_long else b""
-            self._refuse(connection, line, failure)
-            raise failure
+            self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
 
-    def _handle(self, connection: Connection, lines: list[bytes]) -> None:
+    @staticmethod
+    def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
+        """Keep these lines as they came, one carriage return aside that is dropped again."""
+        assert connection.kept is not None
+        connection.kept += [line + b"\r\n" for line in lines]
+
+    def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
         """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
         consumer, gather until something else comes, and are then done in one go.
 
-        `event` is NOTHING while acks gather, `acker` while publishes do.
+        `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
+        does not gather: `_request` finds the words for it.
         """
         event = acker = NOTHING
         middle = b""
@@ -213,28 +266,43 @@ class Broker:
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
+                once = argument == ONCE
+                if once:
+                    argument, _, rest = rest.partition(b" ")
                 if (
                     argument != event
                     and argument
                     and argument[:2] != b"--"
                     and not self.disk_full
                     and not self.full_queues
+                    and (
+                        (permissions := connection.permissions) is None
+                        or permissions.may_publish(argument)
+                    )
                 ):
                     self._gathered(event, acker, ids, bodies)
                     event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
                     ids, bodies = [], []
                 if argument == event and request_id:
-                    ids.append(request_id)
-                    bodies.append(request_id + middle + rest)
                     if confirm:
                         confirms.append(request_id)
+                    if not once or self._is_new(request_id):
+                        ids.append(request_id)
+                        bodies.append(request_id + middle + rest)
                     continue
             elif action == b"ack":
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
                 plain = request_id and rest and rest[0] != HYPHEN and b" " not in rest
-                if plain and (argument == acker or (argument and argument[:2] != b"--")):
+                if plain and (
+                    argument == acker
+                    or (
+                        argument
+                        and argument[:2] != b"--"
+                        and (connection.permissions is None or self._may_ack(connection, argument))
+                    )
+                ):
                     if argument != acker:
                         self._gathered(event, acker, ids, bodies)
                         event, acker = NOTHING, argument
@@ -245,12 +313,14 @@ class Broker:
                     continue
             if ids:
                 self._gathered(event, acker, ids, bodies)
-                event = acker = NOTHING
                 ids, bodies = [], []
+            event = acker = NOTHING
             if line:
                 request = self._request(connection, line)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
+                if connection.kept is not None:
+                    self._keep(connection, lines)
         self._gathered(event, acker, ids, bodies)
         if confirms or others:
             self.pending.confirmed += len(confirms)
@@ -272,11 +342,14 @@ class Broker:
             action = self.actions.get(request.action)
             if action is None:
                 raise BadRequest(f"there is no action {shown(request.action)}")
+            if connection.permissions is not None:
+                permits.check(action.needs, self, connection.permissions, request)
             action.run(self, connection, request)
         except BadRequest as failure:
             self._refuse(connection, line, failure)
             return None
-        return request
+        # What must be verified first, or was refused, is not confirmed now.
+        return request if connection.kept is None else None
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -284,15 +357,46 @@ class Broker:
             self.limits_reached[failure.limit] += 1
         request_id = request_id_of(line)
         action = line.partition(b" ")[2].partition(b" ")[0]
+        self._fail(connection, request_id, action, failure)
+
+    def _fail(
+        self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
+    ) -> None:
         self._error(connection, request_id, action, str(failure))
+        if connection.permissions is STRANGER:
+            connection.stranger_errors += 1
+            if connection.stranger_errors >= STRANGER_ERRORS_MAX:
+                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
+        if isinstance(failure, Expelled):
+            # Not the exception itself: with its traceback it would keep what was sent.
+            connection.kept, connection.expelled = [], True
+
+    def expel(self, connection: Connection, reason: str) -> None:
+        """Have a connection closed for what no single request has done."""
+        self._fail(connection, b"-", b"", Expelled(reason))
 
     def _error(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
-        reply = self.error_reply(connection.address, request_id, action, reason)
+        reply = self.error_reply(
+            connection.address,
+            request_id,
+            action,
+            reason,
+            stranger=connection.permissions is STRANGER,
+        )
         if not connection.closed:
             self.write(connection, reply)
 
-    def error_reply(self, address: str, request_id: bytes, action: bytes, reason: str) -> bytes:
-        """Record an error under a new id and return the reply that tells it."""
+    def error_reply(
+        self,
+        address: str,
+        request_id: bytes,
+        action: bytes,
+        reason: str,
+        *,
+        stranger: bool,
+    ) -> bytes:
+        """Record an error under a new id and return the reply that tells it. Strangers fill the
+        database no faster than the log."""
         self.errors += 1
         error_id, time_us = self.new_error_id()
         record = ErrorRecord(
@@ -303,10 +407,65 @@ class Broker:
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
         )
-        if len(self.pending.errors) < self.settings.errors_kept_max:
+        told = self.on_error(record)
+        if (told or not stranger) and len(self.pending.errors) < self.settings.errors_kept_max:
             self.pending.errors.append(record)
-        self.on_error(record)
         return replies.error(request_id, error_id)
+
+    # -- users
+
+    def authenticate(self, connection: Connection, user: Known | None) -> None:
+        """Give a connection the rights of a user; None is nobody whose credentials are right."""
+        if user is None:
+            connection.auth_failures += 1
+            if connection.auth_failures >= AUTH_FAILURES_MAX:
+                raise Expelled("wrong credentials, too often")
+            raise NotAllowed("wrong credentials")
+        connection.user = user.name
+        connection.splitter.line_bytes_max = self.settings.line_bytes_max
+        self.grant(connection, user.permissions)
+
+    def grant(self, connection: Connection, permissions: Permissions) -> None:
+        """From now on these count; consumers that they do not allow end."""
+        connection.permissions = permissions
+        consumers = connection.consumers.values()
+        lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
+        if lost:
+            self.delete_consumers(lost)
+
+    def verify(self, login: "Login") -> None:
+        """Have the server verify a password; the connection's next lines wait for the outcome."""
+        if len(self.logins) < LOGINS_WAITING_MAX:
+            self.logins.append(login)
+            login.connection.kept = []
+        else:
+            # Not the password is wrong, so it is the connection that is refused: try later.
+            self.expel(login.connection, f"{LOGINS_WAITING_MAX} passwords wait already")
+
+    def verified(self, login: "Login", user: Known | None) -> bytes:
+        """The outcome; returns what has been kept meanwhile and is to be received now, unless the
+        connection is `expelled`."""
+        connection, request = login.connection, login.request
+        kept = b"".join(connection.kept or ())
+        connection.kept = None
+        try:
+            self.authenticate(connection, user)
+        except BadRequest as failure:
+            self._fail(connection, request.id, request.action, failure)
+        else:
+            if request.confirm:
+                connection.unconfirmed += 1
+                self.pending.confirms.append((connection, [request.id]))
+        return kept
+
+    def _may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
+        """Whether its user may settle this consumer's messages; what is not there does no harm."""
+        consumer = self.consumers.get(consumer_id)
+        permissions = connection.permissions
+        assert permissions is not None
+        return permissions is not STRANGER and (
+            consumer is None or permissions.may_consume(consumer.queue.name)
+        )
 
     # -- messages
 
@@ -341,10 +500,16 @@ class Broker:
 
     def publish_once(self, event: bytes, message_id: bytes, body: bytes) -> None:
         """Publish, unless a message of this id was published so before."""
-        if self.once.add(message_id):
-            self.pending.once.append(message_id)
-            self.pending_records += 1
+        if self._is_new(message_id):
             self.publish(event, [message_id], [body])
+
+    def _is_new(self, message_id: bytes) -> bool:
+        """Remember an id that may be published once; return whether it was not known."""
+        if not self.once.add(message_id):
+            return False
+        self.pending.once.append(message_id)
+        self.pending_records += 1
+        return True
 
     def trim(self, name: bytes, end: int | None) -> None:
         """Drop the waiting messages of a queue, or those with numbers below `end`."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.expression import Budget
 from mqks.broker.reads import Read
+from mqks.limits import STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import LineSplitter
+from mqks.users import STRANGER, Permissions
 
 if TYPE_CHECKING:
     from mqks.broker.consumer import Consumer
@@ -23,26 +25,43 @@ class Connection:
 
     __slots__ = (
         "address",
+        "auth_failures",
         "blocked",
         "closed",
         "consumers",
         "eval_budget",
+        "expelled",
         "id",
+        "kept",
         "local",
         "outbox",
         "outbox_bytes",
+        "permissions",
         "reads",
         "splitter",
+        "stranger_errors",
+        "stranger_lines",
         "touched",
         "unconfirmed",
+        "user",
     )
 
-    def __init__(self, connection_id: int, address: str, local: bool, line_bytes_max: int) -> None:
+    def __init__(
+        self,
+        connection_id: int,
+        address: str,
+        local: bool,
+        line_bytes_max: int,
+        *,
+        stranger: bool = False,
+    ) -> None:
         self.id = connection_id
         self.address = address
         self.local = local
         """Whether the peer is on this machine."""
-        self.splitter = LineSplitter(line_bytes_max)
+        self.splitter = LineSplitter(
+            min(line_bytes_max, STRANGER_LINE_BYTES_MAX) if stranger else line_bytes_max
+        )
         self.outbox: list[bytes] = []
         self.outbox_bytes = 0
         self.touched = False
@@ -55,3 +74,12 @@ class Connection:
         self.consumers: dict[bytes, Consumer] = {}
         self.reads: deque[Read] = deque()
         """What it wants to see of the journal, in the order of its requests."""
+        self.user: str | None = None
+        self.permissions: Permissions | None = STRANGER if stranger else None
+        """None: it may do everything."""
+        self.kept: list[bytes] | None = None
+        """While there is a list, lines are not handled but kept in it: they wait for the outcome
+        of `auth`, or nobody needs them any more."""
+        self.expelled = False
+        """It must be closed, and has been told why."""
+        self.auth_failures = self.stranger_errors = self.stranger_lines = 0

@@ -115,6 +115,7 @@ def connections(broker: Broker, after: int, limit: int) -> list[Row]:
         {
             "id": connection.id,
             "address": connection.address,
+            "user": connection.user,
             "consumers": len(connection.consumers),
             "unconfirmed": connection.unconfirmed,
             "outbox_bytes": connection.outbox_bytes,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import typer
 
 from mqks import __version__
-from mqks.commands import ask, inspect, messages, queues
+from mqks.commands import ask, inspect, messages, pipeline, queues, user
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
@@ -61,6 +61,8 @@ _add(LOOK, "ping", ask.ping, "mqks ping --url mqks://127.0.0.1:25000")
 _add(LOOK, "eval", ask.evaluate, "mqks eval 'len(state.queues)'")
 _add(LOOK, "top", top, "mqks top --sort rate --interval 5")
 app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
+app.add_typer(user.app, name="user", rich_help_panel=RUN)
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=PIPELINE)
 
 
 def version() -> None:

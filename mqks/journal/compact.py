@@ -28,7 +28,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     journal = await Journal.open(settings)
     try:
         broker = Broker(
-            settings, clock=time.monotonic, new_error_id=lambda: ("", 0), on_error=lambda _: None
+            settings, clock=time.monotonic, new_error_id=lambda: ("", 0), on_error=lambda _: False
         )
         await Recovery(journal, broker, report).run(salvage=False)
         await journal.compact_fully()

@@ -55,6 +55,13 @@ class LineSplitter:
             self._keep(tail)
         return lines
 
+    def take_tail(self) -> bytes:
+        """The unfinished line, which is not kept any more."""
+        tail = b"".join(self._tail)
+        self._tail.clear()
+        self._tail_bytes = 0
+        return tail
+
     def _keep(self, piece: bytes) -> None:
         """Pieces are joined when the line ends: a line that comes byte by byte costs no more."""
         self._tail.append(piece)

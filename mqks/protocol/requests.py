@@ -209,6 +209,14 @@ def parse_number(action: str, value: bytes, least: int, most: int) -> int:
     return int(value)
 
 
+def parse_auth(rest: bytes) -> tuple[bytes | None, bytes]:
+    """Return user and password, or None and a token. No error shows any of them."""
+    words = _arguments(rest)
+    if not 1 <= len(words) <= 2 or words[0].startswith(b"--"):
+        raise BadRequest("auth: a token, or a user and a password, are needed")
+    return (None if len(words) == 1 else words[0]), words[-1]
+
+
 def parse_eval(rest: bytes) -> str:
     """The expression; `--worker=0` is this server, the only one there is."""
     if rest.startswith(b"--worker"):

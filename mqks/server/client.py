@@ -6,12 +6,13 @@ and a request and its reply cost one turn, not three.
 """
 
 import asyncio
-import ipaddress
 from enum import IntFlag
 from typing import TYPE_CHECKING, cast
 
 from mqks.broker.connection import Connection
 from mqks.errors import LimitExceeded
+from mqks.limits import LINGER_BYTES_MAX
+from mqks.server.gate import Peer, peer
 
 if TYPE_CHECKING:
     from mqks.server.server import Server
@@ -34,14 +35,29 @@ class Hold(IntFlag):
     """It does not take its replies."""
     STOP = 8
     """The server stops."""
+    AUTH = 16
+    """Its password is being verified."""
 
 
 class Client(asyncio.Protocol):
+    """`peer` is one that the gate has let in already; without it the gate is asked."""
+
     connection: Connection
     transport: asyncio.Transport
+    peer: Peer
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", peer: Peer | None = None) -> None:
         self._server = server
+        self._entered = peer is not None
+        if peer is not None:
+            self.peer = peer
+        self.made = False
+        """It has, or had, a transport."""
+        self.stranger = False
+        """It has yet to say who it is."""
+        self.auth_timer: asyncio.TimerHandle | None = None
+        self._lingering_bytes = 0
+        self._tls = False
         self._holds = Hold(0)
         self.ended = False
         """It sends no more; it is closed when its confirms are out."""
@@ -55,12 +71,15 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        address, local = _peer(transport)
+        self.made = True
+        self._tls = transport.get_extra_info("ssl_object") is not None
+        if not self._entered:
+            self.peer = peer(transport.get_extra_info("peername"))
         try:
-            self.connection = self._server.add_client(self, address, local=local)
+            self.connection = self._server.add_client(self, entered=self._entered)
         except LimitExceeded as failure:
             self.ended = True
-            self.transport.write(self._server.refuse_client(address, failure))
+            self.transport.write(self._server.refuse_client(self, failure))
             self.transport.close()
             return
         self.transport.set_write_buffer_limits(high=self._server.settings.outbox_high_water_bytes)
@@ -68,11 +87,16 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.ended:
             self._server.receive(self, data)
+            return
+        self._lingering_bytes += len(data)
+        if self._lingering_bytes > LINGER_BYTES_MAX:
+            self.transport.abort()
 
     def eof_received(self) -> bool:
         if not self.ended:
             self._server.end_of_stream(self)
-        return True
+        # TLS knows no half of a connection.
+        return not self._tls
 
     def connection_lost(self, exc: Exception | None) -> None:
         if hasattr(self, "connection"):
@@ -97,10 +121,14 @@ class Client(asyncio.Protocol):
         """
         call_later = asyncio.get_running_loop().call_later
         if self.lingers:
-            if not self._lingering and self.transport.can_write_eof():
-                self.transport.write_eof()
+            if not self._lingering:
                 self._lingering = True
                 call_later(LINGER_S, self.transport.abort)
+                if self.transport.can_write_eof():
+                    self.transport.write_eof()
+                else:
+                    # TLS reads on by itself until the peer has closed, too.
+                    self.transport.close()
             return
         if self.transport.get_write_buffer_size():
             call_later(CLOSE_S, self.transport.abort)
@@ -124,13 +152,3 @@ class Client(asyncio.Protocol):
         if self._holds and not self._holds & ~why and not self.transport.is_closing():
             self.transport.resume_reading()
         self._holds &= ~why
-
-
-def _peer(transport: asyncio.BaseTransport) -> tuple[str, bool]:
-    """Address of the peer as people write it, and whether it is on this machine."""
-    peer = transport.get_extra_info("peername")
-    if not isinstance(peer, tuple):
-        return "unix", True
-    host, port = peer[:2]
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return shown, ipaddress.ip_address(host.split("%")[0]).is_loopback

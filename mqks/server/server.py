@@ -11,8 +11,10 @@ import ipaddress
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
@@ -26,34 +28,41 @@ from anyio.abc import TaskStatus
 
 from mqks import __version__
 from mqks.broker.broker import Broker
-from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
+from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.errors import (
     AddressUnavailable,
     ConfigurationError,
     LimitExceeded,
-    LineTooLong,
     MqksError,
 )
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.server import log
+from mqks.server import log, tls
 from mqks.server.client import Client, Hold
 from mqks.server.error_ids import ErrorIds
+from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
+from mqks.server.gate import Gate
 from mqks.server.inherited import Inherited, take_sockets
+from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
+from mqks.server.tls import TlsListener
 from mqks.server.writer import Writer
-from mqks.settings import Settings, check_reach
+from mqks.settings import Settings, check_certificate, check_reach
+from mqks.users import STRANGER, Known, Users
+from mqks.users_file import read as read_users
 
 LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
 LISTEN_BACKLOG = 4096
+TLS_NAME = "tls"
+"""An inherited socket of this name speaks TLS."""
 
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
@@ -61,7 +70,8 @@ Until = Callable[[Callable[[], None]], Awaitable[object]]
 
 
 class Server:
-    """Listens on the `inherited` sockets, if there are any, instead of what the settings say."""
+    """Listens on the `inherited` sockets, if there are any, instead of what the settings say, and
+    with TLS where there is a `context`."""
 
     def __init__(
         self,
@@ -69,6 +79,8 @@ class Server:
         broker: Broker,
         journal: Journal,
         notify: Notify,
+        errors: ErrorLog,
+        context: ssl.SSLContext | None = None,
         inherited: Sequence[Inherited] = (),
     ) -> None:
         self.settings = settings
@@ -86,6 +98,13 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
+        self._logins = Logins(broker, self._verified)
+        self._gate = Gate(settings)
+        self._tls: TlsListener | None = None
+        if context:
+            self._tls = TlsListener(
+                context, settings, self._gate, errors, lambda peer: Client(self, peer)
+            )
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -101,15 +120,29 @@ class Server:
 
     # -- clients
 
-    def add_client(self, client: Client, address: str, *, local: bool) -> Connection:
-        connection = self._broker.connect(address, local=local)
+    def add_client(self, client: Client, *, entered: bool) -> Connection:
+        """Raises LimitExceeded."""
+        peer = client.peer
+        if not entered:
+            self._gate.enter(peer)
+        try:
+            connection = self._broker.connect(peer.address, local=peer.local)
+        except LimitExceeded:
+            self._gate.leave(peer)
+            raise
         self._clients[connection.id] = client
-        log.event("connected", logging.DEBUG, connection=address)
+        if connection.permissions is STRANGER:
+            client.stranger = True
+            self._gate.add_stranger(client, lambda: self._drop(client))
+            self._await_auth(client)
+        log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
 
-    def refuse_client(self, address: str, failure: LimitExceeded) -> bytes:
+    def refuse_client(self, client: Client, failure: LimitExceeded) -> bytes:
         self._broker.limits_reached[failure.limit] += 1
-        reply = self._broker.error_reply(address, b"-", b"", str(failure))
+        reply = self._broker.error_reply(
+            client.peer.address, b"-", b"", str(failure), stranger=True
+        )
         self._schedule_flush()
         return reply
 
@@ -117,6 +150,8 @@ class Server:
         connection = client.connection
         self._clients.pop(connection.id, None)
         self._publishers_held.discard(client)
+        self._gate.leave(client.peer)
+        self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
         if not self._stopping:
             if not client.ended:
@@ -129,11 +164,9 @@ class Server:
         """A chunk has come: handle all of it, now."""
         broker, connection = self._broker, client.connection
         published, pending = broker.published, broker.pending_records
-        try:
-            broker.receive(connection, data)
-        except LineTooLong:
-            client.lingers = True
-            self._end(client)
+        broker.receive(connection, data)
+        if client.stranger or connection.kept is not None:
+            self._look_at_auth(client)
         size = len(data)
         self._turn_bytes += size
         if broker.published != published and broker.pending_records > pending:
@@ -152,6 +185,65 @@ class Server:
         else:
             self._schedule_flush()
 
+    # -- strangers
+
+    def _await_auth(self, client: Client) -> None:
+        client.auth_timer = self._loop.call_later(
+            self.settings.auth_timeout_s, self._auth_timeout, client
+        )
+
+    def _auth_timeout(self, client: Client) -> None:
+        if client.connection.kept is not None:
+            # Its password is being verified, or others before it.
+            self._await_auth(client)
+            return
+        self._broker.expel(client.connection, "no authentication within auth_timeout_s")
+        self._expelled(client)
+
+    def _look_at_auth(self, client: Client) -> None:
+        """Something came from a stranger, or made that nothing more is handled for now."""
+        connection = client.connection
+        if connection.expelled:
+            self._expelled(client)
+        elif connection.kept is not None:
+            client.hold(Hold.AUTH)
+            # It waits for us now: nobody takes its place.
+            self._gate.remove_stranger(client)
+        elif connection.permissions is not STRANGER:
+            self._forget_stranger(client)
+
+    def _forget_stranger(self, client: Client) -> None:
+        client.stranger = False
+        self._gate.remove_stranger(client)
+        if client.auth_timer is not None:
+            client.auth_timer.cancel()
+
+    def _verified(self, login: Login, user: Known | None) -> None:
+        client = self._clients.get(login.connection.id)
+        if client is None or client.ended or self._stopping:
+            return
+        if client.stranger:
+            self._gate.add_stranger(client, lambda: self._drop(client))
+        client.release(Hold.AUTH)
+        kept = self._broker.verified(login, user)
+        if client.connection.expelled:
+            self._expelled(client)
+        else:
+            self.receive(client, kept)
+
+    def _expelled(self, client: Client) -> None:
+        client.lingers = True
+        self._end(client)
+
+    def _drop(self, client: Client) -> None:
+        """Others need its place."""
+        if not client.ended:
+            client.ended = True
+            others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
+            failure = LimitExceeded("unauthenticated_max", others)
+            client.transport.write(self.refuse_client(client, failure))
+        client.transport.abort()
+
     def end_of_stream(self, client: Client) -> None:
         """The peer sends no more: its consumers end, its replies still go out."""
         self._tell_tail(client.connection)
@@ -159,6 +251,8 @@ class Server:
 
     def _end(self, client: Client) -> None:
         client.ended = True
+        if client.auth_timer is not None:
+            client.auth_timer.cancel()
         if not self._stopping:
             self._broker.end(client.connection)
         self._schedule_flush()
@@ -177,7 +271,7 @@ class Server:
 
     @staticmethod
     def _tell_tail(connection: Connection) -> None:
-        if connection.splitter.tail_bytes:
+        if connection.splitter.tail_bytes and connection.permissions is not STRANGER:
             log.warning(
                 "line_dropped",
                 connection=connection.address,
@@ -222,6 +316,7 @@ class Server:
             if client.ended:
                 self._close_if_done(client)
         self._reads.wake()
+        self._logins.wake()
         if broker.page_requests:
             self._pages += broker.page_requests
             broker.page_requests = []
@@ -289,9 +384,33 @@ class Server:
         await serve(self.settings, self._broker, self._journal, self.why_not_ready, task_status)
 
     def reload(self) -> None:
-        """Load again what may change while it is served."""
+        """Read users and certificates again; when any cannot be read, all stays as it was."""
         with self._notify.reloading():
-            log.event("reloaded")
+            try:
+                users, context = _secrets(self.settings, with_tls=self._tls is not None)
+            except ConfigurationError as failure:
+                log.error("reload_failed", reason=failure)
+                return
+            if self._tls and context:
+                self._tls.context = context
+            self._set_users(users)
+            log.event("reloaded", users=len(users))
+
+    def _set_users(self, users: Users) -> None:
+        """What users may do now counts for their connections, too; those of users that are gone
+        end."""
+        self._broker.users = users
+        for client in list(self._clients.values()):
+            name = client.connection.user
+            if name is None or client.ended:
+                continue
+            user = users.get(name)
+            if user is None:
+                self._broker.expel(client.connection, "its user was removed")
+                self._expelled(client)
+            else:
+                self._broker.grant(client.connection, user.permissions)
+        self._schedule_flush()
 
     async def run(
         self,
@@ -313,19 +432,25 @@ class Server:
             # Before anybody can know that it listens: a signal must find its receiver.
             tasks.start_soon(wait)
             listeners = await self._listen()
+            listeners_with_tls = self._listen_with_tls() if self._tls else []
+            if self._tls:
+                tasks.start_soon(self._tls.run, listeners_with_tls)
             tasks.start_soon(self._page)
             tasks.start_soon(self._reads.run)
+            tasks.start_soon(self._logins.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             self._schedule_flush()
             tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
             names = [each.getsockname() for listener in listeners for each in listener.sockets]
-            self._journal.announce(_url(names[0]))
-            for name in names:
-                log.event("listening", address=_shown(name))
+            self._journal.announce(_url(names[0]) if names else "")
+            shown = [_shown(name) for name in names]
+            shown += [f"tls:{_shown(each.getsockname())}" for each in listeners_with_tls]
+            for address in shown:
+                log.event("listening", address=address)
             if self.settings.http_port is not None:
                 await tasks.start(self._serve_http)
-            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(map(_shown, names))}")
+            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(shown)}")
             task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
             await stop.wait()
             self._notify.tell("STOPPING=1", "STATUS=writing what was received")
@@ -340,7 +465,8 @@ class Server:
         try:
             for inherited, name in self._inherited:
                 where = name
-                listeners.append(await self._listen_on(inherited, make_client))
+                if name != TLS_NAME:
+                    listeners.append(await self._listen_on(inherited, make_client))
             if not self._inherited:
                 where = f"{settings.host}:{settings.port}"
                 listeners.append(
@@ -359,6 +485,15 @@ class Server:
             raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
         return listeners
 
+    def _listen_with_tls(self) -> list[socket.socket]:
+        if self._inherited:
+            return [each for each, name in self._inherited if name == TLS_NAME]
+        where = f"{self.settings.tls_host}:{self.settings.tls_port}"
+        try:
+            return tls.listen(self.settings, LISTEN_BACKLOG)
+        except OSError as error:
+            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
+
     async def _listen_on(
         self, inherited: socket.socket, make_client: Callable[[], Client]
     ) -> asyncio.Server:
@@ -376,6 +511,8 @@ class Server:
         self._stopping = True
         for listener in listeners:
             listener.close()
+        if self._tls:
+            self._tls.close()
         if self.settings.unix and not self._inherited:
             self.settings.unix.unlink(missing_ok=True)
         for client in self._clients.values():
@@ -446,21 +583,26 @@ async def serve(
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
     for listening, name in inherited:
-        if name == "tls":
-            raise ConfigurationError(f"LISTEN_FDS: {name}: there is no TLS yet")
+        if name == TLS_NAME:
+            check_certificate(settings, f"LISTEN_FDS: {name}")
         if listening.family != socket.AF_UNIX:
             check_reach(settings, listening.getsockname()[0], f"LISTEN_FDS: {name}")
+    names = [name for _, name in inherited]
+    with_tls = TLS_NAME in names if inherited else settings.tls_port > 0
+    users, context = _secrets(settings, with_tls=with_tls)
     notify.tell("STATUS=reading the journal")
     journal = await Journal.open(settings)
     try:
+        errors = ErrorLog()
         broker = Broker(
             settings,
             clock=asyncio.get_running_loop().time,
             new_error_id=ErrorIds(),
-            on_error=_log_error,
+            on_error=errors,
         )
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
+        broker.users = users
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
         starting = asyncio.create_task(notify.wait_for_start(lambda: journal.next_segment))
         try:
@@ -477,11 +619,18 @@ async def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        server = Server(settings, broker, journal, notify, inherited)
+        server = Server(settings, broker, journal, notify, errors, context, inherited)
         await server.run(until, task_status=task_status)
     finally:
         with anyio.CancelScope(shield=True):
             await journal.close()
+
+
+def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
+    """Users and certificate as they are now. Raises ConfigurationError."""
+    users = read_users(settings.users) if settings.users else []
+    context = tls.make_context(settings) if with_tls else None
+    return Users(users, secrets.token_bytes(32)), context
 
 
 def _http_room() -> ModuleType:
@@ -501,17 +650,6 @@ def _log_queue(queue: Queue) -> None:
         log.warning("queue_full", queue=name, ready=queue.ready)
     else:
         log.event("queue_has_room", queue=name, ready=queue.ready)
-
-
-def _log_error(record: ErrorRecord) -> None:
-    log.warning(
-        "request_failed",
-        error_id=record.id,
-        connection=record.connection,
-        request_id=record.request_id.decode("utf-8", "backslashreplace"),
-        action=record.action.decode("utf-8", "backslashreplace"),
-        reason=record.reason,
-    )
 
 
 def _raise_open_files_limit() -> None:

@@ -1,0 +1,104 @@
+"""What an action needs: one function for each kind, named in the table of actions.
+
+The one rule: only users with permissions come here; a check that passes has changed nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from mqks.errors import NotAllowed
+from mqks.protocol.requests import (
+    Request,
+    parse_consume,
+    parse_publish,
+    parse_rebind,
+    parse_subscribe,
+    shown,
+)
+from mqks.users import STRANGER, Permissions
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+
+Needs = Callable[["Broker", Permissions, Request], None]
+"""Raises NotAllowed."""
+
+
+def check(needs: Needs, broker: "Broker", permissions: Permissions, request: Request) -> None:
+    if permissions is STRANGER and needs is not nothing:
+        raise NotAllowed("authenticate first")
+    needs(broker, permissions, request)
+
+
+def nothing(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """For everybody, also before authentication."""
+
+
+def admin(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    _require(permissions.admin, "this needs the permission admin")
+
+
+def eval_(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    _require(permissions.eval, "this needs the permission eval")
+
+
+def publish(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    event, _, _ = parse_publish(request.rest)
+    _require(permissions.may_publish(event), f"no permission to publish {shown(event)}")
+
+
+def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """The queue is the first argument; without one the action itself will complain."""
+    for name in _first_word(request):
+        _consume(permissions, name)
+
+
+def consumer(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """The consumer is the first argument. One that is not there is nobody's."""
+    for consumer_id in _first_word(request):
+        _consumer(broker, permissions, consumer_id)
+
+
+def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    name, events = parse_subscribe(request.rest)
+    _bind(permissions, name, events)
+
+
+def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    wanted = parse_rebind(request.rest)
+    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add])
+
+
+def consume(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """It also ends a consumer that had this id before."""
+    wanted = parse_consume(request.rest)
+    _bind(permissions, wanted.queue, [*wanted.events, *wanted.add])
+    _consumer(broker, permissions, request.id)
+
+
+def _first_word(request: Request) -> Iterator[bytes]:
+    """The one that the parsers take for the queue or the consumer: flags may stand before it."""
+    words = (word for word in request.rest.split(b" ") if word and not word.startswith(b"--"))
+    return islice(words, 1)
+
+
+def _consumer(broker: "Broker", permissions: Permissions, consumer_id: bytes) -> None:
+    found = broker.consumers.get(consumer_id)
+    if found is not None:
+        _consume(permissions, found.queue.name)
+
+
+def _consume(permissions: Permissions, name: bytes) -> None:
+    _require(permissions.may_consume(name), f"no permission to consume {shown(name)}")
+
+
+def _bind(permissions: Permissions, name: bytes, events: list[bytes]) -> None:
+    _consume(permissions, name)
+    for event in events:
+        _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
+
+
+def _require(allowed: bool, reason: str) -> None:
+    if not allowed:
+        raise NotAllowed(reason)

@@ -1,0 +1,242 @@
+"""From a queue into the lake: each message once, whatever is killed, whenever.
+
+A batch is a Spark job over a stretch of the queue's numbers. Each task reads its part from the
+broker and writes Parquet files into the lake's staging; the driver makes them part of the lake
+together with the number the next batch begins with, in one atomic write. A batch that dies before
+that write has left nothing but litter, and the next one may be cut differently; one that dies after
+it is finished when the lake is opened again. Tasks may therefore run twice, or go on as zombies.
+
+The one rule: the queue is trimmed only up to what the lake says it has.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from mqks.pipeline.columns import FIELDS, subset
+from mqks.pipeline.errors import DataLost
+from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
+from mqks.pipeline.reader import LogRange, QueueReader
+from mqks.pipeline.wire import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BATCH_MESSAGES = 1_000_000
+INTERVAL_S = 10.0
+_READ = ("key", "value", "topic", "offset", "timestamp")
+_ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
+_FILES = (
+    "name string, date string, event string, rows bigint, bytes bigint, first bigint, last bigint,"
+    " unparsed bigint"
+)
+_UNPARSED = "_corrupt_record"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One batch that is in the lake."""
+
+    queue: str
+    epoch: str
+    first: int
+    next: int
+    """Everything below is in the lake."""
+    messages: int
+    unparsed: int
+    """Of these, how many did not fit the given schema; their `data` is null."""
+    files: int
+    bytes: int
+    seconds: float
+    lag: int
+    """Numbers between what is in the lake and the end of the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What the tasks of a batch need to know; pickles."""
+
+    reader: QueueReader
+    queue: str
+    epoch: str
+    ranges: list[tuple[int, int]]
+    archived_us: int
+    staging: Path
+
+    def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """The messages of a task."""
+        with self.reader as reader:
+            for start, end in ranges:
+                yield from reader.read(start, end, epoch=self.epoch, fail_on_data_loss=False)
+
+    def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
+        """Write messages into the lake's staging, and tell the files."""
+        return stage(self.staging, map(self._complete, messages))
+
+    def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
+        """From the broker to the files within one process: no message passes through the JVM."""
+        return self.stage(self.read(ranges))
+
+    # The same two steps for Spark's expressions to stand between, as record batches.
+
+    def read_rows(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        ranges = (self.ranges[number] for task in tasks for number in task["id"].to_pylist())
+        return self.read(ranges)
+
+    def stage_rows(self, messages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for file in self.stage(messages):
+            yield pa.RecordBatch.from_pylist([asdict(file)])
+
+    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With the columns that are the same in the whole batch."""
+        archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
+        same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
+        given, parsed = batch.columns[: len(_READ)], batch.columns[len(_READ) :]
+        schema = COLUMNS
+        for name, column in zip(batch.schema.names[len(_READ) :], parsed, strict=True):
+            schema = schema.append(pa.field(name, column.type))
+        given[-1] = given[-1].cast(FIELDS["timestamp"])
+        return pa.RecordBatch.from_arrays([*given, *same, *parsed], schema=schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A queue to be archived, and how."""
+
+    queue: str
+    server: Server
+    once: bool = False
+    """End at what the queue held at the start."""
+    batch_messages: int = BATCH_MESSAGES
+    interval_s: float = INTERVAL_S
+    """Fewer than a batch are archived when they have waited so long."""
+    schema: "StructType | None" = None
+    """What JSON payloads look like; they are parsed into the column `data`."""
+    compact: bool = True
+    trim: bool = True
+
+    def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
+        """Archive until stopped, or with `once` until what was there is in the lake.
+
+        `lake` is entered. Raises RequestFailed (no such queue), OSError (no server), DataLost (the
+        queue is older than the lake) and whatever a job of Spark fails with.
+        """
+        reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
+        with reader:
+            yield from self._run(spark, lake, stop, reader)
+
+    def _run(
+        self, spark: "SparkSession", lake: Lake, stop: Event, reader: QueueReader
+    ) -> Iterator[Progress]:
+        log = reader.range()
+        goal, waited_until = log.next, time.monotonic()
+        done = self._done(lake, log)
+        if self.trim and log.first < done:  # The last run died between the two.
+            reader.trim(done)
+        while not stop.is_set():
+            start = max(self._done(lake, log), log.first)
+            end = min(log.next, start + self.batch_messages)
+            if self.once and (start >= goal or end <= start):
+                return
+            short = not self.once and end - start < self.batch_messages
+            if end <= start or (short and time.monotonic() < waited_until):
+                stop.wait(min(1.0, self.interval_s))
+                log = reader.range()
+                continue
+            waited_until = time.monotonic() + self.interval_s
+            began = time.perf_counter()
+            files = self._batch(spark, lake, reader, log.epoch, start, end)
+            lake.commit(self.queue, log.epoch, end, files)
+            epoch, log = log.epoch, reader.range()
+            if self.trim and log.epoch == epoch:  # A queue made anew has other messages there.
+                reader.trim(end)
+            if self.compact:
+                lake.compact(files, partial(_merge, spark, lake.staging))
+                log = reader.range()
+            yield Progress(
+                queue=self.queue,
+                epoch=epoch,
+                first=start,
+                next=end,
+                messages=sum(file.rows for file in files),
+                unparsed=sum(file.unparsed for file in files),
+                files=len(files),
+                bytes=sum(file.bytes for file in files),
+                seconds=round(time.perf_counter() - began, 3),
+                lag=max(0, log.next - end) if log.epoch == epoch else log.next - log.first,
+            )
+
+    def _done(self, lake: Lake, log: LogRange) -> int:
+        """The number below which the lake has everything. Raises DataLost."""
+        done = lake.next(self.queue, log.epoch)
+        if done is not None and done > log.next:
+            # Its numbers will come again, for other messages: these must be neither taken for
+            # archived nor trimmed.
+            raise DataLost(
+                f"the queue {self.queue} ends at {log.next}, and the lake has it up to {done}:"
+                " an older state of the database was put back"
+            )
+        return log.first if done is None else done
+
+    def _batch(
+        self,
+        spark: "SparkSession",
+        lake: Lake,
+        reader: QueueReader,
+        epoch: str,
+        start: int,
+        end: int,
+    ) -> list[File]:
+        """Run one batch as a Spark job; gives what it has staged."""
+        context = spark.sparkContext
+        batch = _Batch(
+            reader=reader,
+            queue=self.queue,
+            epoch=epoch,
+            ranges=_split(start, end, context.defaultParallelism),
+            archived_us=time.time_ns() // 1000,
+            staging=lake.staging,
+        )
+        tasks = len(batch.ranges)
+        if self.schema is None:
+            return (
+                context.parallelize(batch.ranges, tasks)
+                .mapPartitions(batch.read_and_stage)
+                .collect()
+            )
+        messages = spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
+        staged = parsed(messages, self.schema).mapInArrow(batch.stage_rows, _FILES)
+        return [File(*row) for row in staged.collect()]
+
+
+def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
+    """With `data`: the JSON payload by this schema, or null where the payload does not fit it."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    told = StructType([*schema.fields]).add(_UNPARSED, StringType())
+    text = F.col("value").cast("string")
+    data = F.from_json(text, told, {"columnNameOfCorruptRecord": _UNPARSED})
+    fits = data.isNotNull() & data[_UNPARSED].isNull()
+    whole = messages.withColumn("data", data)
+    return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
+
+
+def _merge(spark: "SparkSession", staging: Path, groups: list[list[Path]]) -> list[str | None]:
+    if not groups:
+        return []
+    tasks = spark.sparkContext.parallelize(groups, len(groups))
+    return tasks.map(partial(merge, staging)).collect()
+
+
+def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:
+    """A stretch of numbers in at most so many parts of about one size, none of them empty."""
+    step = -(-(end - start) // parts)
+    return [(low, min(low + step, end)) for low in range(start, end, step)]

@@ -1,0 +1,109 @@
+"""The columns of `format("mqks")`, and how the text of a `read` reply becomes them.
+
+The one rule: nothing here costs Python per message; numpy finds the edges, Arrow copies.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.integer[Any]]
+
+FIELDS = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.list_(
+        pa.field(
+            "element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+        )
+    ),
+}
+"""Kafka's columns: the message's id, its data, its event, 0, its number, its arrival, null."""
+
+SCHEMA = pa.schema(list(FIELDS.items()))
+
+_NEWLINE, _SPACE = b"\n "
+_EVENT_BYTES = len(b"event=")
+
+
+def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    r"""Messages `{id} event={event} {data}\n` as columns.
+
+    Each row of `runs` is the first number, the count and the arrival in microseconds since 1970 of
+    some consecutive messages. Raises ValueError when the text is something else.
+
+    Finding the edges costs 90 to 150 ns for a message of 100 bytes, the copies 50 ns.
+    """
+    firsts, counts, times = runs[:, 0], runs[:, 1], runs[:, 2]
+    rows = int(counts.sum())
+    pieces = _pieces(text, rows)
+    take = np.arange(0, 6 * rows, 6, dtype=np.int32)
+    made: dict[str, Any] = {}
+    for name in schema.names:
+        match name:
+            case "key":
+                column = pieces.take(pa.array(take))
+            case "topic":
+                column = _text(pieces.take(pa.array(take + 2)))
+            case "value":
+                column = pieces.take(pa.array(take + 4))
+            case "partition":
+                column = pa.array(np.zeros(rows, dtype=np.int32))
+            case "offset":
+                before = np.cumsum(counts) - counts
+                column = pa.array(np.repeat(firsts - before, counts) + np.arange(rows))
+            case "timestamp":
+                column = pa.array(np.repeat(times, counts)).view(FIELDS[name])
+            case _:
+                column = pa.nulls(rows, FIELDS[name])
+        made[name] = column
+    return pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
+
+
+def _pieces(text: memoryview, rows: int) -> Any:
+    """Six pieces of each message that touch: id, ` event=`, event, space, data, newline.
+
+    They share the text, and cost an offset each; taking every sixth of them makes a column.
+    """
+    raw = np.frombuffer(text, np.uint8)
+    marks = np.flatnonzero((raw == _NEWLINE) | (raw == _SPACE))
+    newlines = np.flatnonzero(raw[marks] == _NEWLINE)
+    ends = marks[newlines]
+    if len(ends) != rows or (rows and ends[-1] != len(raw) - 1):
+        raise ValueError(f"{len(ends)} messages came instead of {rows}")
+    # The first two marks behind each newline are spaces: neither id nor event has one.
+    firsts = np.concatenate(([0], newlines[:-1] + 1))[:rows]
+    if rows and np.diff(newlines, prepend=-1).min() < 3:
+        raise ValueError("a message came without its event")
+    edges = np.empty(6 * rows + 1, np.int32)
+    edges[0] = 0
+    edges[1::6] = marks[firsts]
+    edges[2::6] = edges[1::6] + 1 + _EVENT_BYTES
+    edges[3::6] = marks[firsts + 1]
+    edges[4::6] = edges[3::6] + 1
+    edges[5::6] = ends
+    edges[6::6] = ends + 1
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), 6 * rows, buffers)
+
+
+def _text(names: Any) -> Any:
+    r"""Names as strings; a byte that is no UTF-8 is written as `\xff`, so that names stay apart."""
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        coded = names.dictionary_encode()
+        texts = [name.decode("utf-8", "backslashreplace") for name in coded.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(coded.indices)
+
+
+def subset(names: Sequence[str]) -> pa.Schema:
+    """Some of the columns, in this order. Raises KeyError."""
+    return pa.schema([(name, FIELDS[name]) for name in names])

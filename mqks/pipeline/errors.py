@@ -1,0 +1,74 @@
+"""What the pipeline raises on purpose.
+
+    MqksError
+    └── PipelineError       70
+        ├── DataLost        65  messages that were to be read are gone, or the queue was made anew
+        ├── BadOption       78  an option of format("mqks") is unknown or bad (a ValueError, too)
+        ├── BadRow          65  a row that the protocol cannot say (a ValueError, too)
+        ├── JavaMissing     69  Spark needs Java, and there is none that will do
+        ├── ExtraMissing    69  a package that is not installed is needed
+        ├── JobFailed       70  a job of Spark failed
+        ├── ServerAway      69  there is no server, or not for long enough
+        ├── LakeInUse       69  another process writes to the lake
+        └── LakeUnfit       65  the lake is of another format, or its file system cannot do it
+
+The one rule: the message is a single line for the person who has to act on it.
+"""
+
+from mqks.errors import MqksError
+
+
+class PipelineError(MqksError):
+    """The root of what the pipeline raises."""
+
+
+class DataLost(PipelineError):
+    """Messages between two offsets are gone; `failOnDataLoss=false` goes on with what is there."""
+
+    exit_code = 65
+
+
+class BadOption(PipelineError, ValueError):
+    """An option or column that the source does not know, or a value it cannot use."""
+
+    exit_code = 78
+
+
+class BadRow(PipelineError, ValueError):
+    """A row that the protocol cannot say; the message names the row and the reason."""
+
+    exit_code = 65
+
+
+class JavaMissing(PipelineError):
+    """There is no Java, or it is too old."""
+
+    exit_code = 69
+
+
+class ExtraMissing(PipelineError):
+    """A package of an extra is not installed."""
+
+    exit_code = 69
+
+
+class JobFailed(PipelineError):
+    """A job of Spark failed; the message has the reason of the task that failed."""
+
+
+class ServerAway(PipelineError):
+    """The server could not be reached for as long as the retries last."""
+
+    exit_code = 69
+
+
+class LakeInUse(PipelineError):
+    """Another process writes to the lake: two archives at once would undo each other's work."""
+
+    exit_code = 69
+
+
+class LakeUnfit(PipelineError):
+    """There is no such lake, it is of another format, or its file system lacks what is needed."""
+
+    exit_code = 65

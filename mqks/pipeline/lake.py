@@ -1,0 +1,470 @@
+"""The lake: Parquet files under `date=…/event=…/`, as a plain directory or as a Delta table.
+
+    LAKE/date=2026-11-20/event=order.new/{first}-{last}-{id}.parquet
+    LAKE/_mqks/state.json      how far each queue is archived; the moves of the last commit
+    LAKE/_mqks/staging/        files that belong to nobody yet
+    LAKE/_mqks/trash/          what a compaction has replaced, kept for a while
+    LAKE/_mqks/lock            held by whoever writes to the lake
+
+The one rule: files and how far their queue has been read become part of the lake in ONE atomic
+write. Tasks write only into `staging`; what no commit names is litter and is swept away.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mqks.pipeline.columns import FIELDS
+from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = pa.schema(
+    [
+        *((name, FIELDS[name]) for name in ("key", "value", "topic", "offset", "timestamp")),
+        ("queue", pa.string()),
+        ("epoch", pa.string()),
+        ("archived", FIELDS["timestamp"]),
+    ]
+)
+"""Of a file; `date` and `event` are its directories. A schema for payloads adds `data`."""
+
+_DDL = (
+    "key binary, value binary, topic string, offset bigint, timestamp timestamp, queue string,"
+    " epoch string, archived timestamp, date date"
+)
+
+PIECE_BYTES = 64 * 1024 * 1024
+"""A task that has gathered this much writes it: its memory has a bound whatever messages weigh."""
+SMALL_BYTES, SMALL_COUNT, MERGED_COUNT_MAX = 16 * 1024 * 1024, 16, 64
+"""So many files below that size in one directory are merged, and at most so many at a time."""
+TRASH_S = 900
+"""How long replaced files stay: longer than any listing of a directory takes."""
+
+CONTROL = "_mqks"
+"""Hidden from Spark and Arrow, which pass over names that begin so."""
+_ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
+"""What Spark escapes in the name of a directory, and everyone undoes."""
+_EVENT_BYTES_MAX = 200
+"""A directory's name may have 255 bytes."""
+_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One that a task has staged: its name, where it belongs, what is in it."""
+
+    name: str
+    date: str
+    event: str
+    rows: int
+    bytes: int
+    first: int
+    last: int
+    unparsed: int = 0
+    """Rows whose payload did not fit the schema."""
+
+    @property
+    def directory(self) -> str:
+        return directory(self.date, self.event)
+
+
+def directory(date: str, event: str) -> str:
+    """Where the messages of a day and an event lie, below the lake.
+
+    An event too long for a directory's name is cut and told apart by its hash; the column `topic`
+    has it whole.
+    """
+    name = "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in event)
+    if len(name.encode()) > _EVENT_BYTES_MAX:
+        digest = sha256(event.encode()).hexdigest()[:32]
+        head = name.encode()[: _EVENT_BYTES_MAX - 33].decode("utf-8", "ignore")
+        name = f"{head.rpartition('%')[0] if '%' in head[-2:] else head}~{digest}"
+    return f"date={date}/event={name}"
+
+
+def stage(staging: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[File]:
+    """Write messages with the columns of a file into `staging`, a file for each day and event."""
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= PIECE_BYTES:
+            yield from _stage(staging, gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield from _stage(staging, gathered)
+
+
+def _stage(staging: Path, batches: list[pa.RecordBatch]) -> Iterator[File]:
+    for date, event, part in _parts(pa.Table.from_batches(batches)):
+        offsets = part["offset"]
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        name = _new_name(first, last)
+        size = _write(staging / name, [part], part.schema)
+        unparsed = part["data"].null_count if "data" in part.column_names else 0
+        yield File(name, date, event, part.num_rows, size, first, last, unparsed)
+
+
+def _parts(table: pa.Table) -> Iterator[tuple[str, str, pa.Table]]:
+    """The rows of each day and event, in their order."""
+    days = table["timestamp"].cast(pa.date32()).combine_chunks().dictionary_encode()
+    events = table["topic"].combine_chunks().dictionary_encode()
+    dates = [str(day) for day in days.dictionary.to_pylist()]
+    names = events.dictionary.to_pylist()
+    if len(dates) == len(names) == 1:
+        yield dates[0], names[0], table
+        return
+    codes = pc.add(
+        pc.multiply(days.indices.cast(pa.int64()), len(names)), events.indices.cast(pa.int64())
+    )
+    table = table.take(pc.sort_indices(codes))  # It is stable.
+    counts = sorted((pair["values"], pair["counts"]) for pair in pc.value_counts(codes).to_pylist())
+    at = 0
+    for code, count in counts:
+        yield dates[code // len(names)], names[code % len(names)], table.slice(at, count)
+        at += count
+
+
+def _new_name(first: int, last: int) -> str:
+    return f"{first:012}-{last:012}-{uuid.uuid4().hex}.parquet"
+
+
+def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
+    """A Parquet file that is on the disk when this returns; gives its size in bytes."""
+    with path.open("wb") as file:
+        with pq.ParquetWriter(
+            file,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=["topic", "queue", "epoch", "archived"],
+            write_statistics=["offset", "timestamp"],
+        ) as writer:
+            for table in tables:
+                writer.write_table(table)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def merge(staging: Path, files: list[Path]) -> str | None:
+    """Write the rows of some files of one directory into one, without holding them all.
+
+    Gives its name, or None when their columns do not go together.
+    """
+    try:
+        schema = pa.unify_schemas([pq.read_schema(file) for file in files])
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+    firsts, lasts = zip(*(file.name.split("-")[:2] for file in files), strict=True)
+    name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
+    _write(staging / name, _row_groups(files, schema), schema)
+    return name
+
+
+def _row_groups(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Tables of some size: a small file each would make small row groups."""
+    gathered: list[pa.Table] = []
+    for file in files:
+        with pq.ParquetFile(file) as parquet:
+            for number in range(parquet.num_row_groups):
+                gathered.append(_fit(parquet.read_row_group(number), schema))
+                if sum(table.nbytes for table in gathered) >= PIECE_BYTES:
+                    yield pa.concat_tables(gathered)
+                    gathered = []
+    if gathered:
+        yield pa.concat_tables(gathered)
+
+
+def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """With the columns of the others; those it does not have are null."""
+    columns = [
+        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+Merge = Callable[[list[list[Path]]], Iterable[str | None]]
+"""Merges each group of files into one staged file and gives their names, as `merge` does."""
+
+
+class Lake:
+    """A plain directory of Parquet files, open for writing; a context that holds its lock.
+
+    Whatever a crash has left half done is finished on entry. Raises LakeInUse and LakeUnfit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.control = self.path / CONTROL
+        self.staging = self.control / "staging"
+        self._trash = self.control / "trash"
+        self._state: dict[str, Any] = {"queues": {}, "moves": []}
+
+    def __enter__(self) -> Self:
+        self.control.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.control / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise LakeInUse(f"{self.path}: another process writes to this lake") from None
+        try:
+            self._recover()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.close()
+
+    def _recover(self) -> None:
+        if (self.path / "_delta_log").exists():
+            raise LakeUnfit(f"{self.path} is a Delta table: give --format delta")
+        with suppress(FileNotFoundError):
+            self._state = json.loads((self.control / "state.json").read_bytes())
+        self._finish()
+
+    def _finish(self) -> None:
+        """Do what the last commit still had to do, and sweep."""
+        self.staging.mkdir(exist_ok=True)
+        self._trash.mkdir(exist_ok=True)
+        self._move()
+        # What is left belongs to nobody. A task of a killed run that still writes there makes
+        # litter again, and no more than that: only commits move files.
+        for litter in self.staging.iterdir():
+            shutil.rmtree(litter) if litter.is_dir() else litter.unlink(missing_ok=True)
+        self._empty_trash()
+
+    def _empty_trash(self) -> None:
+        for old in self._trash.iterdir():
+            if time.time_ns() - int(old.name) > TRASH_S * 10**9:
+                shutil.rmtree(old)
+
+    def next(self, queue: str, epoch: str) -> int | None:
+        """The first number of the queue that the lake does not have; None before the first."""
+        number = self._state["queues"].get(queue, {}).get(epoch)
+        return None if number is None else int(number)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+        """Make staged files part of the lake: everything below `number` is in it now.
+
+        The write of the state is the commit. After a crash the moves it names are done again,
+        which changes nothing where they were done.
+        """
+        queues = dict(self._state["queues"])
+        queues[queue] = queues.get(queue, {}) | {epoch: number}
+        state = {"queues": queues, "moves": [[file.name, file.directory] for file in files]}
+        _sync(self.staging)
+        write_atomically(self.control / "state.json", json.dumps(state).encode())
+        self._state = state
+        self._move()
+
+    def _move(self) -> None:
+        """The moves of the last commit, on the disk before the next one forgets them."""
+        self._place((name, place) for name, place in self._state["moves"])
+
+    def _place(self, moves: Iterable[tuple[str, str]]) -> None:
+        touched = set()
+        for name, place in moves:
+            target = self.path / place
+            if target not in touched:
+                target.mkdir(parents=True, exist_ok=True)
+                touched.add(target)
+            with suppress(FileNotFoundError):
+                (self.staging / name).rename(target / name)
+        parents = {around for target in touched for around in (target, target.parent, self.path)}
+        for around in parents:
+            _sync(around)
+
+    def compact(self, files: Iterable[File], run: Merge) -> None:
+        """Merge the small files where these went, if there are many. Raises LakeUnfit."""
+        groups = []
+        for place in sorted({file.directory for file in files}):
+            with os.scandir(self.path / place) as entries:
+                small = [Path(e) for e in entries if e.stat().st_size < SMALL_BYTES]
+            if len(small) >= SMALL_COUNT:
+                groups.append(sorted(small)[:MERGED_COUNT_MAX])
+        for group, name in zip(groups, run(groups), strict=True):
+            if name is not None:
+                self._replace(group, name)
+
+    def _replace(self, old: list[Path], new: str) -> None:
+        """Put a merged file in the place of the files it was made from, in one step for readers.
+
+        A copy of the directory is made beside it, with the merged file and links to all others;
+        then the two change places. A reader lists the one or the other. Nothing is deleted in the
+        old one for `TRASH_S`, so that a listing under way sees it whole.
+        """
+        place = old[0].parent
+        copy = self.staging / uuid.uuid4().hex
+        copy.mkdir()
+        replaced = {file.name for file in old}
+        for file in place.iterdir():
+            if file.name not in replaced:
+                (copy / file.name).hardlink_to(file)
+        (self.staging / new).rename(copy / new)
+        _sync(copy)
+        _exchange(copy, place)
+        copy.rename(self._trash / str(time.time_ns()))
+        for around in (self.staging, self._trash, place.parent):
+            _sync(around)
+        self._empty_trash()
+
+
+class DeltaLake(Lake):
+    """The same as a Delta table: its log is what commits, and an application transaction in it
+    tells how far a queue has been read. Files are moved to where they belong before the commit;
+    only the log tells what is in the table.
+
+    The table has the columns of its first commit.
+    """
+
+    def _recover(self) -> None:
+        if (self.control / "state.json").exists():
+            raise LakeUnfit(f"{self.path} is a lake of plain Parquet files: give --format parquet")
+        self._finish()
+        self._table = delta_table(self.path)
+
+    def next(self, queue: str, epoch: str) -> int | None:
+        if self._table is None:
+            return None
+        number = self._table.transaction_version(_application(queue, epoch))
+        return None if number is None else int(number)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+        from deltalake import CommitProperties, DeltaTable, Transaction
+        from deltalake.transaction import AddAction
+
+        files = list(files)
+        own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
+        schema = pa.schema([*own, ("date", pa.date32()), ("event", pa.string())])
+        self._place((file.name, file.directory) for file in files)
+        if self._table is None:
+            self._table = DeltaTable.create(self.path, schema, partition_by=["date", "event"])
+        actions = [
+            AddAction(
+                path=f"{file.directory}/{file.name}",
+                size=file.bytes,
+                partition_values={"date": file.date, "event": file.event},
+                modification_time=time.time_ns() // 10**6,
+                data_change=True,
+                stats=json.dumps({"numRecords": file.rows}),
+            )
+            for file in files
+        ]
+        read = Transaction(_application(queue, epoch), number)
+        self._table.create_write_transaction(
+            actions,
+            mode="append",
+            schema=self._table.schema(),
+            partition_by=["date", "event"],
+            commit_properties=CommitProperties(app_transactions=[read]),
+        )
+        self._table.update_incremental()
+        self._sync_log()
+
+    def compact(self, files: Iterable[File], run: Merge) -> None:
+        from deltalake import WriterProperties
+
+        # Compactions are versions, too, so that the next one is SMALL_COUNT - 1 commits away.
+        if self._table is not None and self._table.version() % SMALL_COUNT == 0:
+            self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
+            self._table.vacuum(dry_run=False)
+            self._sync_log()
+
+    def _sync_log(self) -> None:
+        """The broker forgets what the table has: the log must be on the disk before that."""
+        log = self.path / "_delta_log"
+        for entry in (log / f"{self._table.version():020}.json", log, self.path):
+            _sync(entry)
+
+
+def delta_table(path: Path) -> Any:
+    """The table, or None where there is none yet. Raises ExtraMissing."""
+    try:
+        from deltalake import DeltaTable
+    except ImportError:
+        raise ExtraMissing("Delta tables need: pip install 'mqks[delta]'") from None
+    return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
+
+
+def _application(queue: str, epoch: str) -> str:
+    return f"mqks/{queue}/{epoch}"
+
+
+LAKES = {"parquet": Lake, "delta": DeltaLake}
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file: after a crash there is the old one or the new one, whole."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two directories change places in one step. Raises LakeUnfit where that cannot be done."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    try:
+        failed = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE)
+        why = os.strerror(ctypes.get_errno())
+    except AttributeError:
+        failed, why = -1, "the C library has no renameat2"
+    if failed:
+        raise LakeUnfit(f"{other}: directories cannot be exchanged here ({why}): give --no-compact")
+
+
+def messages(spark: "SparkSession", path: Path) -> "DataFrame":
+    """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
+
+    The event is the column `topic`: unlike the directory it has every event whole.
+    """
+    reader = spark.read.schema(_DDL).option("basePath", str(path.absolute()))
+    if (path / "_delta_log").is_dir():
+        files = [str(file) for file in delta_table(path).file_uris()]
+    elif path.is_dir():
+        files = [str(path.absolute())]
+    else:
+        raise LakeUnfit(f"{path}: there is no lake")
+    return reader.parquet(*files) if files else spark.createDataFrame([], _DDL)

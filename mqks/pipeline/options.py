@@ -1,0 +1,208 @@
+"""The options of `format("mqks")`: read, checked, and told apart from what was only mistyped.
+
+The one rule: an option that would do nothing is refused, and no message holds a credential.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from mqks.client import requests, urls
+from mqks.client.errors import InvalidRequest
+from mqks.errors import ConfigurationError
+from mqks.limits import READ_ROWS_MAX
+from mqks.pipeline.errors import BadOption
+from mqks.pipeline.reader import FETCH_ROWS
+from mqks.pipeline.wire import Server
+
+OFFSETS_PER_TRIGGER = 200_000
+EARLIEST, LATEST = "earliest", "latest"
+
+_SERVER = (
+    *("url", "host", "port", "token", "user", "password", "tls", "ca"),
+    *("connectTimeoutMs", "numRetries"),
+)
+READ_OPTIONS = (
+    *_SERVER,
+    *("queue", "startingOffsets", "endingOffsets", "startingTimestamp", "maxOffsetsPerTrigger"),
+    *("minPartitions", "fetchSize", "failOnDataLoss"),
+)
+WRITE_OPTIONS = (*_SERVER, "topic")
+_SPARKS_OWN = ("checkpointLocation",)
+"""What Spark hands on to a sink although it is for Spark alone."""
+
+Offset = str | int
+"""`earliest`, `latest` or a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to begin or end."""
+
+    offset: Offset
+    epoch: str = ""
+    """For which the number was told; empty where nobody said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    server: Server = field(repr=False)
+    queue: str
+    start: Place | None = None
+    """None: `earliest` for a batch, `latest` for a stream, as Kafka has it."""
+    end: Place | None = None
+    start_time_us: int | None = None
+    offsets_per_trigger: int = OFFSETS_PER_TRIGGER
+    partitions_min: int | None = None
+    fetch_rows: int = FETCH_ROWS
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    server: Server = field(repr=False)
+    topic: str | None = None
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Raises BadOption."""
+    given = _given(options, READ_OPTIONS)
+    queue = given.get("queue")
+    if queue is None:
+        raise BadOption("the option queue is missing: which queue is to be read?")
+    _name("queue", queue)
+    time_ms = _number(given, "startingTimestamp", 0, 2**53)
+    most = _number(given, "maxOffsetsPerTrigger", 1, 2**53)
+    fetch_rows = _number(given, "fetchSize", 1, READ_ROWS_MAX)
+    return ReadOptions(
+        server=_server(given),
+        queue=queue,
+        start=_place(given, "startingOffsets", queue),
+        end=_place(given, "endingOffsets", queue),
+        start_time_us=None if time_ms is None else time_ms * 1000,
+        offsets_per_trigger=most or OFFSETS_PER_TRIGGER,
+        partitions_min=_number(given, "minPartitions", 1, 100_000),
+        fetch_rows=fetch_rows or FETCH_ROWS,
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises BadOption."""
+    given = _given(options, WRITE_OPTIONS, _SPARKS_OWN)
+    topic = given.get("topic")
+    if topic is not None:
+        _name("topic", topic)
+    return WriteOptions(server=_server(given), topic=topic)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A hint at what may have been meant, or nothing."""
+    by_key = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_key, 1)
+    return f"; did you mean {by_key[found[0]]}?" if found else ""
+
+
+def _given(
+    options: Mapping[str, str], known: tuple[str, ...], passed_over: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """The options by their right names. Spark knows no upper and lower case in them."""
+    right = {name.lower(): name for name in (*known, *passed_over)}
+    given = {}
+    for name, value in options.items():
+        if name.lower() not in right:
+            raise BadOption(f"mqks has no option {name[:80]}{near(name, known)}")
+        given[right[name.lower()]] = value
+    return given
+
+
+def _server(given: Mapping[str, str]) -> Server:
+    timeout_ms = _number(given, "connectTimeoutMs", 1, 3_600_000)
+    retries = _number(given, "numRetries", 0, 1_000_000)
+    server = Server(url=_url(given), ca=given.get("ca"))
+    return Server(
+        url=server.url,
+        ca=server.ca,
+        connect_timeout_s=server.connect_timeout_s if timeout_ms is None else timeout_ms / 1000,
+        retries=server.retries if retries is None else retries,
+    )
+
+
+def _url(given: Mapping[str, str]) -> str | None:
+    """One URL from what was told apart; None where nothing was, which leaves it to MQKS_URL."""
+    apart = [name for name in ("host", "port", "token", "user", "password", "tls") if name in given]
+    if "url" in given or not apart:
+        if apart:
+            raise BadOption(f"the option url says it all, so {apart[0]} has no place beside it")
+        url = given.get("url")
+    else:
+        credentials = ""
+        if "token" in given:
+            if "user" in given or "password" in given:
+                raise BadOption("the option token has no place beside user and password")
+            credentials = quote(given["token"], safe="") + "@"
+        elif ("user" in given) != ("password" in given):
+            raise BadOption("the options user and password go together")
+        elif "user" in given:
+            credentials = ":".join(quote(given[name], safe="") for name in ("user", "password"))
+            credentials += "@"
+        port = _number(given, "port", 1, 65535) or urls.PORT
+        host = given.get("host", "127.0.0.1")
+        scheme = "mqkss" if _flag(given, "tls", "ca" in given) else "mqks"
+        url = f"{scheme}://{credentials}{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        urls.parse(url)
+    except ConfigurationError as error:
+        raise BadOption(str(error)) from None
+    return url
+
+
+def _place(given: Mapping[str, str], name: str, queue: str) -> Place | None:
+    """A place from `earliest`, `latest`, a number, Kafka's {"queue": {"0": number}} with -2 for
+    earliest and -1 for latest, or an offset as a query's progress tells it."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if text.lower() in (EARLIEST, LATEST):
+        return Place(text.lower())
+    try:
+        match json.loads(text):
+            case int() as number if number >= 0:
+                return Place(number)
+            case {"epoch": str() as epoch, "offset": int() as number}:
+                return Place(number, epoch)
+            case dict() as queues if list(queues) == [queue] and list(queues[queue]) == ["0"]:
+                number = queues[queue]["0"]
+                if isinstance(number, int) and number >= -2:
+                    return Place({-2: EARLIEST, -1: LATEST}.get(number, number))
+    except (ValueError, TypeError):
+        pass
+    raise BadOption(
+        f"{name} is {text[:80]!r}, which is not earliest, latest, a number, "
+        f'{{"{queue}": {{"0": number}}}} or {{"epoch": text, "offset": number}}'
+    )
+
+
+def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise BadOption(f"{name} is {text[:80]!r}, which is no number from {least} to {most}")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str, otherwise: bool) -> bool:
+    text = given.get(name, str(otherwise)).lower()
+    if text not in ("true", "false"):
+        raise BadOption(f"{name} is {text[:80]!r}, which is neither true nor false")
+    return text == "true"
+
+
+def _name(option: str, text: str) -> None:
+    try:
+        requests.name(text)
+    except InvalidRequest as error:
+        raise BadOption(f"{option}: {error}") from None

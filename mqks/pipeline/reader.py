@@ -1,0 +1,210 @@
+"""A queue as a log: where it begins and ends, its messages as Arrow record batches, trimming it.
+
+Reading settles nothing, and a lost connection is made again: reading goes on with the next number,
+so that no row comes twice and none is left out.
+
+The one rule: a reader pickles, without its connection.
+"""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from mqks.client import requests
+from mqks.client.errors import ProtocolViolation
+from mqks.pipeline.columns import SCHEMA, Ints, record_batch
+from mqks.pipeline.errors import DataLost
+from mqks.pipeline.wire import Connection, Server, Wire
+
+FETCH_ROWS = 100_000
+RUN_BYTES = 32
+"""Of a run in a reply: first number, count, arrival and bytes, each 8 bytes."""
+
+_log = logging.getLogger("mqks.pipeline")
+
+
+class LogRange(NamedTuple):
+    """What a queue holds at a moment."""
+
+    epoch: str
+    """Changes when the queue or its database is made anew; numbers mean nothing across epochs."""
+    first: int
+    """The lowest living number; `next` when there is none."""
+    next: int
+    """Above every durable message."""
+    at: int | None = None
+    """The first living message that arrived at or after the time asked for, or `next`."""
+
+
+class _Page(NamedTuple):
+    epoch: str
+    next: int
+    runs: Ints
+    text: memoryview
+
+
+class QueueReader:
+    """Reads one queue; `url` and `server` tell where it is, `schema` which columns are wanted.
+
+    `fetch_rows` bounds one reply; the server bounds it to about 4 MiB, too. Calls raise
+    RequestFailed when the server refuses them (no such queue), AuthenticationFailed, and OSError
+    once the server is away for longer than its retries last.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        queue: str,
+        *,
+        server: Server | None = None,
+        schema: pa.Schema = SCHEMA,
+        fetch_rows: int = FETCH_ROWS,
+    ) -> None:
+        self._connection = Connection(server or Server(url=url))
+        self._name = queue
+        self._queue = requests.name(queue)
+        self._schema = schema
+        self._fetch_rows = fetch_rows
+        self._memory = memoryview(bytearray())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_memory": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._memory = memoryview(bytearray())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connection; the next call makes another."""
+        self._connection.close()
+
+    def range(self, at_us: int | None = None) -> LogRange:
+        """What the queue holds now; `at_us` are microseconds since 1970."""
+        at = b"" if at_us is None else b" --at=%d" % at_us
+        reply = self._ask(b"r range %b%b\n" % (self._queue, at), "range")
+        fields = _fields(reply)
+        number = fields.get("at")
+        return LogRange(
+            fields["epoch"],
+            int(fields["first"]),
+            int(fields["next"]),
+            None if number is None else int(number),
+        )
+
+    def trim(self, seq: int) -> None:
+        """Settle durably every waiting message below this number."""
+        self._ask(b"r trim --confirm %b %d\n" % (self._queue, seq), "trim")
+
+    def read(
+        self, start: int, end: int, *, epoch: str | None = None, fail_on_data_loss: bool = True
+    ) -> Iterator[pa.RecordBatch]:
+        """The living messages from `start` up to, not including, `end`; fewer when the log ends.
+
+        With an `epoch` it is checked that numbers still mean what they meant then, that the log
+        does reach to `end`, and that what is missing was not trimmed away: raises DataLost, or
+        warns and goes on with what is there.
+        """
+        try:
+            while start < end:
+                if self._connection.ahead not in (None, (start, end)):
+                    self.close()  # Another reading was left in its middle.
+                page = self._connection.again(partial(self._page, start, end))
+                if epoch is not None and page.epoch != epoch:
+                    lost(f"the queue {self._name} was made anew", fail_on_data_loss)
+                    return
+                if epoch is not None and (gap := _gap(page, start)) is not None:
+                    self._check_gap(gap, page.next, fail_on_data_loss)
+                if len(page.runs):
+                    yield self._batch(page)
+                elif page.next <= start:
+                    if epoch is not None:
+                        what = f"the queue {self._name} ends at {start}, and {end} was seen before"
+                        lost(what, fail_on_data_loss)
+                    return
+                start = page.next
+        finally:
+            if self._connection.ahead:  # Nobody will take that reply.
+                self.close()
+
+    def _page(self, start: int, end: int, wire: Wire) -> _Page:
+        """The next reply, its successor asked for before its text is taken: the server makes that
+        one ready while this one is split."""
+        if wire.ahead != (start, end):
+            self._send_read(wire, start, end)
+        wire.ahead = None
+        header = wire.reply(f"to read the queue {self._name}")
+        if not header.startswith(b"--read "):
+            raise ProtocolViolation(f"the peer sent {header[:80]!r} to a read")
+        fields = _fields(header)
+        count, size, after = (int(fields[name]) for name in ("runs", "bytes", "next"))
+        if count and after < end:
+            self._send_read(wire, after, end)
+        if len(self._memory) < size:
+            self._memory = memoryview(bytearray(size))
+        memory = self._memory[:size]
+        wire.fill(memory)
+        table = np.frombuffer(memory[: count * RUN_BYTES], "<i8").reshape(count, 4)
+        return _Page(fields["epoch"], after, table, memory[count * RUN_BYTES :])
+
+    def _batch(self, page: _Page) -> pa.RecordBatch:
+        try:
+            return record_batch(page.text, page.runs, self._schema)
+        except ValueError as error:
+            raise ProtocolViolation(f"a reply to a read is damaged: {error}") from None
+
+    def _send_read(self, wire: Wire, start: int, end: int) -> None:
+        words = (self._queue, start, end, self._fetch_rows)
+        wire.send(b"r read %b --from=%d --to=%d --limit=%d\n" % words)
+        wire.ahead = (start, end)
+
+    def _check_gap(self, gap: int, after: int, fail: bool) -> None:
+        """Numbers are missing in the middle where others consumed from the queue, and that is no
+        loss; what lies below the first living message was trimmed before it was read."""
+        with QueueReader(None, self._name, server=self._connection.server) as other:
+            first = other.range().first
+        if first > gap:
+            lost(
+                f"messages {gap} to {min(first, after) - 1} of the queue {self._name} are gone",
+                fail,
+            )
+
+    def _ask(self, line: bytes, asked: str) -> bytes:
+        if self._connection.ahead:  # A reading was left in its middle.
+            self.close()
+
+        def ask(wire: Wire) -> bytes:
+            wire.send(line)
+            return wire.reply(f"{asked} of the queue {self._name} (is there one?)")
+
+        return self._connection.again(ask)
+
+
+def _fields(words: bytes) -> dict[str, str]:
+    """The `name=value` words of a reply."""
+    pairs = (word.partition("=") for word in requests.decoded(words).split(" "))
+    return {name: value for name, _, value in pairs}
+
+
+def _gap(page: _Page, start: int) -> int | None:
+    """The first number that the page should hold and does not."""
+    expected = np.concatenate(([start], page.runs[:, 0] + page.runs[:, 1]))
+    there = np.append(page.runs[:, 0], page.next)
+    holes = np.flatnonzero(there > expected)
+    return int(expected[holes[0]]) if len(holes) else None
+
+
+def lost(what: str, fail: bool) -> None:
+    """Raises DataLost, or warns."""
+    if fail:
+        raise DataLost(f"{what}; failOnDataLoss=false goes on with what is there")
+    _log.warning("%s; going on with what is there", what)

@@ -1,0 +1,200 @@
+"""From the lake back into the broker: a stretch of time and some events, each message once.
+
+A message's id is made of what the archive knows it by, `{name}:{epoch}:{offset}`, so every run of
+a replay gives it the same one, and the broker drops those it has. Where it was is written down
+once a second, so that a run that was killed goes on near there.
+
+The one rule: what is written down as replayed has been confirmed.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mqks.client import requests, urls
+from mqks.pipeline.errors import BadOption
+from mqks.pipeline.lake import CONTROL, messages, write_atomically
+from mqks.pipeline.report import between
+from mqks.pipeline.sink import Publisher
+from mqks.pipeline.wire import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PART_MESSAGES = 200_000
+"""Sorted and held in memory at a time."""
+SAVE_MESSAGES, SAVE_S = 100_000, 1.0
+"""After so many messages or seconds it is written down how far the replay is. What comes between
+must stay far below the server's `once_ids_max`."""
+_ORDER = ("timestamp", "queue", "epoch", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    messages: int
+    """Replayed by all runs together; those since the last one was killed may count twice."""
+    total: int
+    """Left at the start of this run, and replayed before it."""
+    behind_s: float
+    """How much later than the pace asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    lake: Path
+    server: Server
+    name: str = "replay"
+    """Of this replay: another name makes other ids, and replays all of it again."""
+    start: datetime | None = None
+    end: datetime | None = None
+    events: str = "*"
+    """A mask: `*` stands for any characters, `?` for one."""
+    speed: float = math.inf
+    """How many times faster than it was."""
+
+    def rows(self, spark: "SparkSession") -> "DataFrame":
+        """What is to be replayed, all of it."""
+        found = between(messages(spark, self.lake), self.start, self.end)
+        if self.events == "*":
+            return found
+        wild = {"*": ".*", "?": "."}
+        mask = "".join(wild.get(char) or re.escape(char) for char in self.events)
+        return found.where(found.topic.rlike(f"(?s)^{mask}$"))
+
+    def counts(self, spark: "SparkSession") -> list[tuple[str, int]]:
+        """Messages of each event, most first."""
+        counted = self.rows(spark).groupBy("topic").count().collect()
+        return sorted(((r[0], r[1]) for r in counted), key=lambda pair: (-pair[1], pair[0]))
+
+    def run(self, spark: "SparkSession", stop: Event) -> Iterator[Progress]:
+        """Replay what is left, in the order of arrival, until done or stopped.
+
+        Raises BadOption, and what `Publisher.publish` raises.
+        """
+        done, last = self._load()
+        left = _behind(self.rows(spark), last)
+        total = done + left.count()
+        saved, saved_s = done, time.monotonic()
+        pace = _Pace(self.speed, stop)
+        with Publisher(self.server) as publisher:
+            for part in pace.due(_in_order(left, self.name, total - done)):
+                publisher.publish(part["id"], part["event"], part["value"])
+                done += len(part)
+                last = {name: part[name][-1].as_py() for name in _ORDER}
+                now_s = time.monotonic()
+                if done - saved >= SAVE_MESSAGES or now_s - saved_s >= SAVE_S:
+                    self._save(done, last)
+                    saved, saved_s = done, now_s
+                    yield Progress(done, total, round(pace.behind_s, 3))
+        self._save(done, last)
+        yield Progress(done, total, round(pace.behind_s, 3))
+
+    @property
+    def _state(self) -> Path:
+        return self.lake / CONTROL / "replays" / f"{requests.name(self.name).hex()}.json"
+
+    def _job(self) -> dict[str, Any]:
+        """What must be the same in every run of a replay."""
+        limits = [limit and limit.isoformat() for limit in (self.start, self.end)]
+        return {"to": str(urls.parse(self.server.url)), "events": self.events, "between": limits}
+
+    def _load(self) -> tuple[int, dict[str, Any] | None]:
+        """Messages that were replayed, and which was the last one. Raises BadOption."""
+        try:
+            state = json.loads(self._state.read_bytes())
+        except FileNotFoundError:
+            return 0, None
+        if state["job"] != self._job():
+            raise BadOption(f"there was another replay of the name {self.name}: give another name")
+        return state["done"], state["last"]
+
+    def _save(self, done: int, last: dict[str, Any] | None) -> None:
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        state = {"name": self.name, "job": self._job(), "done": done, "last": last}
+        write_atomically(self._state, json.dumps(state).encode())
+
+
+class _Pace:
+    """Lets messages through when they are due."""
+
+    def __init__(self, speed: float, stop: Event) -> None:
+        self._speed = speed
+        self._stop = stop
+        self.behind_s = 0.0
+
+    def due(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches in parts, each when its last message is due, until stopped."""
+        first_us, began_s = None, 0.0
+        for batch in batches:
+            times = np.asarray(batch["timestamp"])
+            if first_us is None:  # The clock starts with the first message, not with the sorting.
+                first_us, began_s = times[0], time.monotonic()
+            at = 0
+            while at < len(batch) and not self._stop.is_set():
+                if self._speed == math.inf:
+                    yield batch
+                    break
+                due_s = began_s + (times[at] - first_us) / 1e6 / self._speed
+                self.behind_s = time.monotonic() - due_s
+                if self.behind_s < 0:
+                    self._stop.wait(-self.behind_s)
+                    continue
+                now_us = first_us + (time.monotonic() - began_s) * 1e6 * self._speed
+                until = int(np.searchsorted(times, now_us, side="right"))
+                yield batch.slice(at, until - at)
+                at = until
+            if self._stop.is_set():
+                return
+
+
+def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
+    """Those that come after the last one that was replayed."""
+    if last is None:
+        return rows
+    from pyspark.sql import functions as F
+
+    place = {name: F.lit(value) for name, value in last.items()}
+    place["timestamp"] = F.timestamp_micros(place["timestamp"])
+    place["offset"] = place["offset"].cast("bigint")
+    rows = between(rows, datetime.fromtimestamp(last["timestamp"] // 10**6, UTC), None)
+    return rows.where(F.struct(*_ORDER) > F.struct(*(place[name].alias(name) for name in _ORDER)))
+
+
+def _in_order(rows: "DataFrame", name: str, count: int) -> Iterator[pa.RecordBatch]:
+    """Sorted by Spark and brought here part by part, as record batches that no one unpacks."""
+    parts = max(1, -(-count // PART_MESSAGES))
+    ordered = rows.select("topic", "value", *_ORDER).repartitionByRange(parts, *_ORDER)
+    packed = ordered.sortWithinPartitions(*_ORDER).mapInArrow(partial(_pack, name), "batch binary")
+    for row in packed.toLocalIterator(prefetchPartitions=True):
+        with pa.ipc.open_stream(bytes(row.batch)) as stream:
+            yield from stream
+
+
+def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        offset = batch["offset"].cast(pa.string())
+        ids = pc.binary_join_element_wise(name, batch["epoch"], offset, ":")
+        columns = {
+            "id": ids.cast(pa.binary()),
+            "event": batch["topic"].cast(pa.binary()),
+            "value": batch["value"],
+            **{place: batch[place] for place in _ORDER},
+            "timestamp": batch["timestamp"].cast(pa.int64()),
+        }
+        whole = pa.RecordBatch.from_pydict(columns)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, whole.schema) as stream:
+            stream.write_batch(whole)
+        yield pa.RecordBatch.from_pydict({"batch": pa.array([sink.getvalue().to_pybytes()])})

@@ -1,0 +1,230 @@
+"""What went through the queues: counts per event and window, delays, events that fell silent.
+
+The one rule: a report reads and changes nothing, neither in the lake nor in the queue.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mqks.pipeline.errors import BadOption
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+WINDOWS_S = (1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800)
+"""What is chosen from when no window is given: the first that makes at most so many windows."""
+WINDOWS_WANTED, WINDOWS_MAX = 72, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Messages of one event in one window of time."""
+
+    start: datetime
+    queue: str
+    event: str
+    messages: int
+    bytes: int
+    ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Messages of one event in the whole time."""
+
+    event: str
+    messages: int
+    bytes: int
+    """Of data."""
+    ids: int
+    """How many different ones."""
+    first: datetime
+    last: datetime
+
+    @property
+    def retries(self) -> int:
+        """Messages whose id had been there before: published again."""
+        return self.messages - self.ids
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Seconds from one end to the other, of the messages of a queue that tell both."""
+
+    queue: str
+    messages: int
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    title: str
+    start: datetime
+    end: datetime
+    window_s: int
+    delay_of: str
+    """What the delays are measured between."""
+    windows: list[Window]
+    events: list[Event]
+    """Most messages first."""
+    delays: list[Delay]
+
+    @property
+    def last_window(self) -> datetime:
+        return _floor(self.end, self.window_s)
+
+    @property
+    def silent(self) -> list[Event]:
+        """Events that were there before the last window and are not in it."""
+        return [event for event in self.events if event.last < self.last_window]
+
+    @property
+    def messages(self) -> int:
+        return sum(event.messages for event in self.events)
+
+    @property
+    def bytes(self) -> int:
+        return sum(event.bytes for event in self.events)
+
+    def write_parquet(self, path: Path) -> None:
+        """One row per window, queue and event."""
+        names = Window.__slots__
+        columns = {name: [getattr(row, name) for row in self.windows] for name in names}
+        types = [pa.timestamp("us", tz="UTC"), pa.string(), pa.string(), *[pa.int64()] * 3]
+        pq.write_table(pa.table(columns, schema=pa.schema(zip(names, types, strict=True))), path)
+
+
+def waiting(spark: "SparkSession", queue: str, url: str | None) -> "DataFrame":
+    """What waits in a queue now, with the columns that a report needs."""
+    from pyspark.sql import functions as F
+
+    reader = spark.read.format("mqks").option("queue", queue)
+    rows = (reader.option("url", url) if url else reader).load()
+    return rows.withColumns({"queue": F.lit(queue), "archived": F.current_timestamp()})
+
+
+def between(rows: "DataFrame", start: datetime | None, end: datetime | None) -> "DataFrame":
+    """Those that arrived from `start` up to, not including, `end`."""
+    from pyspark.sql import functions as F
+
+    for limit, is_start in ((start, True), (end, False)):
+        if limit is None:
+            continue
+        arrived, instant = F.col("timestamp"), F.lit(limit)
+        rows = rows.where(arrived >= instant if is_start else arrived < instant)
+        if "date" in rows.columns:  # So that the directories of other days are not even listed.
+            day, date = F.col("date"), F.lit(limit.astimezone(UTC).date())
+            rows = rows.where(day >= date if is_start else day <= date)
+    return rows
+
+
+def report(
+    rows: "DataFrame", *, title: str, window_s: int | None = None, sent_field: str | None = None
+) -> Report:
+    """Report on messages with the columns of a lake's files.
+
+    Delays are measured from the time that the payload's field `sent_field` tells (a JSON number of
+    seconds, milliseconds or microseconds since 1970, or a text as in ISO 8601) to the arrival at
+    the broker; without one, from there to the archive. Raises BadOption.
+    """
+    from pyspark.sql import functions as F
+
+    counts = [
+        F.count("*").alias("messages"),
+        F.coalesce(F.sum(F.length("value")), F.lit(0)).alias("bytes"),
+        F.count_distinct("key").alias("ids"),
+    ]
+    times = [_us(F.min("timestamp")).alias("first"), _us(F.max("timestamp")).alias("last")]
+    totals = rows.groupBy("topic").agg(*counts, *times).collect()
+    events = sorted(
+        (
+            Event(r.topic, r.messages, r.bytes, r.ids, _time(r.first), _time(r["last"]))
+            for r in totals
+        ),
+        key=lambda event: (-event.messages, event.event),
+    )
+    now = datetime.now(UTC)
+    start = min((event.first for event in events), default=now)
+    end = max((event.last for event in events), default=now)
+    window_s = window_s or _window_s(end - start)
+    if (end - start).total_seconds() / window_s > WINDOWS_MAX:
+        raise BadOption(f"windows of {window_s} s would be more than {WINDOWS_MAX:,}")
+    window = F.floor(_us(F.col("timestamp")) / (window_s * 10**6)).alias("window")
+    by_window = rows.groupBy(window, "queue", "topic").agg(*counts).collect()
+    windows = sorted(
+        (
+            Window(_time(r.window * window_s * 10**6), r.queue, r.topic, r.messages, r.bytes, r.ids)
+            for r in by_window
+        ),
+        key=lambda w: (w.start, w.queue, w.event),
+    )
+    return Report(
+        title=title,
+        start=start,
+        end=end,
+        window_s=window_s,
+        delay_of=f"{sent_field} to arrival" if sent_field else "arrival to archive or now",
+        windows=windows,
+        events=events,
+        delays=_delays(rows, sent_field),
+    )
+
+
+def _delays(rows: "DataFrame", sent_field: str | None) -> list[Delay]:
+    from pyspark.sql import functions as F
+
+    arrived = _us(F.col("timestamp")) / 10**6
+    if sent_field is None:
+        delay = _us(F.col("archived")) / 10**6 - arrived
+    else:
+        delay = arrived - _sent_s(sent_field)
+    told = rows.select("queue", delay.alias("delay")).where("delay is not null")
+    quantiles = F.percentile_approx("delay", [0.5, 0.9, 0.99], 10_000).alias("quantiles")
+    found = told.groupBy("queue").agg(F.count("*").alias("n"), quantiles, F.max("delay").alias("m"))
+    delays = []
+    for row in sorted(found.collect()):
+        p50, p90, p99 = row.quantiles
+        delays.append(Delay(row.queue, row.n, p50, p90, p99, row.m))
+    return delays
+
+
+def _sent_s(field: str) -> "Column":
+    """Seconds since 1970 that a field of the payload tells, or null."""
+    from pyspark.sql import functions as F
+
+    text = F.get_json_object(F.col("value").cast("string"), f"$.{field}")
+    number = text.try_cast("double")
+    return (
+        F.when(number >= 1e14, number / 1e6)
+        .when(number >= 1e11, number / 1e3)
+        .when(number.isNotNull(), number)
+        .otherwise(_us(text.try_cast("timestamp")) / 1e6)
+    )
+
+
+def _us(timestamp: "Column") -> "Column":
+    from pyspark.sql import functions as F
+
+    return F.unix_micros(timestamp)
+
+
+def _time(us: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us)
+
+
+def _floor(instant: datetime, window_s: int) -> datetime:
+    return datetime.fromtimestamp(instant.timestamp() // window_s * window_s, UTC)
+
+
+def _window_s(span: timedelta, choices: Sequence[int] = WINDOWS_S) -> int:
+    fitting = (s for s in choices if span.total_seconds() <= s * WINDOWS_WANTED)
+    return next(fitting, choices[-1])

@@ -1,0 +1,72 @@
+"""The Spark session of the ready-made jobs: small-machine settings, this interpreter, the source.
+
+The one rule: whoever has a session of their own needs nothing from here but the registration.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mqks.pipeline.errors import JavaMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+JAVA_NEEDED = f"needs Java {JAVA_MIN}: on Debian apt install openjdk-{JAVA_MIN}-jre-headless"
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Spark's 200 are for a cluster; here each is a task more for the same two or four cores.
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+    # Arrivals are told in UTC, and so are the days that a lake is partitioned by.
+    "spark.sql.session.timeZone": "UTC",
+    # Spark's own choice, INT96, is deprecated, read by few, and costs a tenth of writing a file.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+}
+
+
+def session(master: str | None = None, **conf: Any) -> "SparkSession":
+    """A session in which `format("mqks")` is known; `local[*]` unless told otherwise.
+
+    Settings of Spark go by their names, dots and all: `session(**{"spark.driver.memory": "2g"})`.
+    Raises JavaMissing.
+    """
+    check_java()
+    # Workers must be this interpreter: another one need not have mqks, or not this one.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    from mqks.pipeline.source import register
+
+    builder = SparkSession.builder.appName("mqks")
+    # Under spark-submit the master is decided already.
+    if master or "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(master or "local[*]")
+    for name, value in {**SETTINGS, **conf}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")
+    register(spark)
+    return spark
+
+
+def check_java() -> None:
+    """Raises JavaMissing where Spark would find no Java, or one that is too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    try:
+        told = subprocess.run(
+            [java or "java", "-version"], capture_output=True, text=True, timeout=30, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        raise JavaMissing(f"there is no Java here, and Spark {JAVA_NEEDED}") from None
+    version = re.search(r'version "(\d+)', told)
+    if version is None or int(version[1]) < JAVA_MIN:
+        raise JavaMissing(f"Java {version[1] if version else '?'} is too old: Spark {JAVA_NEEDED}")

@@ -1,0 +1,195 @@
+"""Rows published as messages, each once, however often Spark runs a task.
+
+The one rule: a row's id follows from what is in the row and never from its place in the plan, which
+may be another one when a task is run again.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from mqks.pipeline.columns import FIELDS
+from mqks.pipeline.errors import BadOption, BadRow, PipelineError
+from mqks.pipeline.options import WriteOptions, near
+from mqks.pipeline.wire import Connection, Server, Wire
+
+WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
+"""Sent before their confirms are read. The confirms of so much fit into what the server holds for a
+slow reader, so that neither side waits for the other for ever."""
+
+_BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
+_BAD_IN_DATA = r"[\t\n]|\r$"
+_REASONS = {
+    _BAD_IN_NAME: "must not be empty, start with two dashes, or have a space or control character",
+    _BAD_IN_DATA: "must not have a tab or newline, nor end with a carriage return",
+}
+
+
+class Publisher:
+    """Publishes columns of messages, each id once."""
+
+    def __init__(self, server: Server) -> None:
+        self._connection = Connection(server)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def publish(self, ids: Any, events: Any, values: Any) -> None:
+        """Publish binary arrays of ids, events and data; returns when all of it is on disk.
+
+        After a lost connection everything unconfirmed is sent again: the server drops what it has.
+        Raises BadRow, which counts rows from 0; RequestFailed, which names the id; OSError.
+        """
+        rows = max(1, min(WINDOW_ROWS, WINDOW_BYTES * len(values) // max(1, values.nbytes)))
+        for first in range(0, len(values), rows):
+            window = [column.slice(first, rows) for column in (ids, events, values)]
+            lines = _lines(first, *window)
+            self._connection.again(partial(_exchange, lines, len(window[0])))
+
+
+def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
+    wire.send(lines)
+    wire.confirms(count)
+
+
+def _lines(first: int, ids: Any, events: Any, values: Any) -> memoryview:
+    """The requests, one after the other, in Arrow's own memory."""
+    words = [ids, b" publish --confirm --once ", events, b" ", values, b"\n", b""]
+    lines = pc.binary_join_element_wise(
+        *[pa.scalar(word, pa.binary()) if isinstance(word, bytes) else word for word in words]
+    )
+    if lines.null_count:
+        raise BadRow(f"row {first + pc.index(lines.is_null(), True).as_py()} has a null")
+    edges = np.frombuffer(lines.buffers()[1], np.int32)[
+        lines.offset : lines.offset + len(lines) + 1
+    ]
+    text = memoryview(lines.buffers()[2])[edges[0] : edges[-1]]
+    raw = np.frombuffer(text, np.uint8)
+    # What would end a line too early, or not be there at its end, shows in the whole at once.
+    if np.count_nonzero(raw == 10) > len(lines) or (raw == 9).any() or (raw == 13).any():
+        _check(values, _BAD_IN_DATA, "value", first)
+    _check(ids, _BAD_IN_NAME, "key", first)
+    _check(events, _BAD_IN_NAME, "topic", first)
+    return text
+
+
+def _check(column: Any, bad: str, name: str, first: int) -> None:
+    """Raises BadRow for the first row that matches."""
+    at = pc.index(pc.match_substring_regex(column, bad), True).as_py()
+    if at >= 0:
+        raise BadRow(f"row {first + at}: the {name} {column[at].as_py()[:80]!r} {_REASONS[bad]}")
+
+
+class Published(WriterCommitMessage):
+    """What a task tells when all its rows are on disk."""
+
+
+class _Writer:
+    """What batch and stream have in common. Nothing is left for `commit` to do: a message is there
+    as soon as it is confirmed, and after an `abort` a repeated job publishes only what is missing.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise BadOption("a queue cannot be overwritten: write in the mode append")
+        names = schema.fieldNames()
+        for field in schema:
+            if field.name not in FIELDS:
+                raise BadOption(f"mqks has no column {field.name[:80]}{near(field.name, FIELDS)}")
+            if field.name in ("key", "value", "topic") and not isinstance(
+                field.dataType, (BinaryType, StringType)
+            ):
+                raise BadOption(f"the column {field.name} is neither binary nor string")
+        if "value" not in names:
+            raise BadOption("a column value is needed: the data of each message")
+        if "topic" not in names and options.topic is None:
+            raise BadOption("a column or an option topic is needed: the event of each message")
+        self._options = options
+        self._run = secrets.token_hex(8)
+
+    def _publish(self, batches: Iterator[pa.RecordBatch], run: str) -> Published:
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        seen: Counter[bytes] = Counter()
+        salt = blake2b(f"{run} {partition}".encode()).digest()
+        rows = 0
+        with Publisher(self._options.server) as publisher:
+            for batch in batches:
+                try:
+                    values = batch["value"].cast(pa.binary())
+                    events = self._events(batch)
+                    ids = _ids(batch, events, values, salt, seen)
+                    publisher.publish(ids, events, values)
+                except BadRow as bad:
+                    raise BadRow(
+                        f"of partition {partition}, behind its first {rows} rows: {bad}"
+                    ) from None
+                rows += len(batch)
+        return Published()
+
+    def _events(self, batch: pa.RecordBatch) -> Any:
+        topic = self._options.topic
+        if topic is not None:  # As with Kafka, the option goes before the column.
+            return pa.repeat(pa.scalar(topic.encode(), pa.binary()), len(batch))
+        return batch["topic"].cast(pa.binary())
+
+
+def _ids(batch: pa.RecordBatch, events: Any, values: Any, salt: bytes, seen: Counter[bytes]) -> Any:
+    """The column key; where there is none or null, ids made of what the row says.
+
+    Ids of batch, partition and place would lose rows where a repeated task finds its rows in
+    another order: what has taken a place the first time is taken for what stands there now. A
+    content that comes again within a task is counted, so that equal rows all arrive. This costs
+    about 100 bytes of memory for each row of a task.
+    """
+    keys = batch["key"].cast(pa.binary()) if "key" in batch.schema.names else None
+    if keys is not None and not keys.null_count:
+        return keys
+    made = []
+    for event, value in zip(events.to_pylist(), values.to_pylist(), strict=True):
+        content = blake2b(b"%b %b" % (event or b"", value or b""), digest_size=16, key=salt)
+        digest = content.digest()
+        again = seen[digest]
+        seen[digest] = again + 1
+        made.append(f"{content.hexdigest()}-{again}" if again else content.hexdigest())
+    ids = pa.array(made, pa.binary())
+    return ids if keys is None else pc.coalesce(keys, ids)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        # One run for all tasks of a write, and another for each write: what is written twice on
+        # purpose is there twice.
+        return self._publish(iterator, self._run)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        # The query's id and the batch's number outlive a restart of the query, as this object does
+        # not: a batch that is run again makes the same ids.
+        context = TaskContext.get()
+        words = ("sql.streaming.queryId", "streaming.sql.batchId")
+        told = [context.getLocalProperty(word) for word in words] if context else []
+        if not all(told) or not told:
+            raise PipelineError("Spark does not tell the query and batch of this task")
+        return self._publish(iterator, " ".join(map(str, told)))

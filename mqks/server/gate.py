@@ -1,0 +1,65 @@
+"""Who may come in: so many from one address, and so many who have not said who they are.
+
+The one rule: newcomers find room. Of those who only stand there the oldest goes, so that a crowd of
+silent ones cannot keep those out who authenticate at once.
+"""
+
+import ipaddress
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mqks.errors import LimitExceeded
+from mqks.settings import Settings
+
+
+class Peer(NamedTuple):
+    address: str
+    """As people write it."""
+    local: bool
+    """Whether it is on this machine."""
+    network: bytes
+    """What counts as one address: of IPv6 the first 64 bits; nothing for a Unix socket."""
+
+
+def peer(name: object) -> Peer:
+    """Who it is, from what the socket says."""
+    if not isinstance(name, tuple):
+        return Peer("unix", True, b"")
+    host, port = name[:2]
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return Peer(shown, address.is_loopback, address.packed[:8])
+
+
+class Gate:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._counts: dict[bytes, int] = {}
+        self._strangers: dict[object, Callable[[], None]] = {}
+
+    def enter(self, peer: Peer) -> None:
+        """Raises LimitExceeded."""
+        count = self._counts.get(peer.network, 0)
+        if peer.network and count >= self._settings.connections_per_address_max:
+            raise LimitExceeded(
+                "connections_per_address_max",
+                f"{count} connections from this address are open already",
+            )
+        self._counts[peer.network] = count + 1
+
+    def leave(self, peer: Peer) -> None:
+        """One that entered has gone."""
+        self._counts[peer.network] -= 1
+        if not self._counts[peer.network]:
+            del self._counts[peer.network]
+
+    def add_stranger(self, key: object, drop: Callable[[], None]) -> None:
+        """It has yet to say who it is; `drop` is called when others need its place."""
+        while len(self._strangers) >= self._settings.unauthenticated_max:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest)()
+        self._strangers[key] = drop
+
+    def remove_stranger(self, key: object) -> None:
+        """It is known now, or gone; also what is not there."""
+        self._strangers.pop(key, None)

@@ -1,0 +1,236 @@
+"""Who may do what: the users file, its hashes, and permissions by masks.
+
+One JSON object a line:
+
+    {"name": "alice", "password": "scrypt:16384:8:1:SALT:HASH", "token": "SHA-256",
+     "publish": ["orders.**"], "consume": ["alice-*"], "bind": ["**"], "admin": false,
+     "eval": false}
+
+Only the name is needed. SALT, HASH and SHA-256 are hexadecimal digits.
+
+The one rule: neither the file nor an answer, nor how long it takes, tells a secret.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from mqks.errors import BadRequest, ConfigurationError
+from mqks.limits import MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX
+from mqks.protocol.masks import masks_pattern
+
+SALT_BYTES: Final = 16
+TOKEN_BYTES: Final = 32
+_COST: Final = (1 << 14, 8, 1)
+"""n, r and p of scrypt: 16 MiB, and 30 ms or more."""
+_HASH_BYTES: Final = 32
+
+
+class Permissions:
+    """What one user may do."""
+
+    __slots__ = ("admin", "eval", "may_bind", "may_consume", "may_publish")
+
+    def __init__(
+        self,
+        publish: Iterable[str] = (),
+        consume: Iterable[str] = (),
+        bind: Iterable[str] = (),
+        *,
+        admin: bool = False,
+        eval: bool = False,
+    ) -> None:
+        """Raises BadRequest for a mask that is too long."""
+        self.may_publish: Callable[[bytes], bool] = _allows(publish)
+        """Takes an event."""
+        self.may_consume: Callable[[bytes], bool] = _allows(consume)
+        """Takes a queue."""
+        self.may_bind: Callable[[bytes], bool] = _allows(bind)
+        """Takes an event."""
+        self.admin = admin
+        self.eval = eval
+
+
+def _allows(masks: Iterable[str]) -> Callable[[bytes], bool]:
+    given = [mask.encode() for mask in masks]
+    matches = masks_pattern(given).fullmatch
+    if any(len(mask) > 1 and not mask.strip(b"*") for mask in given):
+        return lambda name: True
+    return lambda name: len(name) <= MASKED_NAME_BYTES_MAX and matches(name) is not None
+
+
+STRANGER: Final = Permissions()
+"""Who has not yet said who it is."""
+
+
+_KINDS: Final = {
+    **dict.fromkeys(("name", "password", "token"), str),
+    **dict.fromkeys(("publish", "consume", "bind"), list),
+    **dict.fromkeys(("admin", "eval"), bool),
+}
+
+
+@dataclass(slots=True)
+class User:
+    """One line of the users file. Raises ValueError."""
+
+    name: str
+    password: str = ""
+    token: str = ""
+    publish: list[str] = field(default_factory=list)
+    consume: list[str] = field(default_factory=list)
+    bind: list[str] = field(default_factory=lambda: ["**"])
+    admin: bool = False
+    eval: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} has the wrong type")
+        check_word("name", self.name)
+        for mask in (*self.publish, *self.consume, *self.bind):
+            check_word("mask", mask)
+        if self.password:
+            _read_hash(self.password)
+        if self.token and len(bytes.fromhex(self.token)) != hashlib.sha256().digest_size:
+            raise ValueError("the token is no SHA-256")
+
+    def permissions(self) -> Permissions:
+        """Raises BadRequest for a mask that is too long."""
+        return Permissions(self.publish, self.consume, self.bind, admin=self.admin, eval=self.eval)
+
+    def line(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+def check_word(what: str, word: Any) -> None:
+    """Whether it can be an argument of a request. Raises ValueError, without the word."""
+    if not isinstance(word, str) or not word or not word.isprintable():
+        raise ValueError(f"the {what} must be text without control characters, and not empty")
+    if " " in word or word.startswith("--"):
+        raise ValueError(f"the {what} must not have a space or start with two dashes")
+
+
+def parse(text: str, place: str) -> list[User]:
+    """Read a users file. Raises ConfigurationError, with the place and the line."""
+    users: dict[str, User] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            user = User(**_members(line))
+            user.permissions()
+        except (ValueError, BadRequest) as error:
+            raise ConfigurationError(f"{place}:{number}: {error}") from None
+        if user.name in users:
+            raise ConfigurationError(f"{place}:{number}: there is a user {user.name} already")
+        users[user.name] = user
+    return list(users.values())
+
+
+def _members(line: str) -> dict[str, Any]:
+    members = json.loads(line)
+    if not isinstance(members, dict):
+        raise ValueError("not a JSON object")
+    if "name" not in members:
+        raise ValueError("the name is missing")
+    if unknown := members.keys() - User.__dataclass_fields__.keys():
+        raise ValueError(f"there is no {min(unknown)!r} of a user")
+    return members
+
+
+def hash_password(password: str, salt: bytes) -> str:
+    return _written(_COST, salt, _scrypt(password.encode(), salt, _COST))
+
+
+def hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+_Cost = tuple[int, int, int]
+
+
+def _scrypt(password: bytes, salt: bytes, cost: _Cost) -> bytes:
+    n, r, p = cost
+    # OpenSSL needs a little more than the formula's 128·n·r.
+    memory = SCRYPT_MEMORY_BYTES_MAX + (1 << 20)
+    return hashlib.scrypt(password, salt=salt, n=n, r=r, p=p, maxmem=memory, dklen=_HASH_BYTES)
+
+
+def _written(cost: _Cost, salt: bytes, digest: bytes) -> str:
+    return ":".join(["scrypt", *map(str, cost), salt.hex(), digest.hex()])
+
+
+def _read_hash(text: str) -> tuple[_Cost, bytes, bytes]:
+    """Raises ValueError."""
+    try:
+        scheme, *numbers, salt, digest = text.split(":")
+        n, r, p = map(int, numbers)
+        found = (n, r, p), bytes.fromhex(salt), bytes.fromhex(digest)
+    except ValueError:
+        raise ValueError("the password is no hash that mqks user has made") from None
+    bounded = n > 1 and n & (n - 1) == 0 and r > 0 and 0 < p <= 16
+    if scheme != "scrypt" or not bounded or 128 * n * r * p > SCRYPT_MEMORY_BYTES_MAX:
+        raise ValueError("the password has unknown or excessive parameters")
+    return found
+
+
+@dataclass(slots=True, frozen=True)
+class Known:
+    """A user as the broker keeps it."""
+
+    name: str
+    permissions: Permissions
+
+
+class Users:
+    """The users of a running server. `key` are random bytes of its own."""
+
+    def __init__(self, users: Iterable[User], key: bytes) -> None:
+        self._key = key
+        self._known: dict[str, Known] = {}
+        self._hashes: dict[str, tuple[_Cost, bytes, bytes]] = {}
+        self._tokens: dict[bytes, Known] = {}
+        self._verified: dict[str, bytes] = {}
+        """The password that proved right, blinded: its user comes in at once the next time."""
+        for user in users:
+            known = self._known[user.name] = Known(user.name, user.permissions())
+            if user.password:
+                self._hashes[user.name] = _read_hash(user.password)
+            if user.token:
+                self._tokens[self._blind(bytes.fromhex(user.token))] = known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, name: str) -> Known | None:
+        return self._known.get(name)
+
+    def by_token(self, token: bytes) -> Known | None:
+        """Whose token this is; at once, as 32 random bytes need no slow hash."""
+        return self._tokens.get(self._blind(hashlib.sha256(token).digest()))
+
+    def recall(self, name: bytes, password: bytes) -> Known | None:
+        """The user, if this very password has been verified before."""
+        user = name.decode("utf-8", "replace")
+        mac = self._blind(name + b" " + password)
+        if hmac.compare_digest(self._verified.get(user, b""), mac):
+            return self._known.get(user)
+        return None
+
+    def verify(self, name: bytes, password: bytes) -> Known | None:
+        """The user, if the password is right. Takes 30 ms or more of a thread of its own: as long
+        for a user that is not there as for a wrong password."""
+        user = name.decode("utf-8", "replace")
+        cost, salt, digest = self._hashes.get(user, (_COST, bytes(SALT_BYTES), b""))
+        if not hmac.compare_digest(digest, _scrypt(password, salt, cost)):
+            return None
+        self._verified[user] = self._blind(name + b" " + password)
+        return self._known[user]
+
+    def _blind(self, secret: bytes) -> bytes:
+        """With a key that nobody knows, how long a comparison takes tells nothing."""
+        return hmac.digest(self._key, secret, "sha256")

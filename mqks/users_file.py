@@ -1,0 +1,74 @@
+"""The users file on disk.
+
+The one rule: whoever reads it finds a whole file, the old one or the new one.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mqks import users
+from mqks.errors import ConfigurationError
+from mqks.limits import USERS_BYTES_MAX
+from mqks.users import User
+
+
+def read(path: Path) -> list[User]:
+    """Raises ConfigurationError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(USERS_BYTES_MAX + 1)
+        if len(data) > USERS_BYTES_MAX:
+            raise ConfigurationError(f"{path}: longer than {USERS_BYTES_MAX} bytes")
+        return users.parse(data.decode(), str(path))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: not UTF-8") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else changes it meanwhile. Raises ConfigurationError."""
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigurationError(f"{path.parent}: {error.strerror}") from None
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def write(path: Path, entries: Iterable[User]) -> None:
+    """For its owner's eyes only. Written by root, a new file belongs to whom its directory does:
+    the server must be able to read it. Raises ConfigurationError."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                if os.geteuid() == 0:
+                    owner = (path if path.exists() else path.parent).stat()
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+                file.writelines(user.line() for user in entries)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

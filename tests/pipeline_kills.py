@@ -1,0 +1,220 @@
+"""Archive and replay while they and the broker are killed with SIGKILL; then everything is counted.
+
+    python -m tests.pipeline_kills archive 2000000
+    python -m tests.pipeline_kills replay 2000000
+
+The one rule: when something is killed follows from a printed seed, and nothing waits without a
+limit.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from mqks.client.blocking import connect_blocking
+from mqks.pipeline.lake import messages
+from mqks.pipeline.session import session
+from mqks.pipeline.sink import Publisher
+from mqks.pipeline.wire import Server
+from mqks.testing import BrokerProcess
+from tests.conftest import SPARK_SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LIMIT_S = 300.0
+EVENTS = ["page.view", "cart.add", "order.new"]
+DRIVER_KILLS, BROKER_KILLS = 6, 2
+
+
+class Counts(NamedTuple):
+    """Of a lake: all three are the same when each message is there once."""
+
+    rows: int
+    ids: int
+    offsets: int
+
+
+def wait_for(what: str, predicate: Callable[[], object]) -> None:
+    limit_s = time.monotonic() + LIMIT_S
+    while not predicate():
+        assert time.monotonic() < limit_s, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def publish(url: str, count: int) -> None:
+    """Publish messages, each until it is confirmed, and no more than once."""
+    events = [event.encode() for event in EVENTS]
+    with Publisher(Server(url=url)) as publisher:
+        for first in range(0, count, 10_000):
+            numbers = range(first, min(first + 10_000, count))
+            columns = (
+                [b"m-%d" % n for n in numbers],
+                [events[n % len(events)] for n in numbers],
+                [b"%0100d" % n for n in numbers],
+            )
+            publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
+
+
+def subscribe(url: str, queue: str) -> None:
+    with connect_blocking(url) as client:
+        client.subscribe(queue, EVENTS)
+
+
+class Job:
+    """`mqks pipeline …` as a process group: the driver, its JVM and their Python workers."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        conf = [word for pair in SPARK_SETTINGS.items() for word in ("--conf", "=".join(pair))]
+        command = [sys.executable, "-m", "mqks", "pipeline", *arguments, "--master", "local[2]"]
+        self.told: list[dict[str, Any]] = []
+        self._log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*command, *conf, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                if line.endswith(b"\n"):  # Not the half of one that was being written.
+                    self.told.append(json.loads(line))
+
+    def is_running(self) -> bool:
+        assert self.process.poll() is None, f"it ended:\n{self._log.read_text()}"
+        return True
+
+    def kill(self, everything: bool) -> None:
+        """SIGKILL to all of it, or to the driver alone, whose JVM and workers live on a little."""
+        if everything:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+
+    def succeed(self) -> list[dict[str, Any]]:
+        code = self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        assert code == 0, self._log.read_text()
+        return self.told
+
+
+@contextmanager
+def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
+    """Something done in a thread, which has done it when the context ends well."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "it goes on and on"
+    assert not failures, failures
+
+
+def archive(root: Path, count: int, seed: int, format: str = "parquet") -> Path:
+    """Publish and archive so many messages while all is being killed; gives the lake."""
+    chance = random.Random(seed)
+    lake, log = root / "lake", root / "job.log"
+    staging = lake / "_mqks" / "staging"
+    with BrokerProcess(root / "mqks.db") as broker:
+        subscribe(broker.url, "clicks")
+        flags = ["--format", format, "--batch", str(count // 20), "--interval", "0.2"]
+        command = ["archive", "clicks", str(lake), "--url", broker.url, *flags]
+        with at_the_same_time(lambda: publish(broker.url, count)):
+            for number in range(DRIVER_KILLS):
+                job = Job(log, *command)
+                wait_for("a batch", partial(_is_at_work, job, staging))
+                if number % 3 == 1:  # Twice: the broker dies first, in the midst of a batch.
+                    broker.kill()
+                    broker.start()
+                time.sleep(chance.uniform(0, 0.5))  # So as to die anywhere in a batch.
+                job.kill(everything=chance.random() < 0.5)
+        Job(log, *command, "--once").succeed()
+    return lake
+
+
+def _is_at_work(job: Job, staging: Path) -> bool:
+    return bool(job.told) or (job.is_running() and staging.is_dir() and any(staging.iterdir()))
+
+
+def replay(root: Path, count: int, seed: int) -> Path:
+    """Replay a lake into another broker, all being killed; gives the lake of what came there."""
+    chance = random.Random(seed)
+    lake, log, copy = root / "lake", root / "job.log", root / "copy"
+    with BrokerProcess(root / "one.db") as broker:
+        subscribe(broker.url, "clicks")
+        publish(broker.url, count)
+        Job(log, "archive", "clicks", str(lake), "--url", broker.url, "--once").succeed()
+    with BrokerProcess(root / "two.db") as broker:
+        subscribe(broker.url, "copy")
+        command = ["replay", str(lake), "--url", broker.url]
+        for number in range(BROKER_KILLS):
+            job = Job(log, *command)
+            wait_for("progress", lambda: job.told or not job.is_running())  # noqa: B023
+            time.sleep(chance.uniform(0, 0.2))
+            broker.kill()
+            broker.start()
+            if number == 0:
+                job.kill(everything=True)
+            else:
+                job.succeed()
+        Job(log, "archive", "copy", str(copy), "--url", broker.url, "--once").succeed()
+    return copy
+
+
+def counted(lake: Path) -> Counts:
+    """As pyarrow sees it."""
+    table = ds.dataset(lake, partitioning="hive").to_table(columns=["key", "offset"])
+    distinct = [pc.count_distinct(table[name]).as_py() for name in ("key", "offset")]
+    return Counts(table.num_rows, *distinct)
+
+
+def counted_by_spark(spark: "SparkSession", lake: Path) -> Counts:
+    from pyspark.sql import functions as F
+
+    rows = messages(spark, lake)
+    [counts] = rows.agg(F.count("*"), F.count_distinct("key"), F.count_distinct("offset")).collect()
+    return Counts(*counts)
+
+
+if __name__ == "__main__":
+    work, count = {"archive": archive, "replay": replay}[sys.argv[1]], int(sys.argv[2])
+    seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
+    with tempfile.TemporaryDirectory() as directory:
+        began_s = time.monotonic()
+        print(f"seed {seed}")
+        lake = work(Path(directory), count, seed)
+        print(f"{count} messages, {time.monotonic() - began_s:.0f} s")
+        print("pyarrow:", counted(lake))
+        spark = session("local[2]", **SPARK_SETTINGS)
+        print("Spark:  ", counted_by_spark(spark, lake))
+        spark.stop()

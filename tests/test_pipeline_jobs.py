@@ -1,0 +1,478 @@
+"""Archive, report and replay on a real Spark with a real broker, and what their commands say.
+
+The one rule: what is in a lake is counted by pyarrow and by Spark alike.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from mqks.client.blocking import connect_blocking
+from mqks.client.errors import RequestFailed
+from mqks.pipeline import archive as archives
+from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
+from mqks.pipeline.lake import LAKES, messages
+from mqks.pipeline.page import page
+from mqks.pipeline.reader import QueueReader
+from mqks.pipeline.replay import Replay
+from mqks.pipeline.report import between, report, waiting
+from mqks.pipeline.sink import Publisher
+from mqks.pipeline.wire import Server
+from mqks.testing import Broker
+from tests import pipeline_kills as kills
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENTS = ["page.view", "order.new", "rare"]
+
+
+def subscribe(broker: Broker, queue: str = "clicks", events: list[str] = EVENTS) -> None:
+    with connect_blocking(broker.url) as client:
+        client.subscribe(queue, events)
+
+
+def publish(broker: Broker, rows: Iterable[tuple[str, str, str]]) -> None:
+    """Ids, events and data."""
+    columns = zip(*((i.encode(), e.encode(), d.encode()) for i, e, d in rows), strict=True)
+    with Publisher(Server(url=broker.url)) as publisher:
+        publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
+
+
+def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, str, str]]:
+    return [(f"m{n}", event, json.dumps({"n": n})) for n in range(first, first + count)]
+
+
+def run(
+    spark: "SparkSession", broker: Broker, lake: Path, format: str = "parquet", **options: Any
+) -> list[archives.Progress]:
+    job = archives.Archive(
+        queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
+    )
+    with LAKES[format](lake) as opened:
+        return list(job.run(spark, opened, Event()))
+
+
+def keys(lake: Path) -> list[str]:
+    table = ds.dataset(lake, partitioning="hive").to_table(columns=["key"])
+    return sorted(key.decode() for key in table["key"].to_pylist())
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def waits(broker: Broker, queue: str = "clicks") -> list[tuple[str, str, str]]:
+    """Ids, events and data of what waits in a queue."""
+    with QueueReader(broker.url, queue) as reader:
+        log = reader.range()
+        rows = [row for batch in reader.read(log.first, log.next) for row in batch.to_pylist()]
+    return [(row["key"].decode(), row["topic"], row["value"].decode()) for row in rows]
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_archive_takes_each_message_once_and_trims(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 50) + some(50, 10, "order.new"))
+    first = run(spark, mqks_broker, lake, format, batch_messages=25)
+    publish(mqks_broker, some(60, 7, "rare"))
+    second = run(spark, mqks_broker, lake, format)
+
+    assert [(p.first, p.next, p.messages, p.lag) for p in first] == [
+        (1, 26, 25, 35),
+        (26, 51, 25, 10),
+        (51, 61, 10, 0),
+    ]
+    assert sum(p.messages for p in second) == 7
+    assert waits(mqks_broker) == []
+    rows = messages(spark, lake).collect()
+    assert sorted(row["key"].decode() for row in rows) == sorted(f"m{n}" for n in range(67))
+    if format == "parquet":
+        assert keys(lake) == sorted(f"m{n}" for n in range(67))
+    assert {(row["topic"], bytes(row["value"])) for row in rows} >= {("rare", b'{"n": 66}')}
+    assert {row["queue"] for row in rows} == {"clicks"}
+    assert all(row["timestamp"] <= row["archived"] for row in rows)
+    assert run(spark, mqks_broker, lake, format) == []
+
+
+def test_archive_trims_what_the_last_run_could_not(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    run(spark, mqks_broker, lake, trim=False)
+    assert len(waits(mqks_broker)) == 10
+    assert run(spark, mqks_broker, lake) == []
+
+    assert waits(mqks_broker) == []
+    assert len(keys(lake)) == 10
+
+
+def test_a_queue_made_anew_is_archived_from_its_beginning(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    for first in (0, 10):
+        subscribe(mqks_broker)
+        publish(mqks_broker, some(first, 10))
+        run(spark, mqks_broker, lake)
+        with connect_blocking(mqks_broker.url) as client:
+            client.delete_queue("clicks")
+
+    assert keys(lake) == sorted(f"m{n}" for n in range(20))
+
+
+def test_archive_goes_on_until_it_is_stopped(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    stop, found = Event(), []
+    job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
+    publish(mqks_broker, some(0, 3))
+    with LAKES["parquet"](lake) as opened:
+        for progress in job.run(spark, opened, stop):
+            found.append(progress.messages)
+            if len(found) == 3:
+                stop.set()
+            else:
+                publish(mqks_broker, some(10 * len(found), 3))
+
+    assert found == [3, 3, 3]
+    assert len(keys(lake)) == 9
+
+
+def test_small_files_are_merged_by_spark(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 40))
+    run(spark, mqks_broker, lake, batch_messages=4)
+
+    assert len(keys(lake)) == 40
+    assert len(list(lake.glob("date=*/event=*/*.parquet"))) < 10
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_payloads_by_a_schema(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    from pyspark.sql.types import StructType
+
+    subscribe(mqks_broker)
+    payloads = ['{"n": 1, "user": {"id": "a"}}', '{"n": "one"}', "no json", "", "{}", '{"n": 6']
+    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(payloads)])
+    schema = StructType.fromDDL("n bigint, user struct<id: string>")
+    [progress] = run(spark, mqks_broker, lake, format, schema=schema)
+    files = [str(file) for file in lake.glob("date=*/event=*/*.parquet")]
+    rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("offset").to_pylist()
+
+    assert progress.unparsed == 4
+    assert [row["value"].decode() for row in rows] == payloads
+    assert [row["data"] for row in rows] == [
+        {"n": 1, "user": {"id": "a"}},
+        None,
+        None,
+        None,
+        {"n": None, "user": None},
+        None,
+    ]
+
+
+def test_a_queue_that_is_older_than_the_lake_is_left_alone(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    with QueueReader(mqks_broker.url, "clicks") as reader, LAKES["parquet"](lake) as opened:
+        opened.commit("clicks", reader.range().epoch, 100, [])
+    with pytest.raises(DataLost, match="ends at 6, and the lake has it up to 100"):
+        run(spark, mqks_broker, lake)
+
+    assert len(waits(mqks_broker)) == 5
+
+
+def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    with pytest.raises(RequestFailed):
+        run(spark, mqks_broker, lake)
+
+
+# ------------------------------------------------------------------------------------- report
+
+
+def sent(n: int, event: str, ago_s: float, form: str) -> tuple[str, str, str]:
+    at = time.time() - ago_s
+    told: Any = datetime.fromtimestamp(at, UTC).isoformat() if form == "iso" else at
+    if form in ("ms", "us"):
+        told = round(at * (1e3 if form == "ms" else 1e6))
+    return f"m{n}", event, json.dumps({"sent": told})
+
+
+def test_report_of_a_queue_and_of_its_lake(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, [sent(0, "rare", 5, "s"), *some(100, 1)])
+    time.sleep(1.1)  # The next ones are to lie in another window than the first.
+    forms = ("s", "ms", "us", "iso")
+    publish(mqks_broker, [sent(n, "page.view", 10, forms[n % 4]) for n in range(1, 41)])
+    publish(mqks_broker, [("again", "order.new", "x"), ("other", "order.new", "yy")])
+    with connect_blocking(mqks_broker.url) as client:
+        client.publish("order.new", "x", id="again", confirm=True)
+    live = report(
+        waiting(spark, "clicks", mqks_broker.url), title="t", window_s=1, sent_field="sent"
+    )
+    assert len(waits(mqks_broker)) == 45, "a report changes nothing"
+    run(spark, mqks_broker, lake)
+    kept = report(messages(spark, lake), title="t", window_s=1, sent_field="sent")
+
+    assert (live.events, live.windows, live.delays) == (kept.events, kept.windows, kept.delays)
+    assert [(e.event, e.messages, e.ids, e.retries) for e in kept.events] == [
+        ("page.view", 41, 41, 0),
+        ("order.new", 3, 2, 1),
+        ("rare", 1, 1, 0),
+    ]
+    assert {e.event: e.bytes for e in kept.events}["order.new"] == 4
+    assert sum(window.messages for window in kept.windows) == kept.messages == 45
+    assert [event.event for event in kept.silent] == ["rare"]
+    [delay] = kept.delays
+    assert (delay.queue, delay.messages) == ("clicks", 41)
+    assert 9 < delay.p50 <= delay.p90 <= delay.p99 <= delay.most < 40
+    [waited] = report(messages(spark, lake), title="t").delays
+    assert 0 <= waited.p50 <= waited.most < 300
+
+    kept.write_parquet(lake.with_name("windows.parquet"))
+    windows = pq.read_table(lake.with_name("windows.parquet"))
+    assert sum(windows["messages"].to_pylist()) == 45
+
+
+def test_windows_have_a_limit(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    from pyspark.sql import functions as F
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 2))
+    rows = waiting(spark, "clicks", mqks_broker.url)
+    days = rows.withColumn("timestamp", F.timestamp_seconds(F.col("offset") * 86_400))
+
+    assert report(days, title="t").window_s == 3_600
+    with pytest.raises(BadOption, match="windows of 1 s"):
+        report(days, title="t", window_s=1)
+
+
+def test_report_between_two_times(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    run(spark, mqks_broker, lake)
+    rows = messages(spark, lake)
+    now = datetime.now(UTC)
+
+    assert between(rows, now - timedelta(hours=1), now).count() == 5
+    assert between(rows, now, None).count() == 0
+    assert between(rows, None, now - timedelta(days=2)).count() == 0
+    assert report(between(rows, now, None), title="none").events == []
+    with pytest.raises(LakeUnfit, match="no lake"):
+        messages(spark, lake / "none")
+
+
+class _Page(HTMLParser):
+    """What a page is made of, and whether everything that was opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "line") or self.open[-1] == tag:
+            assert self.open.pop() == tag
+
+
+def test_the_page_of_a_report(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    events = [f"e{n}" for n in range(9)] + ["<script>alert(1)</script>"]
+    subscribe(mqks_broker, events=events)
+    publish(mqks_broker, [(f"m{n}", events[n % 10], "x") for n in range(100)])
+    run(spark, mqks_broker, lake)
+    text = page(report(messages(spark, lake), title="<b>"))
+    found = _Page(text)
+
+    assert (found.open, found.links) == ([], [])
+    assert "script" not in found.tags
+    assert {"svg", "table", "figure"} <= set(found.tags)
+    assert "&lt;script&gt;" in text
+    assert "prefers-color-scheme: dark" in text
+    nothing = between(messages(spark, lake), datetime.now(UTC), None)
+    assert _Page(page(report(nothing, title="nothing"))).open == []
+
+
+# ------------------------------------------------------------------------------------- replay
+
+
+def test_replay_publishes_each_message_once_and_in_order(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 30) + some(30, 10, "order.new"))
+    run(spark, mqks_broker, lake, batch_messages=7)
+    subscribe(mqks_broker, "copy")
+    options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
+    some_of_it = Replay(**options, events="order.*", name="some")
+    assert some_of_it.counts(spark) == [("order.new", 10)]
+    assert waits(mqks_broker, "copy") == []
+    for _ in range(2):
+        *_, last = some_of_it.run(spark, Event())
+        assert (last.messages, last.total) == (10, 10)
+    assert [row[1:] for row in waits(mqks_broker, "copy")] == [
+        row[1:] for row in some(30, 10, "order.new")
+    ]
+    *_, last = Replay(**options).run(spark, Event())
+    copied = waits(mqks_broker, "copy")[10:]
+
+    assert last.total == 40
+    assert [row[1:] for row in copied] == [
+        row[1:] for row in some(0, 30) + some(30, 10, "order.new")
+    ]
+    assert len({row[0] for row in copied}) == 40
+    with pytest.raises(BadOption, match="another name"):
+        list(Replay(**options, events="rare").run(spark, Event()))
+
+
+def test_a_replay_that_forgot_where_it_was_doubles_nothing(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    run(spark, mqks_broker, lake)
+    subscribe(mqks_broker, "copy")
+    for _ in range(2):
+        list(Replay(lake=lake, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        [state] = (lake / "_mqks" / "replays").iterdir()
+        state.unlink()
+
+    assert len(waits(mqks_broker, "copy")) == 20
+
+
+def test_replay_in_the_pace_it_had(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    subscribe(mqks_broker)
+    for n in range(3):
+        publish(mqks_broker, some(n, 1))
+        time.sleep(0.4)  # The pace itself.
+    run(spark, mqks_broker, lake)
+    subscribe(mqks_broker, "copy")
+    job = Replay(lake=lake, server=Server(url=mqks_broker.url), speed=2.0)
+    list(job.run(spark, Event()))
+    with QueueReader(mqks_broker.url, "copy") as reader:
+        [times] = [batch["timestamp"].to_pylist() for batch in reader.read(1, 4)]
+    gaps = [(b - a).total_seconds() for a, b in pairwise(times)]
+
+    assert all(0.15 < gap < 0.4 for gap in gaps), gaps
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mqks", "pipeline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+    )
+
+
+def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
+    done = mqks("archive", "q", str(tmp_path), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
+
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "there is no Java here" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError(name='pyspark')")
+    done = mqks("report", str(tmp_path), PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 69
+    assert done.stderr.strip().endswith("pip install 'mqks[spark]'")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report"],
+        ["report", "lake", "--queue", "q"],
+        ["report", "lake", "--start", "noon"],
+        ["replay", "lake", "--speed", "0"],
+        ["archive", "q", "lake", "--conf", "nothing"],
+    ],
+)
+def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None:
+    assert mqks(*arguments).returncode == 64
+
+
+@pytest.mark.slow  # Archive and replay run as commands in the tests with kills.
+def test_report_as_a_command(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20) + some(20, 3, "rare"))
+    run(spark, mqks_broker, lake)
+    html, windows = tmp_path / "report.html", tmp_path / "windows.parquet"
+    done = mqks("report", str(lake), "--html", str(html), "--parquet", str(windows), "--top", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "23 messages" in done.stdout
+    assert "page.view" in done.stdout
+    assert "rare" not in done.stdout
+    assert html.read_text().startswith("<!doctype html>")
+    assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
+
+
+# ----------------------------------------------------------------------------------------- kills
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_all_is_killed_and_each_message_is_in_the_lake_once(
+    spark: "SparkSession", tmp_path: Path, format: str
+) -> None:
+    count = 200_000
+    lake = kills.archive(tmp_path, count, seed=1, format=format)
+
+    assert kills.counted_by_spark(spark, lake) == (count, count, count)
+    if format == "parquet":
+        assert kills.counted(lake) == (count, count, count)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path) -> None:
+    copy = kills.replay(tmp_path, 200_000, seed=1)
+
+    assert kills.counted(copy) == (200_000, 200_000, 200_000)
+    assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)

@@ -1,0 +1,645 @@
+"""Who may do what, who is asked for credentials, and what those can do who have none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqks import users_file
+from mqks.broker.actions import ACTIONS
+from mqks.errors import ConfigurationError
+from mqks.limits import (
+    LOGINS_WAITING_MAX,
+    MASKED_NAME_BYTES_MAX,
+    STRANGER_ERRORS_MAX,
+    STRANGER_LINE_BYTES_MAX,
+    STRANGER_LINES_MAX,
+)
+from mqks.protocol.masks import masks_pattern
+from mqks.settings import load
+from mqks.users import Permissions, User, Users, hash_password, hash_token, parse
+from tests.bare import BareWorld
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}")
+SALT = b"salt"
+
+
+def quick_hash(password: str) -> str:
+    """Of so little cost that a test need not wait for it."""
+    digest = hashlib.scrypt(password.encode(), salt=SALT, n=2, r=1, p=1, dklen=32)
+    return f"scrypt:2:1:1:{SALT.hex()}:{digest.hex()}"
+
+
+def user(name: str, **members: Any) -> User:
+    """A user whose password is its name, and whose token that with a T."""
+    return User(name, quick_hash(name), hash_token(name + "T"), **members)
+
+
+ROOT = user("root", publish=["**"], consume=["**"], admin=True, eval=True)
+WORKER = user("worker", publish=["job.*"], consume=["work-*"], bind=["job.**", "tick"])
+NONE = user("none")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("security")
+    users_file.write(directory / "users", [ROOT, WORKER, NONE])
+    flags = ("--users", str(directory / "users"), "--auth", "always")
+    with ServerProcess(directory / "mqks.db", *flags) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[LineClient]:
+    with LineClient(server.address) as client:
+        yield client
+
+
+def login(client: LineClient, name: str) -> None:
+    assert client.ask(b"in auth --confirm %bT" % name.encode()) == b"in ok "
+
+
+def reload(server: ServerProcess) -> None:
+    """SIGHUP, and wait until the log tells of it."""
+    before = server.log.count("event=reloaded")
+    server.hang_up()
+    limit = time.monotonic() + 10
+    while server.log.count("event=reloaded") == before:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def is_error(line: bytes) -> bool:
+    return ERROR.fullmatch(line) is not None
+
+
+def ends(client: LineClient) -> list[bytes]:
+    """What it still gets before the server closes."""
+    lines = []
+    while True:
+        try:
+            lines.append(client.line())
+        except EOFError:
+            return lines
+
+
+# --------------------------------------------------------------------------------- permissions
+
+# What a line needs: users that may send it. `mine` and `other` are consumers of root.
+EVERYBODY = {"root", "worker", "none"}
+CASES: list[tuple[bytes, set[str]]] = [
+    (b"publish --confirm job.1 x", {"root", "worker"}),
+    (b"publish --confirm --once job.1 x", {"root", "worker"}),
+    (b"publish --confirm job.1.2 x", {"root"}),
+    (b"publish --confirm secret x", {"root"}),
+    (b"publish --confirm --once secret x", {"root"}),
+    (b"subscribe --confirm work-1 job.1.2 tick", {"root", "worker"}),
+    (b"subscribe --confirm work-1 job.1 secret", {"root"}),
+    (b"subscribe --confirm other job.1", {"root"}),
+    (b"subscribe --confirm work-1\x0bx.y job.1", {"root"}),
+    (b"consume --confirm work-1", {"root", "worker"}),
+    (b"consume --confirm work-1 job.1 --add tick", {"root", "worker"}),
+    (b"consume --confirm work-1 job.1 --add secret", {"root"}),
+    (b"consume --confirm work-1 secret --manual-ack", {"root"}),
+    (b"consume --confirm other", {"root"}),
+    (b"rebind --confirm work-1 job.1", {"root", "worker"}),
+    (b"rebind --confirm work-1 --remove secret", {"root", "worker"}),
+    (b"rebind --confirm work-1 --remove-mask *.*", {"root", "worker"}),
+    (b"rebind --confirm work-1 --add secret", {"root"}),
+    (b"rebind --confirm work-1 secret", {"root"}),
+    (b"rebind --confirm other --remove secret", {"root"}),
+    (b"ack --confirm mine m", {"root", "worker"}),
+    (b"ack --confirm mine --all", {"root", "worker"}),
+    (b"ack --confirm theirs m", {"root"}),
+    (b"ack --confirm  theirs  m", {"root"}),
+    (b"ack --confirm theirs --all", {"root"}),
+    (b"ack --confirm nobody m", EVERYBODY),
+    (b"reject --confirm mine m", {"root", "worker"}),
+    (b"reject --confirm theirs --all", {"root"}),
+    (b"delete_consumer --confirm mine", {"root", "worker"}),
+    (b"delete_consumer --confirm theirs", {"root"}),
+    (b"delete_queue --confirm work-1", {"root"}),
+    (b"delete_queue --confirm work-1 --when-unused=5", {"root"}),
+    (b"purge --confirm work-1", {"root"}),
+    (b"peek work-1", {"root", "worker"}),
+    (b"peek other", {"root"}),
+    (b"peek --limit=1 other", {"root"}),
+    (b"peek --after=1 work-1", {"root", "worker"}),
+    (b"range work-1", {"root", "worker"}),
+    (b"range --at=1 other", {"root"}),
+    (b"read work-1 --from=1", {"root", "worker"}),
+    (b"read --from=1 other", {"root"}),
+    (b"trim --confirm work-1 0", {"root", "worker"}),
+    (b"trim --confirm other 0", {"root"}),
+    (b"stats", {"root"}),
+    (b"stats queues", {"root"}),
+    (b"_eval 1", {"root"}),
+    (b"ping x", EVERYBODY),
+    (b"help", EVERYBODY),
+    (b"help publish", EVERYBODY),
+    (b"auth --confirm noneT", EVERYBODY),
+]
+
+
+@pytest.mark.parametrize(("line", "allowed"), CASES, ids=lambda case: str(case))
+def test_what_each_user_may_do(
+    server: ServerProcess, client: LineClient, line: bytes, allowed: set[str]
+) -> None:
+    """The error comes under the request's id, and everything else does what it does."""
+    login(client, "root")
+    for name in sorted(EVERYBODY):
+        for queue, consumer in ((b"work-1", b"mine"), (b"other", b"theirs")):
+            assert client.ask(b"s subscribe --confirm %b e-%b" % (queue, queue)) == b"s ok "
+            asked = b"%b consume --confirm %b --manual-ack" % (consumer, queue)
+            assert client.ask(asked) == consumer + b" ok "
+        with LineClient(server.address) as other:
+            login(other, name)
+            assert is_error(other.ask(b"x " + line)) == (name not in allowed), name
+        client.send(b"d delete_consumer mine\nd delete_consumer theirs\n")
+        client.send(b"d delete_queue work-1\nd delete_queue --confirm other\n")
+        while client.line() != b"d ok ":
+            pass
+
+
+def test_every_action_is_in_the_table() -> None:
+    assert {line.split()[0] for line, _ in CASES} == ACTIONS.keys()
+
+
+def test_an_id_of_anothers_consumer(server: ServerProcess, client: LineClient) -> None:
+    """Taking it would end the other's consumer."""
+    login(client, "root")
+    assert client.ask(b"boss consume --confirm other --manual-ack") == b"boss ok "
+    assert client.ask(b"hand consume --confirm work-2 --manual-ack") == b"hand ok "
+    with LineClient(server.address) as worker:
+        login(worker, "worker")
+        assert is_error(worker.ask(b"boss consume --confirm work-2"))
+        assert worker.ask(b"hand consume --confirm work-2") == b"hand ok "
+
+
+def test_a_refused_publish_among_allowed_ones(client: LineClient) -> None:
+    """In one chunk, gathered or not: each has its own outcome, and the order stays."""
+    login(client, "worker")
+    assert client.ask(b"c consume --confirm work-3 job.1 tick") == b"c ok "
+    lines = [
+        b"m1 publish job.1 a",
+        b"m2 publish tick b",
+        b"m3 publish job.1 c",
+        b"m4 publish job.1",
+    ]
+    client.send(b"\n".join([*lines, b"p ping x\n"]))
+    assert client.line() == b"c ok m1 event=job.1 a"
+    came = [client.line() for _ in range(4)]
+    assert [line for line in came if is_error(line)] == [
+        line for line in came if line.startswith(b"m2 ")
+    ]
+    assert b"c ok m3 event=job.1 c" in came
+
+
+def test_acks_of_anothers_consumer_in_one_chunk() -> None:
+    world = BareWorld(users=Path("unused"))
+    for name in ("root", "worker"):
+        world.connect(name)
+    world.send("root", b"theirs consume other e --manual-ack\nmine consume work-1 e --manual-ack\n")
+    world.send("root", b"m1 publish e x\nm2 publish e x\n")
+    world.received("root")
+    world.broker.grant(world.connection("worker"), WORKER.permissions())
+
+    world.send(
+        "worker", b"a ack mine m1\na ack theirs m1\na ack mine m2\nb ack --confirm theirs m2\n"
+    )
+
+    assert len(re.findall(rb" error ", world.received("worker"))) == 2
+    world.send("root", b"e _eval state.messages_by_consumer_ids\n")
+    assert world.received("root") == b'e ok {"theirs": ["m1", "m2"], "mine": []}\n'
+
+
+# --------------------------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize(
+    ("mask", "names", "others"),
+    [
+        ("*", ["a", "a-b", "*"], ["a.b", "."]),
+        ("**", ["a", "a.b", "x" * 5000], []),
+        ("a.*", ["a.", "a.b"], ["a.b.c", "a", "b.a."]),
+        ("a.**", ["a.", "a.b.c"], ["a", "ba.b"]),
+        ("**.a", [".a", "b.c.a"], ["a", "b.ab"]),
+        ("*.b.**", ["a.b.", "a.b.c.d"], ["a.a.b.c", "a.b"]),
+        ("**a*b", ["a.ab", "ab", "x.y.a-b"], ["a.b", "ab.c"]),
+        ("a", ["a"], ["A", "ab", "", "a\n"]),
+        ("a+(b|c)[^.]?", ["a+(b|c)[^.]?"], ["ab", "aab."]),
+    ],
+)
+def test_masks(mask: str, names: list[str], others: list[str]) -> None:
+    allows = Permissions(publish=[mask]).may_publish
+
+    assert [name for name in names + others if allows(name.encode())] == names
+
+
+@given(
+    st.text("ab.*", min_size=1, max_size=10).map(str.encode),
+    st.text("ab.", max_size=12).map(str.encode),
+)
+def test_masks_mean_what_the_plain_expression_does(mask: bytes, name: bytes) -> None:
+    plain = b"".join(
+        {b"**": b".*", b"*": b"[^.]*"}.get(piece, re.escape(piece))
+        for piece in re.split(rb"(\*\*|\*)", re.sub(rb"\*{2,}", b"**", mask))
+    )
+
+    assert bool(masks_pattern([mask]).fullmatch(name)) == bool(re.fullmatch(plain, name, re.S))
+
+
+def test_no_mask_and_name_take_long() -> None:
+    for mask in ("**a*b**", "a**a*b**a*c", "**a*a*a*a*b", "**a" * 300, "*a" * 500):
+        allows = Permissions(publish=[mask]).may_publish
+        began = time.perf_counter()
+        for _ in range(10):
+            assert not allows(b"a" * MASKED_NAME_BYTES_MAX + b".")
+        assert time.perf_counter() - began < 1.0, mask
+
+
+def test_a_long_name_needs_the_mask_of_everything() -> None:
+    name = b"a" * (MASKED_NAME_BYTES_MAX + 1)
+
+    assert not Permissions(publish=["a*", "*a**"]).may_publish(name)
+    assert Permissions(publish=["b", "**"]).may_publish(name)
+
+
+# ---------------------------------------------------------------------------------------- auth
+
+
+@pytest.mark.parametrize("words", [b"workerT", b"worker worker", b"worker  worker "])
+def test_credentials_that_are_right(client: LineClient, words: bytes) -> None:
+    assert client.ask(b"a auth --confirm " + words) == b"a ok "
+    assert client.ask(b"m publish --confirm job.1 x") == b"m ok "
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"",
+        b"workert",
+        b"worker",
+        b"worker workerT",
+        b"worker worker worker",
+        b"nobody worker",
+        b"--token workerT",
+        WORKER.token.encode(),
+        b"worker " + WORKER.password.encode(),
+        b"\xff\xfe worker",
+    ],
+)
+def test_credentials_that_are_wrong(
+    server: ServerProcess, client: LineClient, words: bytes
+) -> None:
+    """One answer for all, which tells nothing; the log says no more than that."""
+    assert is_error(client.ask(b"a auth --confirm " + words))
+    assert is_error(client.ask(b"m publish --confirm job.1 x"))
+    assert client.ask(b"a auth --confirm workerT") == b"a ok "
+    reasons = set(re.findall(r'action=auth reason="([^"]*)"', server.log))
+    assert reasons <= {
+        "wrong credentials",
+        "wrong credentials, too often",
+        "auth: a token, or a user and a password, are needed",
+    }
+
+
+def test_no_reply_without_confirm(client: LineClient) -> None:
+    client.send(b"a auth workerT\nb auth worker worker\np ping x\n")
+    assert client.line() == b"p ok x"
+
+
+def test_three_failures_close_the_connection(client: LineClient) -> None:
+    client.send(b"a auth x y\nb auth z\nc auth worker wrong\nd auth workerT\np ping x\n")
+    assert [ERROR.fullmatch(line) is not None for line in ends(client)] == [True] * 3
+
+
+def test_what_comes_behind_a_password_waits_for_it(client: LineClient) -> None:
+    """However the lines are cut into chunks, and the last line is not even there yet."""
+    client.send(b"a auth worker worker\r\nm1 publish --confirm job.1 x\ty\nm2 publish --conf")
+    client.send(b"irm job.1 a\r\r\n\np ping \r\r\n")
+    assert {client.line(), client.line(), client.line()} >= {b"m2 ok ", b"p ok \r"}
+
+
+def test_what_comes_behind_a_wrong_password_is_still_a_strangers(client: LineClient) -> None:
+    client.send(b"a auth worker wrong\nm publish --confirm job.1 x\np ping x\n")
+    first, second, third = client.line(), client.line(), client.line()
+    assert (is_error(first), is_error(second), third) == (True, True, b"p ok x")
+    assert (first[:1], second[:1]) == (b"a", b"m")
+
+
+def test_a_long_line_behind_the_token_in_the_same_chunk(client: LineClient) -> None:
+    data = b"x" * 50_000
+    client.send(b"a auth --confirm rootT\nping ping %b\n" % data)
+    assert {client.line(), client.line()} == {b"a ok ", b"ping ok " + data}
+
+
+def test_another_user_on_the_same_connection(client: LineClient) -> None:
+    """Its rights are the new user's, and consumers that this one may not have end."""
+    login(client, "root")
+    assert client.ask(b"c consume --confirm other2 e") == b"c ok "
+    assert client.ask(b"w consume --confirm work-4 e") == b"w ok "
+    client.send(b"a auth --confirm workerT\n")
+    assert client.line() == b"a ok "
+    assert is_error(client.ask(b"s stats"))
+    login(client, "root")
+    assert client.ask(b"e _eval state.queues_by_consumer_ids") == b'e ok {"w": "work-4"}'
+
+
+def test_the_user_shows_in_the_stats(client: LineClient) -> None:
+    login(client, "root")
+    rows = json.loads(client.ask(b"s stats connections").removeprefix(b"s ok "))
+    assert rows[-1]["user"] == "root"
+
+
+def test_a_goodbye_behind_a_password(server: ServerProcess, client: LineClient) -> None:
+    """What was sent before it is still done."""
+    login(client, "root")
+    assert client.ask(b"s subscribe --confirm farewell job.9") == b"s ok "
+    reload(server)  # which forgets what passwords have proved right
+    with LineClient(server.address) as leaving:
+        leaving.send(b"a auth worker worker\nm publish job.9 x\n")
+        leaving.leave()
+    assert client.ask(b"c consume farewell") == b"c ok m event=job.9 x"
+
+
+def test_the_secrets_are_nowhere_to_be_seen(server: ServerProcess, client: LineClient) -> None:
+    login(client, "root")
+    config = client.ask(b"e _eval config")
+    assert b"users" in config
+    for text in (server.log.encode(), config):
+        for secret in (b"workerT", WORKER.token.encode(), WORKER.password.encode()):
+            assert secret not in text
+
+
+def test_an_unknown_user_costs_as_much_as_a_wrong_password() -> None:
+    users = Users([User("alice", hash_password("right", SALT)), User("bot", "", "ab" * 32)], b"k")
+    took: dict[bytes, list[float]] = {b"alice": [], b"bot": [], b"nobody": []}
+    for _ in range(5):
+        for name, times in took.items():
+            began = time.thread_time()
+            assert users.verify(name, b"wrong") is None
+            times.append(time.thread_time() - began)
+    least = {name: min(times) for name, times in took.items()}
+    assert min(least.values()) > 0.5 * statistics.mean(least.values())
+
+
+def test_a_password_is_hashed_once_and_remembered() -> None:
+    users = Users([User("alice", hash_password("right", SALT))], b"key")
+
+    assert users.recall(b"alice", b"right") is None
+    assert users.verify(b"alice", b"right") is users.get("alice")
+    assert users.recall(b"alice", b"right") is users.get("alice")
+    assert users.recall(b"alice", b"wrong") is None
+    assert users.recall(b"bob", b"right") is None
+
+
+def test_too_many_passwords_at_once() -> None:
+    """The connection is refused rather than its user."""
+    world = BareWorld(users=Path("unused"), auth="always")
+    for number in range(LOGINS_WAITING_MAX):
+        world.connect(f"c{number}")
+        world.send(f"c{number}", b"a auth alice wrong\n")
+    world.connect("late")
+    world.send("late", b"a auth alice right\np ping x\n")
+
+    assert world.is_closed("late")
+    assert re.fullmatch(rb"- error \w+\n", world.received("late"))
+    assert len(world.broker.logins) == LOGINS_WAITING_MAX
+
+
+# ------------------------------------------------------------------------------------ strangers
+
+
+def test_what_a_stranger_may_do(client: LineClient) -> None:
+    assert client.ask(b"p ping x") == b"p ok x"
+    assert client.ask(b"h help auth") == b"h ok auth [--confirm] {token} | {user} {password}"
+    assert is_error(client.ask(b"m publish job.1 x"))
+    assert is_error(client.ask(b"a ack nobody m"))
+
+
+def test_errors_of_a_stranger(client: LineClient) -> None:
+    client.send(b"m publish --confirm job.1 x\n" * 100)
+    lines = ends(client)
+    assert len(lines) == STRANGER_ERRORS_MAX
+    assert all(map(is_error, lines))
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_long_line_of_a_stranger(client: LineClient, end: bytes) -> None:
+    client.send(b"p ping " + b"x" * STRANGER_LINE_BYTES_MAX + end)
+    assert [ERROR.fullmatch(line) is not None for line in ends(client)] == [True]
+
+
+def test_much_of_a_stranger(client: LineClient) -> None:
+    client.send(b"p ping\n" * 1000)
+    *pings, last = ends(client)
+    assert pings == [b"p ok "] * STRANGER_LINES_MAX
+    assert last.startswith(b"- error ")
+
+
+def test_a_stranger_that_comes_byte_by_byte(client: LineClient) -> None:
+    for byte in b"a auth --confirm worker worker\n":
+        client.send(bytes([byte]))
+    assert client.line() == b"a ok "
+
+
+def test_a_silent_stranger(tmp_path: Path) -> None:
+    with (
+        a_server(tmp_path, "--auth-timeout-s", "0.2") as server,
+        LineClient(server.address) as known,
+        LineClient(server.address) as silent,
+    ):
+        login(known, "worker")
+        assert [line[:8] for line in ends(silent)] == [b"- error "]
+        assert known.ask(b"p ping x") == b"p ok x"
+
+
+def test_more_strangers_than_there_is_room_for(tmp_path: Path) -> None:
+    """The oldest goes; those who are known stay."""
+    with (
+        a_server(tmp_path, "--unauthenticated-max", "2") as server,
+        LineClient(server.address) as known,
+    ):
+        login(known, "worker")
+        with (
+            LineClient(server.address) as first,
+            LineClient(server.address) as second,
+            LineClient(server.address) as third,
+        ):
+            assert third.ask(b"p ping x") == b"p ok x"
+            ends(first)
+            assert second.ask(b"p ping x") == b"p ok x"
+            assert known.ask(b"p ping x") == b"p ok x"
+
+
+def test_strangers_that_broke_the_rules_and_stay(tmp_path: Path) -> None:
+    """They count until they are gone, and make room like the others."""
+    with a_server(tmp_path, "--unauthenticated-max", "2") as server, ExitStack() as standing:
+        for _ in range(6):
+            rude = standing.enter_context(LineClient(server.address))
+            rude.send(b"x" * 2 * STRANGER_LINE_BYTES_MAX)
+            assert rude.line().startswith(b"- error ")
+        with LineClient(server.address) as polite:
+            login(polite, "worker")
+            assert polite.ask(b"p ping x") == b"p ok x"
+
+
+def test_connections_of_one_address(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--connections-per-address-max", "2") as server,
+        LineClient(server.address) as first,
+    ):
+        with LineClient(server.address) as second:
+            assert first.ask(b"p ping x") == b"p ok x"
+            assert second.ask(b"p ping x") == b"p ok x"
+            with LineClient(server.address) as third:
+                assert is_error(ends(third)[0])
+            second.leave()
+        with LineClient(server.address) as third:
+            assert third.ask(b"p ping x") == b"p ok x"
+
+
+def test_a_flood_of_errors_is_told_in_part(tmp_path: Path) -> None:
+    """Of strangers the database keeps no more than the log."""
+    with a_server(tmp_path) as server:
+        for _ in range(40):
+            with LineClient(server.address) as stranger:
+                stranger.send(b"m publish job.1 x\n" * STRANGER_ERRORS_MAX)
+                ends(stranger)
+        limit = time.monotonic() + 10
+        while "event=errors_suppressed" not in server.log and time.monotonic() < limit:
+            time.sleep(0.02)
+        suppressed = sum(map(int, re.findall(r"event=errors_suppressed count=(\d+)", server.log)))
+        told = server.log.count("event=request_failed")
+        assert 100 <= told < 320
+        assert told + suppressed <= 320
+        assert suppressed > 0
+
+
+# ------------------------------------------------------------------------------- who is asked
+
+
+def a_server(directory: Path, *flags: str) -> ServerProcess:
+    users_file.write(directory / "users", [ROOT, WORKER, NONE])
+    return ServerProcess(
+        directory / "mqks.db", "--users", str(directory / "users"), "--auth", "always", *flags
+    )
+
+
+def test_loopback_is_not_asked_but_may_take_a_users_rights(tmp_path: Path) -> None:
+    users_file.write(tmp_path / "users", [WORKER])
+    unix = tmp_path / "mqks.sock"
+    flags = ("--users", str(tmp_path / "users"), "--unix", str(unix))
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"m publish --confirm secret x") == b"m ok "
+        assert client.ask(b"a auth --confirm worker worker") == b"a ok "
+        assert is_error(client.ask(b"m publish --confirm secret x"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "local", "asked"),
+    [
+        ({}, True, False),
+        ({"auth": "always"}, True, True),
+        ({}, False, True),
+        ({"insecure": True}, False, True),
+        ({"insecure": True, "users": None}, False, False),
+    ],
+)
+def test_who_must_authenticate(settings: dict[str, Any], local: bool, asked: bool) -> None:
+    world = BareWorld(**{"users": Path("unused")} | settings)
+
+    connection = world.broker.connect("peer", local=local)
+    world.broker.receive(connection, b"m publish e x\n")
+
+    assert bool(connection.outbox) == asked
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"host": "0.0.0.0"}, "--host: '0.0.0.0' is not loopback"),
+        ({"tls_port": "1", "tls_cert": "c", "tls_key": "k"}, "tls_host: '0.0.0.0' is not loopback"),
+        ({"tls_port": "1", "users": "u"}, "--tls-port: tls_cert and tls_key are needed"),
+        ({"auth": "always"}, "--auth: nobody can authenticate without users"),
+    ],
+)
+def test_settings_that_would_be_unsafe(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        load(given, {})
+
+
+def test_settings_that_are_safe() -> None:
+    assert load({"host": "0.0.0.0", "users": "u"}, {}).users == Path("u")
+    load({"tls_port": "1", "tls_host": "::1", "tls_cert": "c", "tls_key": "k"}, {})
+
+
+# --------------------------------------------------------------------------------- the users file
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "[]",
+        "{}",
+        '{"name": ""}',
+        '{"name": "a b"}',
+        '{"name": "--a"}',
+        '{"name": "a\\u0000"}',
+        '{"name": 1}',
+        '{"name": "a", "admin": 1}',
+        '{"name": "a", "publish": "**"}',
+        '{"name": "a", "publish": [1]}',
+        '{"name": "a", "publish": [""]}',
+        '{"name": "a", "superuser": true}',
+        '{"name": "a", "token": "zz"}',
+        '{"name": "a", "token": "abcd"}',
+        '{"name": "a", "password": "secret"}',
+        '{"name": "a", "password": "md5:2:1:1:00:00"}',
+        '{"name": "a", "password": "scrypt:3:1:1:00:00"}',
+        '{"name": "a", "password": "scrypt:1099511627776:8:1:00:00"}',
+        '{"name": "root"}',
+        '{"name": "a", "publish": ["%s"]}' % ("a" * 2000),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_place(line: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^users:3: ") as caught:
+        parse(ROOT.line() + "\n" + line, "users")
+    assert "secret" not in str(caught.value)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.write_text("")
+    path.chmod(0o644)
+
+    users_file.write(path, [ROOT, WORKER, NONE])
+
+    assert users_file.read(path) == [ROOT, WORKER, NONE]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_server_without_its_users_does_not_start(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "mqks.db", "--users", str(tmp_path / "missing"))
+    assert server.wait() == 78
+    assert "missing: No such file" in server.log
+    assert not (tmp_path / "mqks.db").exists()
