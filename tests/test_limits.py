@@ -54,6 +54,15 @@ def test_messages_of_a_queue() -> None:
     assert ask(world, b"m10 publish --confirm e x") == b"m10 ok \n"
 
 
+def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
+    world = bare(queue_messages_max=1)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    for _ in range(2):
+        assert ask(world, b"m1 publish --confirm --once e x") == b"m1 ok \n"
+    assert ERROR.fullmatch(ask(world, b"m2 publish --confirm --once e x"))
+    assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 1\n"
+
+
 def test_a_queue_of_one_message() -> None:
     world = bare(queue_messages_max=1)
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"

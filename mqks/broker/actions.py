@@ -53,7 +53,7 @@ class Action(NamedTuple):
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
     event, data, once = parse_publish(request.rest)
-    broker.check_room(event)
+    broker.check_room(event, is_known=once and request.id in broker.once)
     body = replies.body(request.id, event, data)
     if once:
         broker.publish_once(event, request.id, body)
