@@ -7,6 +7,7 @@ Real server processes; what a service manager does is done by a datagram socket 
 from __future__ import annotations
 
 import configparser
+import fcntl
 import json
 import os
 import re
@@ -132,6 +133,39 @@ def test_a_reload_is_told_from_its_begin_to_its_end(db: Path) -> None:
         assert client.ask(b"p ping") == b"p ok "
         assert server.terminate() == 0
         assert server.log.count("event=reloaded") == 2
+
+
+def test_a_hang_up_ends_no_server_that_starts_or_stops(db: Path) -> None:
+    with (
+        ServiceManager(str(db.with_name("notify"))) as manager,
+        db.with_name("mqks.db.lock").open("w") as lock,
+        ExitStack() as cleanup,
+    ):
+        # It waits for the lock, a moment, before it opens the journal.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server = ServerProcess(db, environment=manager.environment)
+        cleanup.callback(server.kill)
+        manager.wait_for("STATUS")
+        server.hang_up()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        manager.wait_for("READY")
+        with LineClient(server.address) as client, LineClient(server.address) as other:
+            # A stopping server waits until its replies are taken.
+            client.send(b"p ping %b\n" % (b"x" * 1_000_000) * 12)
+            limit = time.monotonic() + WAIT_S
+            while b'"blocked": true' not in other.ask(b"s stats connections"):
+                assert time.monotonic() < limit
+            stopped: list[int] = []
+            stopping = threading.Thread(target=lambda: stopped.append(server.terminate()))
+            stopping.start()
+            manager.wait_for("STOPPING")
+            server.hang_up()
+            with suppress(EOFError):
+                while True:
+                    client.line()
+        stopping.join(WAIT_S)
+    assert stopped == [0]
+    assert "event=stopped" in server.log
 
 
 def test_a_manager_that_is_gone_keeps_nobody_from_working(db: Path) -> None:
