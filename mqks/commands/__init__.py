@@ -37,7 +37,7 @@ def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
 
 
 _add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
-_add(RUN, "bench", bench, "mqks bench stream confirm --port 25000 --json")
+_add(RUN, "bench", bench, "mqks bench stream confirm --json")
 _add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
 _add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
 _add(KEEP, "compact", compact, "mqks compact --db mqks.db")
