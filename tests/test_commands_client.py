@@ -261,7 +261,7 @@ def test_a_line_that_the_server_refuses_is_told_by_its_number(tmp_path: Path) ->
     assert (code, out) == (65, b"")
     assert err.decode() == (
         f"mqks: the server refused line 2, 2 others are confirmed; error {ERROR_ID}; "
-        f"on its machine: mqks inspect error {ERROR_ID} --db FILE\n"
+        f"see on the server's machine: mqks inspect error {ERROR_ID} --db FILE\n"
     )
 
 
@@ -575,7 +575,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     error_id = err.split()[-3]
     assert err == (
         f"mqks: the server refused the request, error {error_id}; "
-        f"on its machine: mqks inspect error {error_id} --db FILE\n"
+        f"see on the server's machine: mqks inspect error {error_id} --db FILE\n"
     )
 
     monkeypatch.setenv("MQKS_DB", str(database))

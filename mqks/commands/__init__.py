@@ -114,4 +114,4 @@ def _told(error: MqksError) -> str:
     reason = inspect.reason_of(error_id)
     if reason:
         return f"{error}: {reason}"
-    return f"{error}; on its machine: mqks inspect error {error_id} --db FILE"
+    return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"
