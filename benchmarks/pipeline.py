@@ -114,7 +114,7 @@ def spark(bench: Bench) -> str:
 
 def batches(bench: Bench) -> str:
     bench.fill(40_000)
-    own = bench.archive(batch_messages=1_000, compact=False)
+    own = bench.archive(batch_messages=1_000)
     stream = (
         bench.spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", 1_000)

@@ -140,19 +140,31 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
     assert not failures, failures
 
 
-def archive(root: Path, count: int, seed: int, format: str = "parquet") -> Path:
+def archive(
+    root: Path, count: int, seed: int, format: str = "parquet", driver_kills: int = DRIVER_KILLS
+) -> Path:
     """Publish and archive so many messages while all is being killed; gives the lake."""
     chance = random.Random(seed)
     lake, log = root / "lake", root / "job.log"
     staging = lake / "_mqks" / "staging"
     with BrokerProcess(root / "mqks.db") as broker:
         subscribe(broker.url, "clicks")
-        flags = ["--format", format, "--batch", str(count // 20), "--interval", "0.2"]
+        flags = [
+            "--format",
+            format,
+            "--batch",
+            str(count // 20),
+            "--interval",
+            "0.2",
+            "--roll",
+            "0.5",
+        ]
         command = ["archive", "clicks", str(lake), "--url", broker.url, *flags]
         with at_the_same_time(lambda: publish(broker.url, count)):
-            for number in range(DRIVER_KILLS):
+            for number in range(driver_kills):
+                before = _names(staging)
                 job = Job(log, *command)
-                wait_for("a batch", partial(_is_at_work, job, staging))
+                wait_for("a batch", partial(_is_at_work, job, staging, before))
                 if number % 3 == 1:  # Twice: the broker dies first, in the midst of a batch.
                     broker.kill()
                     broker.start()
@@ -162,8 +174,12 @@ def archive(root: Path, count: int, seed: int, format: str = "parquet") -> Path:
     return lake
 
 
-def _is_at_work(job: Job, staging: Path) -> bool:
-    return bool(job.told) or (job.is_running() and staging.is_dir() and any(staging.iterdir()))
+def _names(staging: Path) -> set[str]:
+    return {file.name for file in staging.iterdir()} if staging.is_dir() else set()
+
+
+def _is_at_work(job: Job, staging: Path, before: set[str]) -> bool:
+    return bool(job.told) or (job.is_running() and not _names(staging) <= before)
 
 
 def replay(root: Path, count: int, seed: int) -> Path:

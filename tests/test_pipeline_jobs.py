@@ -162,10 +162,14 @@ def test_small_files_are_merged_by_spark(
 ) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 40))
-    run(spark, mqks_broker, lake, batch_messages=4)
+    merged = run(spark, mqks_broker, lake, batch_messages=4)
+    publish(mqks_broker, some(40, 40))
+    alone = run(spark, mqks_broker, lake, batch_messages=4, roll_s=0)
 
-    assert len(keys(lake)) == 40
-    assert len(list(lake.glob("date=*/event=*/*.parquet"))) < 10
+    assert [progress.waiting for progress in merged] == list(range(4, 44, 4))
+    assert [progress.waiting for progress in alone] == [0] * 10
+    assert len(keys(lake)) == 80
+    assert len(list(lake.glob("date=*/event=*/*.parquet"))) == 1 + 10
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -413,7 +417,7 @@ def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
-    (tmp_path / "pyspark.py").write_text("raise ImportError(name='pyspark')")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyspark'] = None")
     done = mqks("report", str(tmp_path), PYTHONPATH=str(tmp_path))
 
     assert done.returncode == 69
@@ -457,12 +461,12 @@ def test_report_as_a_command(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("format", ["parquet", "delta"])
+@pytest.mark.parametrize(("format", "driver_kills"), [("parquet", 6), ("delta", 2)])
 def test_all_is_killed_and_each_message_is_in_the_lake_once(
-    spark: "SparkSession", tmp_path: Path, format: str
+    spark: "SparkSession", tmp_path: Path, format: str, driver_kills: int
 ) -> None:
     count = 200_000
-    lake = kills.archive(tmp_path, count, seed=1, format=format)
+    lake = kills.archive(tmp_path, count, seed=1, format=format, driver_kills=driver_kills)
 
     assert kills.counted_by_spark(spark, lake) == (count, count, count)
     if format == "parquet":

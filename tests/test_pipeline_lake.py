@@ -1,11 +1,9 @@
-"""The lake without Spark: what a commit promises, names of directories, and compaction to readers.
+"""The lake without Spark: what a commit promises, names of directories, and what readers see.
 
 The one rule: a lake is read back with pyarrow as any program would read it.
 """
 
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
 from mqks.pipeline.lake import (
     COLUMNS,
-    SMALL_COUNT,
+    DELTA_COMPACTION,
     DeltaLake,
     File,
     Lake,
@@ -57,8 +55,12 @@ def offsets(path: Path) -> list[int]:
     return sorted(table["offset"].to_pylist())
 
 
-def merge_all(lake: Lake) -> Any:
-    return lambda groups: [merge(lake.staging, group) for group in groups]
+def roll(lake: Lake, age_s: float = 0) -> int:
+    return lake.roll(lambda groups: [merge(lake.staging, group) for group in groups], age_s)
+
+
+def shown(path: Path) -> list[Path]:
+    return sorted(path.glob("date=*/event=*/*.parquet"))
 
 
 def test_files_by_day_and_event(tmp_path: Path) -> None:
@@ -84,6 +86,8 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
     with Lake(tmp_path) as lake:
         assert lake.next("q", "x-1") == 5
         assert lake.next("q", "x-2") is None
+        assert len(list(lake.staging.iterdir())) == 1
+        assert roll(lake) == 0
         assert list(lake.staging.iterdir()) == []
 
     assert offsets(tmp_path) == [1, 2, 3, 4]
@@ -93,6 +97,7 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
 def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> None:
     with Lake(tmp_path) as lake:
         put(lake, range(1, 5))
+        roll(lake)
         files = [*stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")])]
         state = json.loads((lake.control / "state.json").read_text())
         state["queues"]["q"]["x-1"] = 9
@@ -121,6 +126,7 @@ ODD = ["a/b", "ö%ü", "x=1", "17", "..", "a\\b", '"*?#', "l" * 300, "ö" * 150,
 def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
     with Lake(tmp_path) as lake:
         put(lake, range(1, 3), event)
+        roll(lake)
     partitioning = ds.partitioning(
         pa.schema([("date", pa.string()), ("event", pa.string())]), flavor="hive"
     )
@@ -137,84 +143,95 @@ def test_long_events_stay_apart() -> None:
     assert all(len(directory("d", event).split("/")[1].encode()) <= 255 for event in ODD)
 
 
-@pytest.fixture
-def many_files(tmp_path: Path) -> Iterator[tuple[Lake, list[File]]]:
-    with Lake(tmp_path / "lake") as lake:
-        files = [file for n in range(SMALL_COUNT) for file in put(lake, range(n * 10, n * 10 + 10))]
-        yield lake, files
-
-
-def test_compaction_merges_small_files(many_files: tuple[Lake, list[File]]) -> None:
-    lake, files = many_files
-    before = offsets(lake.path)
-    lake.compact(files, merge_all(lake))
-    [merged] = lake.path.glob("date=*/event=*/*.parquet")
-
-    assert offsets(lake.path) == before == list(range(10 * SMALL_COUNT))
-    assert pq.read_table(merged)["offset"].to_pylist() == before
-    assert list(lake.staging.iterdir()) == []
-    put(lake, range(1000, 1001))
-    assert offsets(lake.path) == [*before, 1000]
-
-
-def test_few_files_are_left_alone(tmp_path: Path) -> None:
+def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
     with Lake(tmp_path) as lake:
-        files = put(lake, range(10)) + put(lake, range(10, 20))
-        lake.compact(files, merge_all(lake))
+        for n in range(5):
+            put(lake, range(n * 10, n * 10 + 10))
+        put(lake, range(50, 60), "e2")
+        assert roll(lake, 60) == 60
+        assert shown(tmp_path) == []
+    with Lake(tmp_path) as lake:  # They are in the lake: a restart does not lose them.
+        assert roll(lake) == 0
+        assert list(lake.staging.iterdir()) == []
 
-        assert len(list(tmp_path.glob("date=*/event=*/*.parquet"))) == 2
-
-
-def test_files_whose_columns_differ_are_left_alone(many_files: tuple[Lake, list[File]]) -> None:
-    lake, files = many_files
-    for value in (1, "text"):
-        data = pa.array([{"n": value}] * 2)
-        other = batch(range(500, 502)).append_column("data", data)
-        staged = list(stage(lake.staging, [other]))
-        lake.commit("q", "x-1", 502, staged)
-        files += staged
-    lake.compact(files, merge_all(lake))
-
-    assert len(list(lake.path.glob("date=*/event=*/*.parquet"))) == SMALL_COUNT + 2
+    merged, alone = shown(tmp_path)
+    assert pq.read_table(merged)["offset"].to_pylist() == list(range(50))
+    assert pq.read_table(alone)["offset"].to_pylist() == list(range(50, 60))
 
 
-def test_readers_see_each_row_once_while_files_are_merged(tmp_path: Path) -> None:
-    rounds, step = 12, 50
-    counts: list[int] = []
-    failures: list[BaseException] = []
+def test_files_show_when_they_have_waited_or_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Lake(tmp_path) as lake:
+        [file] = put(lake, range(10))
+        assert roll(lake, 0.05) in (0, 10)
+        while roll(lake, 0.05):
+            pass
+        assert offsets(tmp_path) == list(range(10))
+        monkeypatch.setattr("mqks.pipeline.lake.SMALL_BYTES", file.bytes * 5 // 2)
+        for n in (1, 2):
+            put(lake, range(n * 10, n * 10 + 10))
+            assert roll(lake, 60) == n * 10
+        put(lake, range(30, 40))
+        assert roll(lake, 60) == 0
+        assert offsets(tmp_path) == list(range(40))
+        monkeypatch.setattr("mqks.pipeline.lake.SMALL_BYTES", file.bytes // 2)
+        put(lake, range(40, 50))
+        assert offsets(tmp_path) == list(range(50)), "a large one shows at once"
+    assert len(shown(tmp_path)) == 3
 
-    def write() -> None:
-        try:
-            with Lake(tmp_path) as lake:
-                for low in range(0, rounds * SMALL_COUNT * step, step):
-                    files = put(lake, range(low, low + step))
-                    lake.compact(files, merge_all(lake))
-        except BaseException as failure:
-            failures.append(failure)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    while writer.is_alive():
-        try:
-            found = offsets(tmp_path) if (tmp_path / "date=2026-11-20").exists() else []
-        except FileNotFoundError:
-            continue  # Listed before the change, opened after it: that is told, not hidden.
-        counts.append(len(found))
-        assert found == list(range(len(found))), "a row is missing or there twice"
-    writer.join()
+def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
+    with Lake(tmp_path) as lake:
+        for n in range(5):
+            put(lake, range(n * 10, n * 10 + 10))
 
-    assert not failures
-    assert len(set(counts)) > 3
-    assert counts == sorted(counts)
-    assert offsets(tmp_path) == list(range(rounds * SMALL_COUNT * step))
+        def die(groups: list[list[str]]) -> list[list[str]]:
+            merge(lake.staging, groups[0])
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            lake.roll(die, 0)
+    assert shown(tmp_path) == []
+    with Lake(tmp_path) as lake:
+        assert len(list(lake.staging.iterdir())) == 5
+        roll(lake)
+
+    assert offsets(tmp_path) == list(range(50))
+
+
+def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
+    with Lake(tmp_path) as lake:
+        for first, value in ((0, 1), (2, "text")):
+            data = pa.array([{"n": value}] * 2)
+            other = batch(range(first, first + 2)).append_column("data", data)
+            lake.commit("q", "x-1", first + 2, stage(lake.staging, [other]))
+        put(lake, range(4, 6))
+        roll(lake)
+
+    assert len(shown(tmp_path)) == 3
+
+
+def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
+    found: dict[Path, tuple[int, int]] = {}
+    with Lake(tmp_path) as lake:
+        for n in range(20):
+            put(lake, range(n * 10, n * 10 + 10), f"e{n % 3}")
+            if n % 4 == 3:
+                roll(lake)
+            now = {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in shown(tmp_path)}
+            assert found.items() <= now.items()
+            found = now
+
+    assert offsets(tmp_path) == list(range(200))
 
 
 def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> None:
     with DeltaLake(tmp_path) as lake:
         assert lake.next("q", "x-1") is None
-        for n in range(2 * SMALL_COUNT):
-            files = put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
-            lake.compact(files, merge_all(lake))
+        for n in range(2 * DELTA_COMPACTION):
+            put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
+            roll(lake, 60)
         lake.commit("q", "x-1", 1000, [])
         assert lake.next("q", "x-1") == 1000
     with DeltaLake(tmp_path) as lake:
@@ -222,9 +239,9 @@ def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> N
         assert lake.next("q", "x-2") is None
     table = delta_table(tmp_path).to_pyarrow_table()
 
-    assert sorted(table["offset"].to_pylist()) == list(range(20 * SMALL_COUNT))
+    assert sorted(table["offset"].to_pylist()) == list(range(20 * DELTA_COMPACTION))
     assert set(table["event"].to_pylist()) == {"e1", "ö%/ü"}
-    assert len(delta_table(tmp_path).file_uris()) < 2 * SMALL_COUNT
+    assert len(delta_table(tmp_path).file_uris()) < 2 * DELTA_COMPACTION
 
 
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:

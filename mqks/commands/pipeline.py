@@ -92,9 +92,9 @@ def archive(
     interval: Annotated[
         float, typer.Option(min=0, help="Seconds after which fewer make a batch.")
     ] = 10.0,
-    compact: Annotated[
-        bool, typer.Option("--compact/--no-compact", help="Merge small files.")
-    ] = True,
+    roll: Annotated[
+        float, typer.Option(min=0, help="Seconds that small files wait to be merged.")
+    ] = 300.0,
     trim: Annotated[
         bool, typer.Option("--trim/--no-trim", help="Drop from the queue what the lake has.")
     ] = True,
@@ -118,7 +118,7 @@ def archive(
             batch_messages=batch,
             interval_s=interval,
             schema=_schema(schema),
-            compact=compact,
+            roll_s=roll,
             trim=trim,
         )
         messages = 0

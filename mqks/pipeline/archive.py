@@ -10,7 +10,7 @@ The one rule: the queue is trimmed only up to what the lake says it has.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BATCH_MESSAGES = 1_000_000
 INTERVAL_S = 10.0
+ROLL_S = 300.0
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
@@ -54,6 +55,8 @@ class Progress:
     """Of these, how many did not fit the given schema; their `data` is null."""
     files: int
     bytes: int
+    waiting: int
+    """Messages in the lake that do not show yet."""
     seconds: float
     lag: int
     """Numbers between what is in the lake and the end of the queue."""
@@ -119,7 +122,8 @@ class Archive:
     """Fewer than a batch are archived when they have waited so long."""
     schema: "StructType | None" = None
     """What JSON payloads look like; they are parsed into the column `data`."""
-    compact: bool = True
+    roll_s: float = ROLL_S
+    """Small files wait so long at most for others to be merged with, and do not show meanwhile."""
     trim: bool = True
 
     def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
@@ -129,11 +133,18 @@ class Archive:
         queue is older than the lake) and whatever a job of Spark fails with.
         """
         reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
+        roll = partial(lake.roll, partial(_merge, spark, lake.staging))
         with reader:
-            yield from self._run(spark, lake, stop, reader)
+            yield from self._run(spark, lake, stop, reader, roll)
+        roll(0)
 
     def _run(
-        self, spark: "SparkSession", lake: Lake, stop: Event, reader: QueueReader
+        self,
+        spark: "SparkSession",
+        lake: Lake,
+        stop: Event,
+        reader: QueueReader,
+        roll: Callable[[float], int],
     ) -> Iterator[Progress]:
         log = reader.range()
         goal, waited_until = log.next, time.monotonic()
@@ -148,6 +159,7 @@ class Archive:
             short = not self.once and end - start < self.batch_messages
             if end <= start or (short and time.monotonic() < waited_until):
                 stop.wait(min(1.0, self.interval_s))
+                roll(self.roll_s)
                 log = reader.range()
                 continue
             waited_until = time.monotonic() + self.interval_s
@@ -157,9 +169,7 @@ class Archive:
             epoch, log = log.epoch, reader.range()
             if self.trim and log.epoch == epoch:  # A queue made anew has other messages there.
                 reader.trim(end)
-            if self.compact:
-                lake.compact(files, partial(_merge, spark, lake.staging))
-                log = reader.range()
+            waiting = roll(self.roll_s)
             yield Progress(
                 queue=self.queue,
                 epoch=epoch,
@@ -169,6 +179,7 @@ class Archive:
                 unparsed=sum(file.unparsed for file in files),
                 files=len(files),
                 bytes=sum(file.bytes for file in files),
+                waiting=waiting,
                 seconds=round(time.perf_counter() - began, 3),
                 lag=max(0, log.next - end) if log.epoch == epoch else log.next - log.first,
             )
@@ -229,11 +240,8 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
 
 
-def _merge(spark: "SparkSession", staging: Path, groups: list[list[Path]]) -> list[str | None]:
-    if not groups:
-        return []
-    tasks = spark.sparkContext.parallelize(groups, len(groups))
-    return tasks.map(partial(merge, staging)).collect()
+def _merge(spark: "SparkSession", staging: Path, groups: list[list[str]]) -> list[list[str]]:
+    return spark.sparkContext.parallelize(groups).map(partial(merge, staging)).collect()
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:

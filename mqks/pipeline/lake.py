@@ -1,25 +1,25 @@
 """The lake: Parquet files under `date=…/event=…/`, as a plain directory or as a Delta table.
 
     LAKE/date=2026-11-20/event=order.new/{first}-{last}-{id}.parquet
-    LAKE/_mqks/state.json      how far each queue is archived; the moves of the last commit
-    LAKE/_mqks/staging/        files that belong to nobody yet
-    LAKE/_mqks/trash/          what a compaction has replaced, kept for a while
+    LAKE/_mqks/state.json      how far each queue is archived; what waits, and what is being moved
+    LAKE/_mqks/staging/        files that wait to be merged with others, and litter
     LAKE/_mqks/lock            held by whoever writes to the lake
+
+A file that shows never changes and never goes, so that a program which lists the lake at any moment
+and opens the files at any later one finds each row once. Small files are merged before they show.
 
 The one rule: files and how far their queue has been read become part of the lake in ONE atomic
 write. Tasks write only into `staging`; what no commit names is litter and is swept away.
 """
 
-import ctypes
 import fcntl
 import json
 import os
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -50,12 +50,12 @@ _DDL = (
     " epoch string, archived timestamp, date date"
 )
 
-PIECE_BYTES = 64 * 1024 * 1024
+PIECE_BYTES = 128 * 1024 * 1024
 """A task that has gathered this much writes it: its memory has a bound whatever messages weigh."""
-SMALL_BYTES, SMALL_COUNT, MERGED_COUNT_MAX = 16 * 1024 * 1024, 16, 64
-"""So many files below that size in one directory are merged, and at most so many at a time."""
-TRASH_S = 900
-"""How long replaced files stay: longer than any listing of a directory takes."""
+SMALL_BYTES = 4 * 1024 * 1024
+"""A file below that size waits for others of its directory, until they have it together."""
+DELTA_COMPACTION = 16
+"""A Delta table is compacted every so many versions."""
 
 CONTROL = "_mqks"
 """Hidden from Spark and Arrow, which pass over names that begin so."""
@@ -63,8 +63,6 @@ _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """What Spark escapes in the name of a directory, and everyone undoes."""
 _EVENT_BYTES_MAX = 200
 """A directory's name may have 255 bytes."""
-_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +164,22 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
         return file.tell()
 
 
-def merge(staging: Path, files: list[Path]) -> str | None:
-    """Write the rows of some files of one directory into one, without holding them all.
+def merge(staging: Path, names: list[str]) -> list[str]:
+    """Write the rows of some staged files of one directory into one, without holding them all.
 
-    Gives its name, or None when their columns do not go together.
+    Gives its name; those of the files themselves when their columns do not go together.
     """
+    if len(names) == 1:
+        return names
+    files = [staging / name for name in sorted(names)]
     try:
         schema = pa.unify_schemas([pq.read_schema(file) for file in files])
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
-    firsts, lasts = zip(*(file.name.split("-")[:2] for file in files), strict=True)
+        return names
+    firsts, lasts = zip(*(name.split("-")[:2] for name in names), strict=True)
     name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
     _write(staging / name, _row_groups(files, schema), schema)
-    return name
+    return [name]
 
 
 def _row_groups(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -204,8 +205,20 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-Merge = Callable[[list[list[Path]]], Iterable[str | None]]
-"""Merges each group of files into one staged file and gives their names, as `merge` does."""
+Merge = Callable[[list[list[str]]], Iterable[list[str]]]
+"""Does with each group of files what `merge` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A file that is in the lake and does not show yet."""
+
+    name: str
+    directory: str
+    rows: int
+    bytes: int
+    since_s: float
+    """In seconds since 1970."""
 
 
 class Lake:
@@ -218,8 +231,7 @@ class Lake:
         self.path = path.absolute()
         self.control = self.path / CONTROL
         self.staging = self.control / "staging"
-        self._trash = self.control / "trash"
-        self._state: dict[str, Any] = {"queues": {}, "moves": []}
+        self._state: dict[str, Any] = {"queues": {}, "waiting": [], "moves": []}
 
     def __enter__(self) -> Self:
         self.control.mkdir(parents=True, exist_ok=True)
@@ -254,18 +266,17 @@ class Lake:
     def _finish(self) -> None:
         """Do what the last commit still had to do, and sweep."""
         self.staging.mkdir(exist_ok=True)
-        self._trash.mkdir(exist_ok=True)
-        self._move()
-        # What is left belongs to nobody. A task of a killed run that still writes there makes
+        self._place(self._state["moves"])
+        # What nobody names belongs to nobody. A task of a killed run that still writes there makes
         # litter again, and no more than that: only commits move files.
-        for litter in self.staging.iterdir():
-            shutil.rmtree(litter) if litter.is_dir() else litter.unlink(missing_ok=True)
-        self._empty_trash()
+        self._sweep({file.name for file in self.staging.iterdir()})
 
-    def _empty_trash(self) -> None:
-        for old in self._trash.iterdir():
-            if time.time_ns() - int(old.name) > TRASH_S * 10**9:
-                shutil.rmtree(old)
+    def _sweep(self, names: set[str]) -> None:
+        for name in names - {file.name for file in self._waiting()}:
+            (self.staging / name).unlink(missing_ok=True)
+
+    def _waiting(self) -> list[Waiting]:
+        return [Waiting(*file) for file in self._state["waiting"]]
 
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the lake does not have; None before the first."""
@@ -275,22 +286,55 @@ class Lake:
     def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
         """Make staged files part of the lake: everything below `number` is in it now.
 
-        The write of the state is the commit. After a crash the moves it names are done again,
-        which changes nothing where they were done.
+        Large ones show at once, small ones wait for `roll`.
         """
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
-        state = {"queues": queues, "moves": [[file.name, file.directory] for file in files]}
+        moves, waiting, now_s = [], self._waiting(), time.time()
+        for file in files:
+            if file.bytes < SMALL_BYTES:
+                waiting.append(Waiting(file.name, file.directory, file.rows, file.bytes, now_s))
+            else:
+                moves.append((file.name, file.directory))
+        self._write(queues, waiting, moves)
+
+    def roll(self, run: Merge, age_s: float) -> int:
+        """Merge what waits and let it show, where it is large enough together or has waited so
+        long; gives the rows that wait on."""
+        places: dict[str, list[Waiting]] = {}
+        for file in self._waiting():
+            places.setdefault(file.directory, []).append(file)
+        since_s = time.time() - age_s
+        due = {
+            place: files
+            for place, files in places.items()
+            if sum(file.bytes for file in files) >= SMALL_BYTES
+            or min(file.since_s for file in files) <= since_s
+        }
+        if due:
+            merged = run([[file.name for file in files] for files in due.values()])
+            moves = [
+                (name, place) for place, names in zip(due, merged, strict=True) for name in names
+            ]
+            waiting = [file for file in self._waiting() if file.directory not in due]
+            old = {file.name for files in due.values() for file in files}
+            self._write(self._state["queues"], waiting, moves)
+            self._sweep(old)
+        return sum(file.rows for file in self._waiting())
+
+    def _write(
+        self, queues: dict[str, Any], waiting: list[Waiting], moves: list[tuple[str, str]]
+    ) -> None:
+        """The commit, and then the moves that it names. After a crash they are done again, which
+        changes nothing where they were done; they are on the disk before the next commit forgets
+        them."""
         _sync(self.staging)
+        state = {"queues": queues, "waiting": list(map(astuple, waiting)), "moves": moves}
         write_atomically(self.control / "state.json", json.dumps(state).encode())
         self._state = state
-        self._move()
+        self._place(moves)
 
-    def _move(self) -> None:
-        """The moves of the last commit, on the disk before the next one forgets them."""
-        self._place((name, place) for name, place in self._state["moves"])
-
-    def _place(self, moves: Iterable[tuple[str, str]]) -> None:
+    def _place(self, moves: Iterable[Sequence[str]]) -> None:
         touched = set()
         for name, place in moves:
             target = self.path / place
@@ -302,40 +346,6 @@ class Lake:
         parents = {around for target in touched for around in (target, target.parent, self.path)}
         for around in parents:
             _sync(around)
-
-    def compact(self, files: Iterable[File], run: Merge) -> None:
-        """Merge the small files where these went, if there are many. Raises LakeUnfit."""
-        groups = []
-        for place in sorted({file.directory for file in files}):
-            with os.scandir(self.path / place) as entries:
-                small = [Path(e) for e in entries if e.stat().st_size < SMALL_BYTES]
-            if len(small) >= SMALL_COUNT:
-                groups.append(sorted(small)[:MERGED_COUNT_MAX])
-        for group, name in zip(groups, run(groups), strict=True):
-            if name is not None:
-                self._replace(group, name)
-
-    def _replace(self, old: list[Path], new: str) -> None:
-        """Put a merged file in the place of the files it was made from, in one step for readers.
-
-        A copy of the directory is made beside it, with the merged file and links to all others;
-        then the two change places. A reader lists the one or the other. Nothing is deleted in the
-        old one for `TRASH_S`, so that a listing under way sees it whole.
-        """
-        place = old[0].parent
-        copy = self.staging / uuid.uuid4().hex
-        copy.mkdir()
-        replaced = {file.name for file in old}
-        for file in place.iterdir():
-            if file.name not in replaced:
-                (copy / file.name).hardlink_to(file)
-        (self.staging / new).rename(copy / new)
-        _sync(copy)
-        _exchange(copy, place)
-        copy.rename(self._trash / str(time.time_ns()))
-        for around in (self.staging, self._trash, place.parent):
-            _sync(around)
-        self._empty_trash()
 
 
 class DeltaLake(Lake):
@@ -390,14 +400,17 @@ class DeltaLake(Lake):
         self._table.update_incremental()
         self._sync_log()
 
-    def compact(self, files: Iterable[File], run: Merge) -> None:
+    def roll(self, run: Merge, age_s: float) -> int:
+        """Nothing waits: a table's files can be replaced under its readers."""
         from deltalake import WriterProperties
 
-        # Compactions are versions, too, so that the next one is SMALL_COUNT - 1 commits away.
-        if self._table is not None and self._table.version() % SMALL_COUNT == 0:
+        # Compactions are versions, too, so that the next one is some commits away.
+        version = self._table.version() if self._table is not None else 1
+        if age_s and version and version % DELTA_COMPACTION == 0:
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
             self._table.vacuum(dry_run=False)
             self._sync_log()
+        return 0
 
     def _sync_log(self) -> None:
         """The broker forgets what the table has: the log must be on the disk before that."""
@@ -440,19 +453,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Let two directories change places in one step. Raises LakeUnfit where that cannot be done."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
-    try:
-        failed = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE)
-        why = os.strerror(ctypes.get_errno())
-    except AttributeError:
-        failed, why = -1, "the C library has no renameat2"
-    if failed:
-        raise LakeUnfit(f"{other}: directories cannot be exchanged here ({why}): give --no-compact")
 
 
 def messages(spark: "SparkSession", path: Path) -> "DataFrame":
