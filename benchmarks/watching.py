@@ -78,7 +78,7 @@ def stream(server: BrokerProcess, count: int) -> float:
     """Messages per second."""
     command = [sys.executable, "-m", "mqks", "bench", "stream", "--json", "--count", str(count)]
     done = subprocess.run(
-        [*command, "--port", str(server.port)], capture_output=True, check=True, timeout=300
+        [*command, "--url", server.url], capture_output=True, check=True, timeout=300
     )
     return float(json.loads(done.stdout)["works"]["stream"]["messages_per_s"])
 

@@ -5,6 +5,9 @@ The one rule: a number here bounds something that a peer or a disk could otherwi
 
 from typing import Final
 
+SEQ_MAX: Final = (1 << 63) - 1
+"""The greatest number that a request may name: of a message, or a time in microseconds."""
+
 DELETE_DELAY_S_MAX: Final = 1e9
 """Longest delay of a delete rule."""
 
@@ -39,6 +42,10 @@ READ_ROWS_MAX: Final = 1_000_000
 
 READ_BYTES: Final = 4 * 1024 * 1024
 """One reply to read, about."""
+
+READ_DISK_BYTES: Final = 64 * 1024 * 1024
+"""What one reply to read or peek takes from the disk, about: messages that lie between many of
+other queues, and others who wait for theirs."""
 
 PEEK_ROWS_DEFAULT: Final = 10
 PEEK_ROWS_MAX: Final = 1000

@@ -314,7 +314,7 @@ class Settings:
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a peer must say who it is before anything else."""
-        return self.auth == "always" or not (local or self.insecure or self.users is None)
+        return self.auth == "always" or not (local or self.users is None)
 
     def public(self) -> dict[str, object]:
         """Every setting that a client may see, in plain values."""
@@ -353,14 +353,18 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default as one writes it: sizes in their largest unit, nothing for none."""
+        """The default as one writes it."""
+        return self.text_of(self.default)
+
+    def text_of(self, value: Any) -> str:
+        """A value as one writes it: sizes in their largest unit, nothing for none."""
         if self.about.unit == "bytes":
             for name, size in _SIZES.items():
-                if self.default and self.default % size == 0:
-                    return f"{self.default // size}{name}"
+                if value and value % size == 0:
+                    return f"{value // size}{name}"
         if self.type is bool:
-            return str(self.default).lower()
-        return "" if self.default is None else str(self.default)
+            return str(value).lower()
+        return "" if value is None else str(value)
 
     def parse(self, value: object) -> object:
         """Turn text, or a native TOML value, into this setting's type.

@@ -45,15 +45,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, entries: Iterable[User]) -> None:
-    """For its owner's eyes only, who stays the same. Raises ConfigurationError."""
+    """For its owner's eyes only. Written by root, a new file belongs to whom its directory does:
+    the server must be able to read it. Raises ConfigurationError."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         temporary = Path(name)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
-                if path.exists():
-                    before = path.stat()
-                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                if os.geteuid() == 0:
+                    owner = (path if path.exists() else path.parent).stat()
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
                 file.writelines(user.line() for user in entries)
                 file.flush()
                 os.fsync(descriptor)

@@ -5,7 +5,6 @@ The one rule: nothing here looks at how long something took.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -34,6 +33,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, out, err
 
 
+def url_of(server: ServerProcess) -> str:
+    return f"mqks://127.0.0.1:{server.address[1]}"
+
+
 def queues(server: ServerProcess) -> list[str]:
     with LineClient(server.address) as client:
         names: list[str] = json.loads(client.ask(b"v _eval state.queues").removeprefix(b"v ok "))
@@ -45,10 +48,10 @@ def queues(server: ServerProcess) -> list[str]:
 def test_a_work_tells_its_figures(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], work: str, payload_bytes: int
 ) -> None:
-    port = server.address[1]
+    url = url_of(server)
 
     code, out, err = run(
-        capsys, work, "--port", port, "--count", 400, "--payload-bytes", payload_bytes, "--json"
+        capsys, work, "--url", url, "--count", 400, "--payload-bytes", payload_bytes, "--json"
     )
 
     assert (code, err) == (0, "")
@@ -60,12 +63,22 @@ def test_a_work_tells_its_figures(
 
 
 def test_the_table_tells_all_works(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, _ = run(capsys, "--port", server.address[1], "--count", 40)
+    monkeypatch.setenv("MQKS_URL", url_of(server))
+
+    code, out, _ = run(capsys, "--count", 40)
 
     assert code == 0
-    assert list(dict.fromkeys(re.findall(r"^│ (\S+)", out, re.MULTILINE))) == list(WORKS)
+    assert list(dict.fromkeys(line.split()[0] for line in out.splitlines()[1:])) == list(WORKS)
+
+
+def test_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mqks.sock"
+    with ServerProcess(tmp_path / "mqks.db", "--unix", str(path)):
+        code, _, err = run(capsys, "acked", "--url", f"mqks+unix://{path}", "--count", 40)
+
+    assert (code, err) == (0, "")
 
 
 def test_a_work_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +94,7 @@ def test_without_a_server_it_says_so(
     host, port = server.address
     server.kill()
 
-    assert run(capsys, "stream", "--port", port) == (
+    assert run(capsys, "stream", "--url", url_of(server)) == (
         os.EX_UNAVAILABLE,
         "",
         f"mqks: no server at {host}:{port}: Connection refused\n",
@@ -101,7 +114,7 @@ def test_a_server_that_dies_is_told(
 
     killer = threading.Thread(target=kill_once_busy)
     killer.start()
-    code, out, err = run(capsys, "latency", "--port", server.address[1], "--count", 1_000_000)
+    code, out, err = run(capsys, "latency", "--url", url_of(server), "--count", 1_000_000)
     killer.join()
     watch.close()
 
@@ -129,7 +142,9 @@ def test_a_wrong_answer_is_noticed(
     wrong: bytes,
 ) -> None:
     with WrongServer(server.address, right, wrong) as between:
-        code, out, err = run(capsys, work, "--port", between.port, "--count", 60)
+        code, out, err = run(
+            capsys, work, "--url", f"mqks://127.0.0.1:{between.port}", "--count", 60
+        )
 
     assert (code, out) == (os.EX_UNAVAILABLE, "")
     assert err.startswith("mqks: the server has answered wrongly")
@@ -138,11 +153,10 @@ def test_a_wrong_answer_is_noticed(
 
 def test_an_interrupt_leaves_no_queue_behind(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "mqks", "bench", "latency", "--count", "1000000"]
-    port = str(server.address[1])
 
     with (
         LineClient(server.address) as client,
-        subprocess.Popen([*command, "--port", port], stderr=subprocess.PIPE) as process,
+        subprocess.Popen([*command, "--url", url_of(server)], stderr=subprocess.PIPE) as process,
     ):
         while client.ask(b"v _eval state.published") == b"v ok 0":
             assert process.poll() is None

@@ -29,8 +29,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, out, err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "version") == (0, f"mqks {mqks.__version__}\n", "")
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert run(capsys, word) == (0, f"mqks {mqks.__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["ping"], ["inspect", "queues"]])
+def test_h_is_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert run(capsys, *words, "-h") == run(capsys, *words, "--help")
+    assert run(capsys, *words, "-h")[0] == 0
 
 
 @pytest.mark.parametrize("start", [["-m", "mqks"], ["cli.py"]])

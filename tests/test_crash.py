@@ -282,6 +282,7 @@ def wal_bytes(db: Path) -> int:
 # ---------------------------------------------------------------------------------- the test
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_nothing_confirmed_is_lost_in_twenty_crashes(tmp_path: Path) -> None:
     seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))

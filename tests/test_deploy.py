@@ -7,6 +7,7 @@ Real server processes; what a service manager does is done by a datagram socket 
 from __future__ import annotations
 
 import configparser
+import fcntl
 import json
 import os
 import re
@@ -134,6 +135,39 @@ def test_a_reload_is_told_from_its_begin_to_its_end(db: Path) -> None:
         assert server.log.count("event=reloaded") == 2
 
 
+def test_a_hang_up_ends_no_server_that_starts_or_stops(db: Path) -> None:
+    with (
+        ServiceManager(str(db.with_name("notify"))) as manager,
+        db.with_name("mqks.db.lock").open("w") as lock,
+        ExitStack() as cleanup,
+    ):
+        # It waits for the lock, a moment, before it opens the journal.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server = ServerProcess(db, environment=manager.environment)
+        cleanup.callback(server.kill)
+        manager.wait_for("STATUS")
+        server.hang_up()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        manager.wait_for("READY")
+        with LineClient(server.address) as client, LineClient(server.address) as other:
+            # A stopping server waits until its replies are taken.
+            client.send(b"p ping %b\n" % (b"x" * 1_000_000) * 12)
+            limit = time.monotonic() + WAIT_S
+            while b'"blocked": true' not in other.ask(b"s stats connections"):
+                assert time.monotonic() < limit
+            stopped: list[int] = []
+            stopping = threading.Thread(target=lambda: stopped.append(server.terminate()))
+            stopping.start()
+            manager.wait_for("STOPPING")
+            server.hang_up()
+            with suppress(EOFError):
+                while True:
+                    client.line()
+        stopping.join(WAIT_S)
+    assert stopped == [0]
+    assert "event=stopped" in server.log
+
+
 def test_a_manager_that_is_gone_keeps_nobody_from_working(db: Path) -> None:
     environment = {"NOTIFY_SOCKET": str(db.with_name("nobody"))}
     with ServerProcess(db, environment=environment) as server:
@@ -146,17 +180,17 @@ def test_a_manager_that_is_gone_keeps_nobody_from_working(db: Path) -> None:
 # ----------------------------------------------------------------------------------- the watchdog
 
 
-def fed(manager: ServiceManager, times: int, within_s: float = WAIT_S) -> None:
+def fed(manager: ServiceManager, times: int) -> None:
     manager.drop_all()
     for _ in range(times):
-        assert manager.told(within_s) == {"WATCHDOG": "1"}
+        assert manager.told() == {"WATCHDOG": "1"}
 
 
 def test_an_idle_server_feeds_its_watchdog(db: Path) -> None:
     with managed(db, watchdog_s=1.5) as (manager, server):
         manager.wait_for("WATCHDOG")
         start_s = time.monotonic()
-        fed(manager, 3, within_s=1.5)
+        fed(manager, 3)
         assert time.monotonic() - start_s > 1.5, "it is fed twice an interval, not all the time"
         assert server.is_running
 
@@ -177,7 +211,8 @@ def test_a_busy_server_feeds_its_watchdog(db: Path) -> None:
         publisher = threading.Thread(target=publish)
         publisher.start()
         try:
-            fed(manager, 4, within_s=1.5)
+            manager.wait_for("WATCHDOG")
+            fed(manager, 4)
         finally:
             stop.set()
             publisher.join(WAIT_S)

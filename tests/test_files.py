@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sqlite3
+import sys
 import time
 from contextlib import closing
 from itertools import islice
@@ -289,6 +291,23 @@ def test_each_setting_is_told_with_its_origin(
     assert told["db"] == {"value": "x.db", "from": "--db"}
     assert told["host"] == {"value": "127.0.0.1", "from": "default"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own.toml"]
+
+
+def test_values_are_shown_as_one_writes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config"]) == 0
+
+    out = capsys.readouterr().out
+    assert re.search(r"^line_bytes_max +1MiB +default$", out, re.M)
+    assert re.search(r"^insecure +false +default$", out, re.M)
+
+
+def test_a_missing_extra_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["mqks.commands.check_config"], "EXTRA_WEB", ("no_such_module",))
+
+    assert main(["check-config", "--http-port", "0"]) == WRONG_SETTING
+    assert "pip install 'mqks[web]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

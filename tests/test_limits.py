@@ -54,6 +54,24 @@ def test_messages_of_a_queue() -> None:
     assert ask(world, b"m10 publish --confirm e x") == b"m10 ok \n"
 
 
+def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
+    world = bare(queue_messages_max=1)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    for _ in range(2):
+        assert ask(world, b"m1 publish --confirm --once e x") == b"m1 ok \n"
+    assert ERROR.fullmatch(ask(world, b"m2 publish --confirm --once e x"))
+    assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 1\n"
+
+
+def test_a_queue_of_one_message() -> None:
+    world = bare(queue_messages_max=1)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    for _ in range(3):
+        assert ask(world, b"m publish --confirm e x") == b"m ok \n"
+        assert ERROR.fullmatch(ask(world, b"r publish e x"))
+        assert ask(world, b"t purge --confirm q") == b"t ok \n"
+
+
 def test_bindings_of_a_queue() -> None:
     world = bare(bindings_per_queue_max=2)
     assert ask(world, b"s subscribe --confirm q e1 e2") == b"s ok \n"
@@ -107,6 +125,44 @@ def test_errors_waiting_for_the_journal() -> None:
     world.broker.receive(connection, b"x dance\n" * 50)
     assert len(world.broker.pending.errors) == 3
     assert len(ERROR.findall(b"".join(connection.outbox))) == 50
+
+
+@pytest.mark.parametrize("number", [b"9" * 19, b"9" * 5000, b"x"])
+def test_numbers(number: bytes) -> None:
+    world = bare()
+    for what in (b"connections --after=", b"unacked --after=q --then="):
+        assert ERROR.fullmatch(ask(world, b"r stats " + what + number))
+    for request in (b"trim q ", b"peek q --limit=", b"peek q --after="):
+        assert ERROR.fullmatch(ask(world, b"r " + request + number))
+
+
+def test_a_page_that_a_trim_has_overtaken() -> None:
+    """The consumer that waits for it gets what is left, without anybody doing anything."""
+    world = bare(memory_bytes=0)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    lines = [b"m%d event=e x" % number for number in range(1, 11)]
+    for number in range(1, 11):
+        assert ask(world, b"m%d publish --confirm e x" % number) == b"m%d ok \n" % number
+    assert ask(world, b"c consume --confirm q") == b"c ok \n"
+    [queue] = world.broker.page_requests
+    world.broker.page_requests.clear()
+    assert ask(world, b"t trim --confirm q 6") == b"t ok \n"
+    queue.page_in(1, lines[:])
+    assert world.broker.page_requests == [queue]
+    assert queue.page_first == 6
+    queue.page_in(6, lines[5:])
+    assert ask(world, b"p ping") == b"".join(b"c ok %b\n" % line for line in lines[5:]) + b"p ok \n"
+
+
+def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
+    """What a purge takes does not grow with the messages that are on disk only."""
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    queue = world.broker.queues[b"q"]
+    queue.restore(10**15, 1, [], {7: 1})
+    assert ask(world, b"t purge --confirm q") == b"t ok \n"
+    assert queue.ready == 0
+    assert not queue.retries
 
 
 def test_connections(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -315,6 +315,14 @@ def test_one_connection_too_many_is_closed(web: Web) -> None:
         for peer in peers:
             peer.close()
     assert until(lambda: answers(web))
+
+
+def test_silent_connections_keep_nobody_out(web: Web) -> None:
+    with ExitStack() as silent:
+        for number in range(HTTP_CONNECTIONS_MAX):
+            peer = silent.enter_context(socket.create_connection(web.address, WAIT_S))
+            peer.sendall(b"GET /healthz" if number % 2 else b"")
+        assert until(lambda: answers(web))
 
 
 def answers(web: Web) -> bool:

@@ -8,6 +8,11 @@ import threading
 from pathlib import Path
 from typing import Self
 
+import pytest
+
+from mqks.journal import log_reader
+from mqks.journal.index import Index, QueueIndex
+from mqks.testing import Broker
 from tests.server_process import ServerProcess
 
 RUN = struct.Struct("<4q")
@@ -213,6 +218,41 @@ def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
         assert server.resident_bytes - before < 40 * 1024 * 1024
         pages = [slow.page()[1] for _ in range(16)]
         assert all(page == pages[0] for page in pages)
+
+
+def test_a_queue_between_much_else_is_read_in_short_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads one holds up the others no longer than a few segments take."""
+    monkeypatch.setattr(log_reader, "READ_DISK_BYTES", 250_000)
+    with Broker(tmp_path / "mqks.db") as broker, Reader(("127.0.0.1", broker.port)) as reader:
+        reader.ask("subscribe --confirm q e")
+        reader.ask("subscribe --confirm log much")
+        for number in range(20):
+            reader.send(f"m publish much {'x' * 100_000}", f"m{number} publish e x")
+            reader.ask("publish --confirm elsewhere x")
+        first, found = 1, []
+        for _ in range(7):
+            reader.send(f"x read q --from={first}")
+            facts, page = reader.page()
+            assert 0 < len(page) <= 3
+            found += page
+            first = int(facts["next"])
+        assert [(seq, text) for seq, _, text in found] == [
+            (number + 1, f"m{number} event=e x") for number in range(20)
+        ]
+
+
+@pytest.mark.timeout(10)
+def test_a_segment_with_many_holes_is_settled_and_read() -> None:
+    index, queue, count = Index(), QueueIndex(1, 1), 400_000
+    segment = index.add_segment(1, 8_000_000)
+    index.add_messages(segment, queue, 1, count, 8_000_000, 0)
+    for number in range(1, count, 4):
+        index.settle(segment, queue, number, 1)
+    [span] = queue.spans
+    assert segment.live == count * 3 // 4
+    assert span.living() == [(number + 1, 3) for number in range(1, count, 4)]
 
 
 def test_stats_come_in_pages_and_tell_the_same_as_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import statistics
 import time
@@ -69,6 +70,16 @@ def client(server: ServerProcess) -> Iterator[LineClient]:
 
 def login(client: LineClient, name: str) -> None:
     assert client.ask(b"in auth --confirm %bT" % name.encode()) == b"in ok "
+
+
+def reload(server: ServerProcess) -> None:
+    """SIGHUP, and wait until the log tells of it."""
+    before = server.log.count("event=reloaded")
+    server.hang_up()
+    limit = time.monotonic() + 10
+    while server.log.count("event=reloaded") == before:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def is_error(line: bytes) -> bool:
@@ -348,6 +359,23 @@ def test_another_user_on_the_same_connection(client: LineClient) -> None:
     assert client.ask(b"e _eval state.queues_by_consumer_ids") == b'e ok {"w": "work-4"}'
 
 
+def test_the_user_shows_in_the_stats(client: LineClient) -> None:
+    login(client, "root")
+    rows = json.loads(client.ask(b"s stats connections").removeprefix(b"s ok "))
+    assert rows[-1]["user"] == "root"
+
+
+def test_a_goodbye_behind_a_password(server: ServerProcess, client: LineClient) -> None:
+    """What was sent before it is still done."""
+    login(client, "root")
+    assert client.ask(b"s subscribe --confirm farewell job.9") == b"s ok "
+    reload(server)  # which forgets what passwords have proved right
+    with LineClient(server.address) as leaving:
+        leaving.send(b"a auth worker worker\nm publish job.9 x\n")
+        leaving.leave()
+    assert client.ask(b"c consume farewell") == b"c ok m event=job.9 x"
+
+
 def test_the_secrets_are_nowhere_to_be_seen(server: ServerProcess, client: LineClient) -> None:
     login(client, "root")
     config = client.ask(b"e _eval config")
@@ -531,12 +559,12 @@ def test_loopback_is_not_asked_but_may_take_a_users_rights(tmp_path: Path) -> No
         ({}, True, False),
         ({"auth": "always"}, True, True),
         ({}, False, True),
-        ({"insecure": True}, False, False),
-        ({"insecure": True, "auth": "always"}, False, True),
+        ({"insecure": True}, False, True),
+        ({"insecure": True, "users": None}, False, False),
     ],
 )
 def test_who_must_authenticate(settings: dict[str, Any], local: bool, asked: bool) -> None:
-    world = BareWorld(users=Path("unused"), **settings)
+    world = BareWorld(**{"users": Path("unused")} | settings)
 
     connection = world.broker.connect("peer", local=local)
     world.broker.receive(connection, b"m publish e x\n")

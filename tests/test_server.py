@@ -120,6 +120,14 @@ def test_half_closed_connections_count_and_end(tmp_path: Path) -> None:
             assert time.monotonic() < limit
 
 
+def test_reads_are_answered_before_a_half_closed_connection_ends(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        client.send(b"".join(b"p%d peek q\n" % number for number in range(16)))
+        client.close_sending_side()
+        assert rest(client) == [b"p%d ok --end" % number for number in range(16)]
+
+
 def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "mqks.db", "--outbox-high-water-bytes", "64KiB") as server,

@@ -103,9 +103,12 @@ class TlsClient(LineClient):
         self._socket = self._socket.unwrap()
 
 
-@pytest.fixture
-def server(tmp_path: Path, authority: trustme.CA) -> Iterator[TlsServer]:
-    server = TlsServer(tmp_path, authority)
+@pytest.fixture(params=["--uvloop", "--no-uvloop"])
+def server(
+    tmp_path: Path, authority: trustme.CA, request: pytest.FixtureRequest
+) -> Iterator[TlsServer]:
+    """Each event loop has a TLS of its own."""
+    server = TlsServer(tmp_path, authority, request.param)
     with server.process:
         yield server
 
@@ -238,6 +241,20 @@ def test_a_client_that_says_goodbye(server: TlsServer, authority: trustme.CA) ->
         assert client.line() == b"c ok m event=e x"
         client.close_tls()
         assert other.ask(b"d consume q") == b"d ok m event=e,retry=1 x"
+
+
+def test_a_stop_with_clients(server: TlsServer, authority: trustme.CA) -> None:
+    """One idle, one in the middle of its handshake: both learn of it, and neither delays it."""
+    with (
+        server.connect(trusting(authority)) as idle,
+        closing(socket.create_connection(("127.0.0.1", server.port))),
+    ):
+        assert idle.ask(b"p ping x") == b"p ok x"
+        began = time.monotonic()
+        assert server.process.terminate() == 0
+        assert time.monotonic() - began < 5
+        silence(idle)
+    assert "level=error" not in server.process.log
 
 
 def test_silent_handshakes_make_room(tmp_path: Path, authority: trustme.CA) -> None:

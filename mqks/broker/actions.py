@@ -5,7 +5,7 @@ The one rule: a request that raises has changed nothing.
 
 import json
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from mqks.broker import expression, permits, stats
 from mqks.broker.broker import Broker
@@ -21,6 +21,7 @@ from mqks.limits import (
     PEEK_ROWS_MAX,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
+    SEQ_MAX,
     STATS_ROWS_DEFAULT,
     STATS_ROWS_MAX,
 )
@@ -43,8 +44,6 @@ from mqks.protocol.requests import (
     shown,
 )
 
-SEQ_MAX: Final = (1 << 63) - 1
-
 
 class Action(NamedTuple):
     run: Callable[[Broker, Connection, Request], None]
@@ -54,7 +53,7 @@ class Action(NamedTuple):
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
     event, data, once = parse_publish(request.rest)
-    broker.check_room(event)
+    broker.check_room(event, is_known=once and request.id in broker.once)
     body = replies.body(request.id, event, data)
     if once:
         broker.publish_once(event, request.id, body)

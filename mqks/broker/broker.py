@@ -479,11 +479,13 @@ class Broker:
         for queue in queues:
             queue.publish(ids, bodies)
 
-    def check_room(self, event: bytes) -> None:
-        """Raise what forbids publishing to an event now."""
+    def check_room(self, event: bytes, *, is_known: bool) -> None:
+        """Raise what forbids publishing to an event now; what is known goes to no queue again."""
         if self.disk_full:
             raise DiskFull("the disk is full: nothing can be published until space is back")
-        for queue in self.bindings.routes.get(event, NOWHERE) if self.full_queues else ():
+        if is_known or not self.full_queues:
+            return
+        for queue in self.bindings.routes.get(event, NOWHERE):
             if queue.full:
                 raise LimitExceeded(
                     "queue_messages_max",
@@ -720,6 +722,9 @@ class Broker:
         `settled_only` leaves the messages: what makes room can be written when they can't.
         """
         batch, self.pending = self.pending, Batch()
+        if settled_only:
+            # An id that lasts without its message would keep the message out for good.
+            batch.once, self.pending.once = self.pending.once, batch.once
         dirty, self.dirty = self.dirty, []
         for queue in dirty:
             if queue.deleted:

@@ -20,6 +20,9 @@ class OnceWindow:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def __contains__(self, message_id: bytes) -> bool:
+        return message_id in self._known
+
     def add(self, message_id: bytes) -> bool:
         """Remember an id; return whether it was not known."""
         if message_id in self._known:

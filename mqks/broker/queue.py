@@ -224,7 +224,7 @@ class Queue:
 
     def _look_for_room(self) -> None:
         """Publishes are taken again when an eighth of it is free, not one by one."""
-        if self.next_seq - self.cursor < self.broker.queue_messages_max * 7 // 8:
+        if self.next_seq - self.cursor < max(1, self.broker.queue_messages_max * 7 // 8):
             self.full = False
             self.broker.queue_has_room(self)
 
@@ -304,7 +304,11 @@ class Queue:
     def _settled(self, numbers: Sequence[int]) -> None:
         """These messages are done with: the journal may forget them."""
         if self.retries:
-            for number in numbers:
+            retried: Iterable[int] = numbers
+            # A trim settles millions at once: of the two the shorter one is walked.
+            if isinstance(numbers, range) and len(self.retries) < len(numbers):
+                retried = [number for number in self.retries if number in numbers]
+            for number in retried:
                 self.retries.pop(number, None)
         if isinstance(numbers, range) and numbers.step == 1:
             self.acked_ranges.append((numbers.start, len(numbers)))
@@ -488,7 +492,11 @@ class Queue:
     def page_in(self, first: int, lines: list[bytes]) -> None:
         """A page has come from disk: `lines` have consecutive numbers from `first` on."""
         self.paging = False
-        if self.deleted or first != self.page_first or not self.paged:
+        if self.deleted or not self.paged:
+            return
+        if first != self.page_first:
+            # A trim has gone past it meanwhile: another one is wanted.
+            self.deliver()
             return
         del lines[self.paged :]
         size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)

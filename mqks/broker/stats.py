@@ -12,7 +12,8 @@ from mqks.broker.broker import Broker
 from mqks.broker.consumer import Consumer
 from mqks.broker.queue import Queue
 from mqks.errors import BadRequest
-from mqks.protocol.requests import shown
+from mqks.limits import SEQ_MAX
+from mqks.protocol.requests import parse_number, shown
 
 Row = dict[str, Any]
 Key = tuple[bytes, bytes]
@@ -114,6 +115,7 @@ def connections(broker: Broker, after: int, limit: int) -> list[Row]:
         {
             "id": connection.id,
             "address": connection.address,
+            "user": connection.user,
             "consumers": len(connection.consumers),
             "unconfirmed": connection.unconfirmed,
             "outbox_bytes": connection.outbox_bytes,
@@ -127,7 +129,7 @@ def connections(broker: Broker, after: int, limit: int) -> list[Row]:
 
 def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> list[Row]:
     last, last_seq = after
-    key = last, int(last_seq) if last_seq.isdigit() else 0
+    key = last, _number(last_seq)
     held = (
         ((queue.name, seq), consumer, line)
         for queue in broker.queues.values()
@@ -163,6 +165,11 @@ def _page(names: Iterable[bytes], after: bytes, limit: int) -> list[bytes]:
     return heapq.nsmallest(limit, (name for name in names if name > after))
 
 
+def _number(key: bytes) -> int:
+    """What a list of numbers goes on after; 0 begins it."""
+    return parse_number("stats", key, 0, SEQ_MAX) if key else 0
+
+
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
@@ -181,7 +188,7 @@ def ask(broker: Broker, words: list[bytes], after: Key, limit: int) -> Row | lis
         case [b"consumers"]:
             return consumers(broker, after[0], limit)
         case [b"connections"]:
-            return connections(broker, int(after[0]) if after[0].isdigit() else 0, limit)
+            return connections(broker, _number(after[0]), limit)
         case [b"unacked", *name]:
             return unacked(broker, name[0] if name else None, after, limit)
         case [b"journal"]:

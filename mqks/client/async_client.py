@@ -61,7 +61,7 @@ class _Connection(Generic[S]):
         if session.failure is not None:
             raise session.failure
         if not is_up():
-            raise ConnectionLost(f"{self._address}: not within {limit_s} seconds: {session.reason}")
+            raise ConnectionLost(f"{self._address}: not within {limit_s:g} s: {session.reason}")
 
     def close(self, reason: str) -> None:
         self.session.fail(ConnectionLost(reason))

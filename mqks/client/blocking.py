@@ -70,7 +70,7 @@ class _Connection(Generic[S]):
                     raise session.failure
                 if not is_up():
                     raise ConnectionLost(
-                        f"{self._address}: not within {limit_s} seconds: {session.reason}"
+                        f"{self._address}: not within {limit_s:g} s: {session.reason}"
                     )
         except BaseException:
             self.close("it did not start")
@@ -91,7 +91,7 @@ class _Connection(Generic[S]):
                 try:
                     reason = self._live()
                 except OSError as error:
-                    reason = str(error) or type(error).__name__
+                    reason = error.strerror or str(error) or type(error).__name__
                 with self.changed:
                     delay_s = session.lost(reason)
                     self.changed.notify_all()

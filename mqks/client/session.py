@@ -110,7 +110,7 @@ class Session:
         self.state = State.DOWN
         self.failure: ClientError | None = None
         """What has ended it for good."""
-        self.reason = "not connected yet"
+        self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[], None] = lambda: None
         self._options = options

@@ -6,6 +6,7 @@ The one rule: a command parses, calls one function and prints; what goes wrong i
 
 import os
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -29,6 +30,7 @@ app = typer.Typer(
     epilog="Start here: mqks serve --db mqks.db",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -37,7 +39,7 @@ def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
 
 
 _add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
-_add(RUN, "bench", bench, "mqks bench stream confirm --port 25000 --json")
+_add(RUN, "bench", bench, "mqks bench stream confirm --json")
 _add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
 _add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
 _add(KEEP, "compact", compact, "mqks compact --db mqks.db")
@@ -70,6 +72,22 @@ def version() -> None:
     typer.echo(f"mqks {__version__}")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
 _add(RUN, "version", version, "mqks version")
 
 
@@ -94,4 +112,6 @@ def _told(error: MqksError) -> str:
     if error_id is None:
         return str(error)
     reason = inspect.reason_of(error_id)
-    return f"{error}: {reason}" if reason else f"{error}; see: mqks inspect error {error_id}"
+    if reason:
+        return f"{error}: {reason}"
+    return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"

@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
+from mqks.commands.options import Url, table
 from mqks.errors import BenchFailed
 from mqks.protocol import replies
+
+if TYPE_CHECKING:
+    from mqks.client.urls import Address
 
 CHUNK_BYTES, SILENCE_S = 1 << 18, 30.0
 IN_FLIGHT, FAN_OUT, PER_SECOND = 1_000, 10, 1_000
@@ -31,8 +35,7 @@ def bench(
     works: Annotated[
         list[str] | None, typer.Argument(metavar="[WORK]...", help="By default all of them.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The server's address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 25000,
+    url: Url = None,
     count: Annotated[int, typer.Option(min=20, max=10_000_000, help="Messages.")] = 100_000,
     payload_bytes: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of each.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -41,23 +44,31 @@ def bench(
 
     It uses queues of its own and deletes them in the end.
     """
+    from mqks.client import urls  # here, so that --help need not load it
+
     if unknown := set(works or []) - WORKS.keys():
         raise typer.BadParameter(f"no work {min(unknown)}; there are {', '.join(WORKS)}")
+    address = urls.parse(url)
     told = {}
     for work in works or WORKS:
-        with Bench(host, port, count, payload_bytes) as running:
+        with Bench(address, count, payload_bytes) as running:
             told[work] = WORKS[work](running)
     if as_json:
         typer.echo(json.dumps({"count": count, "payload_bytes": payload_bytes, "works": told}))
     else:
-        _print_table(told)
+        rows = (
+            {"work": work, "figure": figure, "value": value}
+            for work, figures in told.items()
+            for figure, value in figures.items()
+        )
+        table(rows, ["work", "figure", "value"])
 
 
 class Bench:
     """One work: its queues, its messages and its connections. Raises BenchFailed."""
 
-    def __init__(self, host: str, port: int, count: int, payload_bytes: int) -> None:
-        self.address = host, port
+    def __init__(self, address: "Address", count: int, payload_bytes: int) -> None:
+        self.address = address
         self.event = b"mqks-bench-%b" % secrets.token_hex(6).encode()
         self.queues: list[bytes] = []
         self.ids = [b"%09d" % number for number in range(count)]
@@ -85,13 +96,18 @@ class Bench:
 
     def connect(self) -> socket.socket:
         """A connection that is closed in the end."""
+        from mqks.client import requests
+        from mqks.client.blocking import open_socket
+        from mqks.client.options import Options
+
         try:
-            sock = socket.create_connection(self.address, timeout=SILENCE_S)
+            sock = open_socket(self.address, Options())
         except OSError as error:
-            host, port = self.address
-            raise BenchFailed(f"no server at {host}:{port}: {error.strerror or error}") from None
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raise BenchFailed(f"no server at {self.address}: {error.strerror or error}") from None
+        sock.settimeout(SILENCE_S)
         self._sockets.append(sock)
+        if self.address.credentials:
+            ask(sock, b"a " + requests.auth(self.address.credentials), b"a ok ")
         return sock
 
     def queue(self) -> bytes:
@@ -183,7 +199,7 @@ def _deliver(bench: Bench, consumers: int = 1, manual_ack: bool = False) -> Figu
     for (name, _), (found, _) in zip(given, came, strict=True):
         check(found, bench.deliveries(name) + taken)
     ended = max(times[-1] for _, times in came)
-    return {"messages_per_s": len(bench.ids) * consumers / (ended - began)}
+    return {"messages_per_s": round(len(bench.ids) * consumers / (ended - began))}
 
 
 def _confirm(bench: Bench) -> Figures:
@@ -193,7 +209,7 @@ def _confirm(bench: Bench) -> Figures:
     began = clock()
     came, times = exchange(sock, requests, len(lines), len(lines[0]), IN_FLIGHT)
     check(came, replies.confirms(bench.ids))
-    return {"confirms_per_s": len(lines) / (times[-1] - began)}
+    return {"confirms_per_s": round(len(lines) / (times[-1] - began))}
 
 
 def _confirm_one(bench: Bench) -> Figures:
@@ -225,7 +241,7 @@ def _latency(bench: Bench) -> Figures:
 
 def _percentiles(times: list[float]) -> Figures:
     ordered = sorted(times)
-    return {f"p{n}_us": ordered[len(ordered) * n // 100] * 1e6 for n in (50, 99)}
+    return {f"p{n}_us": round(ordered[len(ordered) * n // 100] * 1e6) for n in (50, 99)}
 
 
 WORKS: dict[str, Callable[[Bench], Figures]] = {
@@ -236,13 +252,3 @@ WORKS: dict[str, Callable[[Bench], Figures]] = {
     "fanout": lambda bench: _deliver(bench, consumers=FAN_OUT),
     "latency": _latency,
 }
-
-
-def _print_table(told: dict[str, Figures]) -> None:
-    from rich import get_console, table  # here, so that --help need not load them
-
-    rows = table.Table("work", "figure", table.Column("value", justify="right"))
-    for work, figures in told.items():
-        for name, value in figures.items():
-            rows.add_row(work, name, f"{value:,.0f}")
-    get_console().print(rows)

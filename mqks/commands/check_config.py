@@ -6,6 +6,7 @@ The one rule: nothing is made, opened or listened on.
 import os
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mqks.settings import SETTINGS, Settings, gather
 
 MADE_BY_SERVER = ("db", "unix")
 """Files that need not be there; any other that a setting names does."""
+EXTRA_WEB = ("prometheus_client", "starlette", "uvicorn")
 
 
 def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
@@ -27,7 +29,11 @@ def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
     """
     settings, places = gather(flags, os.environ, config)
     rows = (
-        {"setting": name, "value": value, "from": places.get(name, "default")}
+        {
+            "setting": name,
+            "value": value if as_json or value is None else SETTINGS[name].text_of(value),
+            "from": places.get(name, "default"),
+        }
         for name, value in settings.public().items()
     )
     table(rows, ["setting", "value", "from"], as_json=as_json)
@@ -66,6 +72,8 @@ def problems(settings: Settings) -> Iterator[str]:
             yield f"{name}: there is no file {path}"
         elif not os.access(path, os.R_OK):
             yield f"{name}: {path} can't be read by this user"
+    if settings.http_port is not None and not all(map(find_spec, EXTRA_WEB)):
+        yield "http_port: needs what is not installed: pip install 'mqks[web]'"
     try:
         socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
+    from mqks.client.options import Options
 
 Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long the server may take to answer.")
@@ -20,27 +21,37 @@ Timeout = Annotated[
 
 @contextmanager
 def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
-    """A client that gives up at once when nobody listens.
+    """A client that gives up at once when nobody listens, and otherwise after `timeout_s`.
 
     Raises what clients raise: ConfigurationError, ConnectionLost and the others.
     """
-    # Here, so that --help does not load them.
-    from mqks.client import urls
-    from mqks.client.blocking import connect_blocking
-    from mqks.client.errors import ConnectionLost
-    from mqks.client.options import Options
+    from mqks.client.options import Options  # here, so that --help does not load it
 
     if not timeout_s > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     options = Options(
         timeout_s=timeout_s,
+        connect_timeout_s=min(timeout_s, Options().connect_timeout_s),
         close_timeout_s=min(timeout_s, Options().close_timeout_s),
         connect_again=False,
     )
-    client = connect_blocking(url, options)
+    with connected_with(url, options) as client:
+        yield client
+
+
+@contextmanager
+def connected_with(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
+    """The same with other limits."""
+    # Here, as above.
+    from mqks.client import urls
+    from mqks.client.blocking import connect_blocking
+    from mqks.client.errors import ConnectionLost
+
+    address, client = urls.parse(url), connect_blocking(url, options)
     with ExitStack() as leaving:
         try:
             leaving.enter_context(client)
         except ConnectionLost as error:
-            raise ConnectionLost(f"no server at {urls.parse(url)}: {error}") from None
+            reason = str(error).removeprefix(f"{address}: ")
+            raise ConnectionLost(f"no server at {address}: {reason}") from None
         yield client

@@ -16,14 +16,13 @@ The one rule: nothing is held in memory that grows with the messages.
 
 import json
 import sys
-from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mqks.commands.inspect import source_of
-from mqks.commands.options import Database, Url, progress
+from mqks.commands.options import Database, Url, data_as_text, progress
 from mqks.errors import InspectionFailed
 
 if TYPE_CHECKING:
@@ -84,14 +83,7 @@ def _messages(source: "Source", name: str) -> Iterator[Row]:
             return  # The queue was deleted meanwhile.
         if row is None:
             return
-        text = _as_text(row.pop("data"))
+        text = data_as_text(row.pop("data"))
         if not row["doubtful"]:
             del row["doubtful"]
         yield {"kind": "message", "queue": name, **row, **text}
-
-
-def _as_text(data: bytes) -> Row:
-    try:
-        return {"data": data.decode()}
-    except UnicodeDecodeError:
-        return {"data_base64": b64encode(data).decode()}

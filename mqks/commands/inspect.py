@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqks.commands.options import AsJson, Database, Url, table
+from mqks.commands.options import AsJson, Database, Url, data_as_text, table
 from mqks.errors import InspectionFailed, MqksError
 from mqks.settings import load
 
@@ -37,7 +37,7 @@ CONNECTION = (
     *("unconfirmed", "outbox_bytes", "blocked"),
 )
 UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
-MESSAGE = ("seq", "time", "id", "event", "size", "retry")
+MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")]
@@ -164,7 +164,7 @@ def messages(
     matches = re.compile(_pattern(event_mask or "**"), re.DOTALL).fullmatch
     with source_of(context, url, db) as source:
         found = (row for row in source.messages(name, after) if matches(row["event"]))
-        rows = map(partial(_message, data=data), islice(found, limit))
+        rows = map(partial(_message, data=data, as_json=as_json), islice(found, limit))
         columns = (*MESSAGE, "data") if data else MESSAGE
         table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
@@ -255,7 +255,7 @@ def source_of(context: typer.Context, url: str | None, db: Path | None) -> "Sour
 
 def _file(context: typer.Context, url: str | None, db: Path | None) -> Path:
     path = load({"db": db}, environ).db
-    if _is_flag(context, "url") and db is None and not path.exists():
+    if url and db is None and not path.exists():
         raise InspectionFailed(
             f"errors are kept in the database and not told by {url}: "
             "name the file with --db, on the machine of the server"
@@ -329,18 +329,18 @@ def _duration(seconds: float | None) -> str | None:
     return str(timedelta(seconds=int(seconds)))
 
 
-def _message(row: Row, *, data: bool) -> Row:
+def _message(row: Row, *, data: bool, as_json: bool) -> Row:
     raw: bytes = row["data"]
     shown = {
         "seq": row["seq"],
         "time": row["time"],
         "id": row["id"],
         "event": row["event"],
-        "size": len(raw),
+        "data_bytes": len(raw),
         "retry": row["retry"],
     }
     if data:
-        shown["data"] = raw.decode("utf-8", "surrogateescape")
+        shown |= data_as_text(raw) if as_json else {"data": raw.decode("utf-8", "surrogateescape")}
     return shown | {"doubtful": row["doubtful"]}
 
 

@@ -4,7 +4,6 @@ The one rule: a message is acked when its line has been written, and a publish i
 the server has it on disk.
 """
 
-import base64
 import errno
 import json
 import os
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, printable, progress
+from mqks.commands.options import AsJson, Url, data_as_text, printable, progress
 from mqks.errors import BadData, TimedOut
 from mqks.protocol.lines import LineSplitter
 
@@ -38,8 +37,8 @@ LAST_NUMBER = 10**18
 def publish(
     event: Annotated[str, typer.Argument(metavar="EVENT", help="Queues bound to it get a copy.")],
     data: Annotated[
-        str, typer.Argument(metavar="[DATA]", help="The message, or - for one a line from stdin.")
-    ] = "",
+        str, typer.Argument(metavar="DATA", help="The message, or - for one a line from stdin.")
+    ],
     url: Url = None,
     confirm: Annotated[
         bool, typer.Option(help="Wait until the server has it on disk, or only until it is sent.")
@@ -218,7 +217,7 @@ def consume(
                 if left is None:
                     return
                 raise TimedOut(
-                    f"no message for {timeout:g} seconds, {left} of {count} are missing"
+                    f"no message for {timeout:g} s, {left} of {count} are missing"
                 ) from None
             if not batch:
                 output.end()
@@ -291,11 +290,7 @@ def _shown(message: "Message") -> bytes:
 
 def _json(message: "Message") -> bytes:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
-    try:
-        told["data"] = message.text
-    except UnicodeDecodeError:
-        told["data_base64"] = base64.b64encode(message.data).decode()
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(told | data_as_text(message.data)).encode() + b"\n"
 
 
 def requeue(

@@ -6,6 +6,7 @@ program, and neither gets control characters that a client has sent.
 
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,14 @@ def printable(text: object) -> str:
     # Bytes that are no UTF-8 came as surrogates.
     text = str(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def data_as_text(data: bytes) -> dict[str, str]:
+    """Data as they stand in JSON: bytes that are no UTF-8 go as Base64."""
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": b64encode(data).decode()}
 
 
 def table(

@@ -22,7 +22,7 @@ from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
 from mqks.commands.options import printable
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.lock import server_of
-from mqks.journal.reader import DatabaseFile
+from mqks.journal.reader import DatabaseFile, no_file
 
 PAGE = 1000
 """Rows asked for at once, so that no answer keeps a server for long."""
@@ -77,7 +77,7 @@ def source_of(database: Path, *, is_named: bool) -> Source:
 def errors_of(database: Path, limit: int, before: str | None) -> Iterator[Row]:
     """Error replies, the newest first; those with an id before this one."""
     if not database.is_file():
-        raise InspectionFailed(f"{database}: no such file")
+        raise no_file(database)
     with DatabaseFile(database, thorough=False) as file:
         found = file.errors(limit) if before is None else file.errors(limit, before)
     for each in found:

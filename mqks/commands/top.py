@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from mqks.commands.connection import connected_with
 from mqks.commands.options import AsJson, Url, printable
 
 if TYPE_CHECKING:
@@ -71,13 +72,12 @@ def top(
 
     Rates are those since the look before; the first one has none.
     """
-    from mqks.client.blocking import connect_blocking  # here, so that --help need not load them
-    from mqks.client.options import Options
+    from mqks.client.options import Options  # here, so that --help need not load it
 
     patient = Options(
         timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5, reconnect_max_s=1.0
     )
-    with _shown(as_json) as (show, pause), connect_blocking(url, patient) as client:
+    with _shown(as_json) as (show, pause), connected_with(url, patient) as client:
         earlier: Row | None = None
         looks = 0
         while True:

@@ -20,7 +20,7 @@ from mqks.users import SALT_BYTES, TOKEN_BYTES, User, check_word, hash_password,
 
 app = typer.Typer(
     help="Change the file of users. A running server reads it again on SIGHUP.",
-    epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users",
+    epilog="Example: mqks user add alice --token --publish 'orders.**'",
     no_args_is_help=True,
 )
 
@@ -34,7 +34,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 Masks = list[str] | None
 
 
-@app.command(epilog="Example: mqks user add alice --password --consume 'alice-*'")
+@app.command(epilog="Example: mqks user add alice --token --publish 'orders.**'")
 def add(
     name: Name,
     users: UsersFile = None,
@@ -94,7 +94,7 @@ def add(
         typer.echo(new)
 
 
-@app.command("list", epilog="Example: mqks user list --users mqks.users --json")
+@app.command("list", epilog="Example: mqks user list --json")
 def list_(
     users: UsersFile = None,
     as_json: AsJson = False,
@@ -115,7 +115,7 @@ def _row(entry: User, *, as_lists: bool) -> Row:
     return row if as_lists else {name: SHOWN.get(value, value) for name, value in row.items()}
 
 
-@app.command(epilog="Example: mqks user remove alice --users mqks.users")
+@app.command(epilog="Example: mqks user remove alice")
 def remove(name: Name, users: UsersFile = None) -> None:
     """Remove a user; on SIGHUP the server closes its connections."""
     path = _path(users)
@@ -125,7 +125,7 @@ def remove(name: Name, users: UsersFile = None) -> None:
         users_file.write(path, [entry for entry in entries if entry.name != name])
 
 
-@app.command(epilog="Example: mqks user token alice --users mqks.users")
+@app.command(epilog="Example: mqks user token alice")
 def token(name: Name, users: UsersFile = None) -> None:
     """Give a user a new token, and print it; the old one is worth nothing."""
     path = _path(users)

@@ -14,7 +14,7 @@ from typing import Final
 
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.journal.lock import FileLock
-from mqks.journal.reader import State, connect
+from mqks.journal.reader import State, connect, no_file
 from mqks.journal.verify import Verdict, verify
 
 STEP_PAGES: Final = 4096
@@ -33,7 +33,7 @@ def backup(
     is none, or not whole; DatabaseLocked when the target is served; CannotWrite.
     """
     if not source.is_file():
-        raise InspectionFailed(f"{source}: no such file")
+        raise no_file(source)
     if target.exists() and target.samefile(source):
         raise CannotWrite(f"{target} is the database itself")
     partial = target.with_name(target.name + ".partial")

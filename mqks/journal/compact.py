@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mqks.broker.broker import Broker
-from mqks.errors import InspectionFailed
 from mqks.journal.journal import Journal
+from mqks.journal.reader import no_file
 from mqks.journal.recovery import Recovery
 from mqks.settings import Settings
 
@@ -23,7 +23,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     """
     path = Path(settings.db)
     if not path.is_file():
-        raise InspectionFailed(f"{path}: no such file")
+        raise no_file(path)
     before = _size(path)
     journal = await Journal.open(settings)
     try:

@@ -14,6 +14,7 @@ from mqks.limits import SEGMENT_SMALL_BYTES
 SPAN_TIME_US: Final = 10_000_000
 """Messages that came further apart are not told as one span: so the age of each is known without
 reading it."""
+DEAD_RANGES: Final = 64
 
 
 class Segment:
@@ -52,7 +53,7 @@ class Span:
     A span stays until its segment goes, also when all of it is dead: as long as the messages are
     on disk, so must be what settles them."""
 
-    __slots__ = ("bytes", "dead", "dead_count", "end", "first", "segment", "time_us")
+    __slots__ = ("bytes", "dead", "dead_count", "dead_max", "end", "first", "segment", "time_us")
 
     def __init__(self, first: int, end: int, size: int, time_us: int, segment: Segment) -> None:
         self.first = first
@@ -62,6 +63,9 @@ class Span:
         """When the first of them came; the others within SPAN_TIME_US of it."""
         self.segment = segment
         self.dead: list[Range] = []
+        self.dead_max = DEAD_RANGES
+        """Where `dead` is tidied up: at twice what was left of it the last time, so that each
+        range is looked at a few times however many there are."""
         self.dead_count = 0
 
     def living(self) -> list[Range]:
@@ -220,8 +224,9 @@ class Index:
     def _kill(self, span: Span, start: int, count: int) -> None:
         span.dead.append((start, count))
         span.dead_count += count
-        if len(span.dead) > 64 and len(span.dead) % 64 == 0:
+        if len(span.dead) > span.dead_max:
             span.dead = union(span.dead)
+            span.dead_max = DEAD_RANGES + 2 * len(span.dead)
         span.segment.live -= count
         self.look_at(span.segment)
 

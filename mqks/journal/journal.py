@@ -261,7 +261,10 @@ class Journal:
             )
 
     def _free_bytes(self) -> int:
-        disk = os.statvfs(self.path.parent)
+        try:
+            disk = os.statvfs(self.path.parent)
+        except OSError as error:
+            raise JournalFailed(f"the disk of {self.path} can't be looked at: {error}") from error
         return disk.f_bavail * disk.f_frsize
 
     def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
@@ -558,7 +561,8 @@ class Journal:
         """Whether the database may grow by a batch or two, as far as its own limits go."""
         if self._wal_is_held:
             self._wal_is_held, self._restart_pages = False, 0
-            await self._checkpoint()
+            with _whole():
+                await self._checkpoint()
         # The ballast will take its part again.
         if self._free_bytes_min and self._free_bytes() < self._free_bytes_min + self._ballast_bytes:
             return False

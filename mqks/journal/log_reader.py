@@ -16,6 +16,7 @@ from mqks.broker.ranges import Range
 from mqks.errors import JournalFailed
 from mqks.journal.index import QueueIndex
 from mqks.journal.segment import StoredRun, checksum, runs_of
+from mqks.limits import READ_DISK_BYTES
 
 
 class Piece(NamedTuple):
@@ -120,8 +121,12 @@ def _choose(
 ) -> tuple[dict[int, list[Range]], int]:
     """Which messages to read of each segment, in ascending order, and where to go on."""
     wanted: dict[int, list[Range]] = {}
-    size = 0
+    size = disk = 0
     for span in queue.overlapping(first, stop):
+        if span.dead_count == span.end - span.first:
+            continue
+        if span.segment.id not in wanted:
+            disk += span.segment.bytes
         for start, count in span.living():
             end = min(stop, start + count)
             start = max(first, start)
@@ -132,7 +137,7 @@ def _choose(
                 size += span.bytes * (end - start) // (span.end - span.first)
                 if not rows_max:
                     return wanted, end
-        if size >= bytes_max:
+        if wanted and (size >= bytes_max or disk >= READ_DISK_BYTES):
             return wanted, min(stop, span.end)
     return wanted, max(first, stop)
 

@@ -50,6 +50,11 @@ DAMAGE_CODES: Final = {
 """What SQLite says of a file whose structure makes no sense."""
 
 
+def no_file(path: Path) -> InspectionFailed:
+    """What to raise where a database should be and is none."""
+    return InspectionFailed(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
+
+
 class Queue(NamedTuple):
     name: bytes
     id: int
@@ -172,7 +177,7 @@ class DatabaseFile:
         make out anything of it, SchemaTooNew when a newer MQKS wrote it.
         """
         if not path.is_file():
-            raise InspectionFailed(f"{path}: no such file")
+            raise no_file(path)
         file = cls(path, thorough=thorough)
         try:
             file.refresh()

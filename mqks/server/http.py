@@ -30,6 +30,8 @@ from mqks.settings import Settings
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of Prometheus that every version of it reads."""
+REQUEST_S = 5.0
+"""How long a connection may take to its first request: silent ones must not keep others out."""
 STOP_S = 1
 """How long a stopping server lets requests finish."""
 
@@ -39,6 +41,11 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > HTTP_CONNECTIONS_MAX:
             transport.close()
+        self.loop.call_later(REQUEST_S, self._end_silent)
+
+    def _end_silent(self) -> None:
+        if not self.cycle:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -260,7 +260,12 @@ class Server:
 
     def _close_if_done(self, client: Client) -> None:
         connection = client.connection
-        if connection.unconfirmed or connection.outbox or client.transport.is_closing():
+        if (
+            connection.unconfirmed
+            or connection.reads
+            or connection.outbox
+            or client.transport.is_closing()
+        ):
             return
         client.close()
 
@@ -555,7 +560,9 @@ async def _signalled(reload: Callable[[], None]) -> None:
                 reload()
                 continue
             log.event("stopping", signal=signal.Signals(number).name)
-            return
+            break
+    # Nothing is loaded again while it stops.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def serve(
@@ -655,6 +662,8 @@ def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
     _raise_open_files_limit()
+    # Nobody receives it yet, and it never ends the server.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # A watchdog's SIGABRT shall tell where everything stood.
     faulthandler.enable()
     use_uvloop = settings.uvloop and find_spec("uvloop") is not None
