@@ -88,8 +88,7 @@ class Reads:
         return b"".join([read.request_id, header.encode(), *runs, *texts])
 
     def _epoch(self, read: Read) -> str:
-        """A queue that is deleted and made again begins anew, as a database does."""
-        return f"{self._journal.epoch}-{read.queue_id}"
+        return self._broker.facts.epoch_of(read.queue_id)
 
     def _lines(self, read: Read, page: Page) -> bytes:
         queue = self._broker.queues.get(read.queue)
