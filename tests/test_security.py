@@ -230,6 +230,24 @@ def test_acks_of_anothers_consumer_in_one_chunk() -> None:
     assert world.received("root") == b'e ok {"theirs": ["m1", "m2"], "mine": []}\n'
 
 
+@pytest.mark.parametrize("others", [b"", b"m0 publish --once job.1 x\n"])
+def test_an_id_published_once_by_another_user(others: bytes) -> None:
+    """Whoever could use up another's ids could keep its messages out, confirmed all the same. The
+    line before it makes no difference: gathered or not, it is the same."""
+    world = BareWorld(users=Path("unused"))
+    users = Users([ROOT, WORKER], b"key")
+    for name in ("root", "worker"):
+        world.connect(name)
+        world.broker.authenticate(world.connection(name), users.get(name))
+    world.send("root", b"c consume q job.1\n")
+    world.received("root")
+
+    world.send("worker", others + b"m1 publish --once nowhere x\nm1 publish --once job.1 x\n")
+    world.send("root", b"m1 publish --confirm --once job.1 mine\nm1 publish --once job.1 mine\n")
+
+    assert world.received("root").count(b" event=job.1 mine\n") == 1
+
+
 # --------------------------------------------------------------------------------------- masks
 
 
