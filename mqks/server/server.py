@@ -362,6 +362,8 @@ class Server:
         """What went wrong in a call by the event loop. An error of the system's concerns one
         connection; any other leaves the broker in doubt, and a broker in doubt confirms nothing."""
         failure = context.get("exception")
+        if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
+            return
         if not isinstance(failure, Exception) or isinstance(failure, OSError):
             log.warning("connection_failed", reason=context.get("message"), error=failure)
             return
