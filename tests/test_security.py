@@ -672,6 +672,8 @@ def test_settings_that_are_safe() -> None:
         '{"name": "a", "password": "md5:2:1:1:00:00"}',
         '{"name": "a", "password": "scrypt:3:1:1:00:00"}',
         '{"name": "a", "password": "scrypt:1099511627776:8:1:00:00"}',
+        '{"name": "a", "password": "scrypt:65536:1:1:00:00"}',
+        '{"name": "a", "password": "scrypt:2:1048576:1:00:00"}',
         '{"name": "root"}',
         '{"name": "a", "publish": ["%s"]}' % ("a" * 2000),
     ],

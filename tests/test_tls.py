@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import ExtensionOID
 
 from mqks import AuthenticationFailed, ConnectionLost, Options, users_file
 from mqks.limits import STRANGER_LINE_BYTES_MAX
@@ -220,7 +221,7 @@ def without_text(authority: trustme.CA) -> bytes:
     assert isinstance(signer, EllipticCurvePrivateKey)
     key = generate_private_key(SECP256R1())
     names = x509.UnrecognizedExtension(
-        x509.ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x04\x82\x02\xff\xfe"
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x04\x82\x02\xff\xfe"
     )
     now = datetime.now(UTC)
     cert = (
