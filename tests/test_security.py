@@ -9,7 +9,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,6 +84,13 @@ def reload(server: ServerProcess) -> None:
     while server.log.count("event=reloaded") == before:
         assert time.monotonic() < limit
         time.sleep(0.01)
+
+
+def wait(until: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not until():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 def is_error(line: bytes) -> bool:
@@ -535,6 +542,27 @@ def test_connections_of_one_address(tmp_path: Path) -> None:
             assert third.ask(b"p ping x") == b"p ok x"
 
 
+def test_a_removed_user_that_does_not_take_what_it_asked_for(tmp_path: Path) -> None:
+    """It is gone all the same, and what it has yet to get it does not get."""
+    with (
+        a_server(tmp_path) as server,
+        LineClient(server.address) as root,
+        LineClient(server.address) as worker,
+    ):
+        login(root, "root")
+        assert root.ask(b"s subscribe --confirm work-1 job.1") == b"s ok "
+        for _ in range(12):
+            assert root.ask(b"m publish --confirm job.1 " + b"x" * 1_000_000) == b"m ok "
+        login(worker, "worker")
+        worker.send(b"r read work-1 --from=1\n" * 16)
+        held = re.compile(rb'"user": "worker".*"blocked": true')
+        wait(lambda: held.search(root.ask(b"c stats connections")) is not None)
+        users_file.write(tmp_path / "users", [ROOT])
+        reload(server)
+        wait(lambda: b"worker" not in root.ask(b"c stats connections"))
+        assert root.ask(b"p ping x") == b"p ok x"
+
+
 def test_a_flood_of_errors_is_told_in_part(tmp_path: Path) -> None:
     """Of strangers the database keeps no more than the log."""
     with a_server(tmp_path) as server:
@@ -585,9 +613,7 @@ def test_a_peer_that_is_gone_before_it_is_accepted(tmp_path: Path) -> None:
         gone.send(b"s subscribe q e\n")
         gone.break_off()
         os.kill(server.pid, signal.SIGCONT)
-        limit = time.monotonic() + 10
-        while "authenticate first" not in server.log and time.monotonic() < limit:
-            time.sleep(0.01)
+        wait(lambda: "authenticate first" in server.log)
         with LineClient(server.address) as client:
             assert is_error(client.ask(b"r stats queue q"))
 

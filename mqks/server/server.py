@@ -262,7 +262,7 @@ class Server:
         connection = client.connection
         if (
             connection.unconfirmed
-            or connection.reads
+            or (connection.reads and not connection.expelled)
             or connection.outbox
             or client.transport.is_closing()
         ):
