@@ -14,6 +14,9 @@ DELETE_DELAY_S_MAX: Final = 1e9
 MASK_BYTES_MAX: Final = 1024
 """Longest event mask: a mask is turned into a regular expression."""
 
+MASKS_MAX: Final = 100
+"""Event masks in one request: each is tried on all that the queue is bound to."""
+
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""
 

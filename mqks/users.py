@@ -172,7 +172,9 @@ def _read_hash(text: str) -> tuple[_Cost, bytes, bytes]:
         found = (n, r, p), bytes.fromhex(salt), bytes.fromhex(digest)
     except ValueError:
         raise ValueError("the password is no hash that mqks user has made") from None
-    bounded = n > 1 and n & (n - 1) == 0 and r > 0 and 0 < p <= 16
+    bounded = n > 1 and n & (n - 1) == 0 and 0 < r <= 256 and 0 < p <= 16
+    # What OpenSSL refuses would fail when somebody logs in.
+    bounded = bounded and n.bit_length() <= 16 * r
     if scheme != "scrypt" or not bounded or 128 * n * r * p > SCRYPT_MEMORY_BYTES_MAX:
         raise ValueError("the password has unknown or excessive parameters")
     return found

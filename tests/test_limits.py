@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks.limits import MASKS_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -36,6 +37,15 @@ def test_queues() -> None:
     assert ask(world, b"c1 consume --confirm q1") == b"c1 ok \n"
     assert ask(world, b"d delete_queue --confirm q2").endswith(b"d ok \n")
     assert ask(world, b"s3 subscribe --confirm q3 e") == b"s3 ok \n"
+
+
+def test_masks_of_a_request() -> None:
+    """Each is tried on all events: a line full of them would keep everybody waiting for hours."""
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q a.b") == b"s ok \n"
+    assert ERROR.fullmatch(ask(world, b"r rebind q --remove-mask" + b" a.*" * (MASKS_MAX + 1)))
+    assert ask(world, b"ev _eval state.events_by_queues") == b'ev ok {"q": ["a.b"]}\n'
+    assert ask(world, b"r rebind --confirm q --remove-mask" + b" a.*" * MASKS_MAX) == b"r ok \n"
 
 
 def test_messages_of_a_queue() -> None:

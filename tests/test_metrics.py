@@ -325,6 +325,18 @@ def test_silent_connections_keep_nobody_out(web: Web) -> None:
         assert until(lambda: answers(web))
 
 
+def test_nor_do_those_that_fall_silent_in_their_second_request(web: Web) -> None:
+    with ExitStack() as silent:
+        for _ in range(HTTP_CONNECTIONS_MAX):
+            peer = silent.enter_context(socket.create_connection(web.address, WAIT_S))
+            peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            replies = silent.enter_context(peer.makefile("rb"))
+            while replies.readline() != b"ok\n":
+                pass
+            peer.sendall(b"GET /healthz")
+        assert until(lambda: answers(web))
+
+
 def answers(web: Web) -> bool:
     try:
         return web.ask("/healthz").status == 200

@@ -8,11 +8,26 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtensionOID
 
 from mqks import AuthenticationFailed, ConnectionLost, Options, users_file
 from mqks.limits import STRANGER_LINE_BYTES_MAX
@@ -178,6 +193,51 @@ def test_a_client_must_show_its_certificate_where_asked(
             with pytest.raises((EOFError, OSError)), server.connect(context) as client:
                 client.ask(b"p ping x")
         wait(lambda: server.process.log.count("event=tls_failed") == 2)
+
+
+@pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+def test_a_certificate_with_a_name_that_is_no_text(
+    tmp_path: Path, authority: trustme.CA, loop: str
+) -> None:
+    """Whoever the authority has signed it for: it ends its own connection, and not the server."""
+    ca, mine = tmp_path / "ca.pem", tmp_path / "mine.pem"
+    authority.cert_pem.write_to_path(ca)
+    mine.write_bytes(without_text(authority))
+    server = TlsServer(tmp_path, authority, "--tls-client-ca", str(ca), loop)
+    with server.process:
+        strange, plain = trusting(authority), trusting(authority)
+        strange.load_cert_chain(mine)
+        with pytest.raises((EOFError, OSError)), server.connect(strange) as client:
+            client.ask(b"p ping x")
+        wait(lambda: "event=tls_failed" in server.process.log)
+        authority.issue_cert("client@example.org").configure_cert(plain)
+        with server.connect(plain) as client:
+            assert client.ask(b"p ping x") == b"p ok x"
+
+
+def without_text(authority: trustme.CA) -> bytes:
+    """Certificate and key, with a DNS name of two bytes that are not UTF-8."""
+    signer = load_pem_private_key(authority.private_key_pem.bytes(), None)
+    assert isinstance(signer, EllipticCurvePrivateKey)
+    key = generate_private_key(SECP256R1())
+    names = x509.UnrecognizedExtension(
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x04\x82\x02\xff\xfe"
+    )
+    now = datetime.now(UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(x509.load_pem_x509_certificate(authority.cert_pem.bytes()).subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(names, critical=False)
+        .sign(signer, SHA256())
+    )
+    return cert.public_bytes(Encoding.PEM) + key.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
 
 
 def test_a_socket_that_is_handed_over(tmp_path: Path, authority: trustme.CA) -> None:

@@ -53,10 +53,10 @@ class Action(NamedTuple):
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
     event, data, once = parse_publish(request.rest)
-    broker.check_room(event, is_known=once and request.id in broker.once)
+    broker.check_room(event, is_known=once and broker.is_known(connection, request.id))
     body = replies.body(request.id, event, data)
     if once:
-        broker.publish_once(event, request.id, body)
+        broker.publish_once(connection, event, request.id, body)
     else:
         broker.publish(event, [request.id], [body])
 

@@ -286,7 +286,7 @@ class Broker:
                 if argument == event and request_id:
                     if confirm:
                         confirms.append(request_id)
-                    if not once or self._is_new(request_id):
+                    if not once or self._is_new(connection, request_id):
                         ids.append(request_id)
                         bodies.append(request_id + middle + rest)
                     continue
@@ -500,16 +500,23 @@ class Broker:
         self.full_queues.pop(queue, None)
         self.on_queue_full(queue)
 
-    def publish_once(self, event: bytes, message_id: bytes, body: bytes) -> None:
-        """Publish, unless a message of this id was published so before."""
-        if self._is_new(message_id):
+    def publish_once(
+        self, connection: Connection, event: bytes, message_id: bytes, body: bytes
+    ) -> None:
+        """Publish, unless its user has published a message of this id so before."""
+        if self._is_new(connection, message_id):
             self.publish(event, [message_id], [body])
 
-    def _is_new(self, message_id: bytes) -> bool:
+    def is_known(self, connection: Connection, message_id: bytes) -> bool:
+        """Whether this message would not be published once more."""
+        return connection.once_id(message_id) in self.once
+
+    def _is_new(self, connection: Connection, message_id: bytes) -> bool:
         """Remember an id that may be published once; return whether it was not known."""
-        if not self.once.add(message_id):
+        once_id = connection.once_id(message_id)
+        if not self.once.add(once_id):
             return False
-        self.pending.once.append(message_id)
+        self.pending.once.append(once_id)
         self.pending_records += 1
         return True
 

@@ -83,3 +83,8 @@ class Connection:
         self.expelled = False
         """It must be closed, and has been told why."""
         self.auth_failures = self.stranger_errors = self.stranger_lines = 0
+
+    def once_id(self, message_id: bytes) -> bytes:
+        """What is remembered of a message published once. Each user has ids of its own: nobody can
+        use up another's."""
+        return message_id if self.user is None else self.user.encode() + b" " + message_id

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mqks.errors import BadRequest
-from mqks.limits import DELETE_DELAY_S_MAX
+from mqks.limits import DELETE_DELAY_S_MAX, MASKS_MAX
 
 ALL = b"--all"
 ONCE = b"--once"
@@ -140,6 +140,8 @@ def parse_rebind(rest: bytes) -> Rebind:
             names.append(argument)
     if flag and not names:
         raise BadRequest(f"rebind: {shown(flag)} needs at least one argument")
+    if len(request.remove_masks) > MASKS_MAX:
+        raise BadRequest(f"rebind: a request may have {MASKS_MAX} masks at most")
     if replace or not flags_seen:
         request.replace = replace
     return request

@@ -31,7 +31,7 @@ from mqks.settings import Settings
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of Prometheus that every version of it reads."""
 REQUEST_S = 5.0
-"""How long a connection may take to its first request: silent ones must not keep others out."""
+"""How long a connection may take to a request, about: silent ones must not keep others out."""
 STOP_S = 1
 """How long a stopping server lets requests finish."""
 
@@ -44,8 +44,11 @@ class _Protocol(H11Protocol):
         self.loop.call_later(REQUEST_S, self._end_silent)
 
     def _end_silent(self) -> None:
-        if not self.cycle:
+        # Between requests uvicorn has a timer, which the next one's first byte ends.
+        if not self.cycle or (self.cycle.response_complete and not self.timeout_keep_alive_task):
             self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(REQUEST_S, self._end_silent)
 
     def data_received(self, data: bytes) -> None:
         try:

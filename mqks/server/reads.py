@@ -44,11 +44,13 @@ class Reads:
             self._wanted = anyio.Event()
             waiting, self._waiting = self._waiting, []
             for connection in waiting:
-                if connection.closed or connection.blocked or not connection.reads:
+                if connection.closed or connection.expelled:
+                    continue
+                if connection.blocked or not connection.reads:
                     continue  # Who is blocked comes again when it is not.
                 answer = await self._answer(connection.reads[0])
                 connection.reads.popleft()
-                if not connection.closed:
+                if not (connection.closed or connection.expelled):
                     self._broker.write(connection, answer)
                 if connection.reads and not connection.blocked:
                     self._broker.readers.append(connection)

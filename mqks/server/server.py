@@ -262,7 +262,7 @@ class Server:
         connection = client.connection
         if (
             connection.unconfirmed
-            or connection.reads
+            or (connection.reads and not connection.expelled)
             or connection.outbox
             or client.transport.is_closing()
         ):
@@ -362,6 +362,8 @@ class Server:
         """What went wrong in a call by the event loop. An error of the system's concerns one
         connection; any other leaves the broker in doubt, and a broker in doubt confirms nothing."""
         failure = context.get("exception")
+        if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
+            return
         if not isinstance(failure, Exception) or isinstance(failure, OSError):
             log.warning("connection_failed", reason=context.get("message"), error=failure)
             return

@@ -19,6 +19,8 @@ from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
 from mqks.settings import Settings
 
+HANDSHAKE_FAILED = "SSL handshake failed"
+"""How event loops begin to tell of what `TlsListener` tells of, too."""
 PAUSE_S = 0.1
 """After a failed accept, mostly for want of descriptors."""
 
@@ -124,7 +126,8 @@ class TlsListener:
                     ssl_handshake_timeout=self._settings.auth_timeout_s,
                     ssl_shutdown_timeout=LINGER_S,
                 )
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                # ValueError: names in the peer's certificate that are no text.
                 self._tell(who, error)
             finally:
                 self._gate.remove_stranger(scope)
