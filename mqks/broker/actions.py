@@ -134,10 +134,13 @@ def purge(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 def trim(broker: Broker, connection: Connection, request: Request) -> None:
-    words, _, _ = parse_words("trim", request.rest, 2)
+    words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
     if len(words) != 2:
         raise BadRequest("trim: a queue and a sequence number are needed")
-    broker.trim(words[0], parse_number("trim", words[1], 0, SEQ_MAX))
+    end = parse_number("trim", words[1], 0, SEQ_MAX)
+    queue = broker.queues.get(words[0])
+    if queue is not None and texts.get(b"--epoch") in (None, broker.epoch(queue.id).encode()):
+        broker.trim(words[0], end)
 
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:
@@ -268,7 +271,7 @@ ACTIONS = {
     b"peek": Action(peek, permits.queue, "{queue} [--after={seq}] [--limit={n}]"),
     b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
     b"read": Action(read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}]"),
-    b"trim": Action(trim, permits.queue, "{queue} {seq}"),
+    b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
         tell_stats, permits.admin, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"
     ),

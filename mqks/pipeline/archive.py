@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 BATCH_MESSAGES = 1_000_000
 INTERVAL_S = 10.0
+IDLE_S = 0.05
+"""Between two looks at a queue with nothing new, at least."""
 ROLL_S = 300.0
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
@@ -150,7 +152,7 @@ class Archive:
         goal, waited_until = log.next, time.monotonic()
         done = self._done(lake, log)
         if self.trim and log.first < done:  # The last run died between the two.
-            reader.trim(done)
+            reader.trim(done, log.epoch)
         while not stop.is_set():
             start = max(self._done(lake, log), log.first)
             end = min(log.next, start + self.batch_messages)
@@ -158,7 +160,7 @@ class Archive:
                 return
             short = not self.once and end - start < self.batch_messages
             if end <= start or (short and time.monotonic() < waited_until):
-                stop.wait(min(1.0, self.interval_s))
+                stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
                 roll(self.roll_s)
                 log = reader.range()
                 continue
@@ -166,9 +168,9 @@ class Archive:
             began = time.perf_counter()
             files = self._batch(spark, lake, reader, log.epoch, start, end)
             lake.commit(self.queue, log.epoch, end, files)
+            if self.trim:
+                reader.trim(end, log.epoch)
             epoch, log = log.epoch, reader.range()
-            if self.trim and log.epoch == epoch:  # A queue made anew has other messages there.
-                reader.trim(end)
             waiting = roll(self.roll_s)
             yield Progress(
                 queue=self.queue,

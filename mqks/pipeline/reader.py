@@ -101,9 +101,11 @@ class QueueReader:
             None if number is None else int(number),
         )
 
-    def trim(self, seq: int) -> None:
-        """Settle durably every waiting message below this number."""
-        self._ask(b"r trim --confirm %b %d\n" % (self._queue, seq), "trim")
+    def trim(self, seq: int, epoch: str | None = None) -> None:
+        """Settle durably every waiting message below this number; with an `epoch` nothing where the
+        queue was made anew since."""
+        since = b"" if epoch is None else b" --epoch=%b" % epoch.encode()
+        self._ask(b"r trim --confirm %b %d%b\n" % (self._queue, seq, since), "trim")
 
     def read(
         self, start: int, end: int, *, epoch: str | None = None, fail_on_data_loss: bool = True
