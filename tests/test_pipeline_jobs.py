@@ -5,6 +5,7 @@ The one rule: what is in a lake is counted by pyarrow and by Spark alike.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -520,6 +521,23 @@ def test_report_as_a_command(
 
 
 # ----------------------------------------------------------------------------------------- kills
+
+
+@pytest.mark.slow
+def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: Path) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    flags = ["--url", mqks_broker.url, "--interval", "0.2", "--batch", "10"]
+    job = kills.Job(tmp_path / "log", "archive", "clicks", str(tmp_path / "lake"), *flags)
+    kills.wait_for("a batch", lambda: job.told or not job.is_running())
+    driver = job.process.pid
+    for child in Path(f"/proc/{driver}/task/{driver}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    publish(mqks_broker, some(10, 10))
+
+    assert job.process.wait(kills.LIMIT_S) == 70
+    assert (tmp_path / "log").read_text().endswith("Spark's process of Java is gone\n")
+    assert len(waits(mqks_broker)) == 10, "nothing is trimmed that is not in the lake"
 
 
 @pytest.mark.slow

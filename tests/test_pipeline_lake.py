@@ -285,6 +285,21 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
     assert data == [{"n": 1}, {"n": 1}, {"n": 3}, {"n": 3}, None, None]
 
 
+def test_what_delta_has_merged_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    with DeltaLake(tmp_path) as lake:
+        for n in range(DELTA_COMPACTION):
+            put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
+        monkeypatch.setattr("mqks.pipeline.lake._sync", synced.append)
+        roll(lake, 60)
+    [merged] = map(Path, delta_table(tmp_path).file_uris())
+    log = {tmp_path / "_delta_log" / f"{DELTA_COMPACTION + 1:020}.json", tmp_path / "_delta_log"}
+
+    assert {merged, merged.parent, *log} <= set(synced)
+
+
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
     for first, second in ((Lake, DeltaLake), (DeltaLake, Lake)):
         path = tmp_path / first.__name__

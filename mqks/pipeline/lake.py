@@ -427,15 +427,20 @@ class DeltaLake(Lake):
         # Compactions are versions, too, so that the next one is some commits away.
         version = self._table.version() if self._table is not None else 1
         if age_s and version and version % DELTA_COMPACTION == 0:
+            before = set(self._table.file_uris())
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
+            merged = [Path(file) for file in set(self._table.file_uris()) - before]
+            for name in {*merged, *(file.parent for file in merged)}:
+                _sync(name)
             self._table.vacuum(dry_run=False)
-            self._sync_log()
+            self._sync_log(version + 1)
         return 0
 
-    def _sync_log(self) -> None:
+    def _sync_log(self, first: int | None = None) -> None:
         """The broker forgets what the table has: the log must be on the disk before that."""
-        log = self.path / "_delta_log"
-        for entry in (log / f"{self._table.version():020}.json", log, self.path):
+        log, last = self.path / "_delta_log", self._table.version()
+        entries = range(last if first is None else first, last + 1)
+        for entry in (*(log / f"{number:020}.json" for number in entries), log, self.path):
             _sync(entry)
 
 
