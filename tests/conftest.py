@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import sync_library as sync
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest_plugins = ["mqks.testing"]
+
+# How long something took is never a test's verdict.
+settings.register_profile("mqks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("mqks")
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import signal
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from mqks.limits import (
     STRANGER_LINES_MAX,
 )
 from mqks.protocol.masks import masks_pattern
+from mqks.server import gate
 from mqks.settings import load
 from mqks.users import Permissions, User, Users, hash_password, hash_token, parse
 from tests.bare import BareWorld
@@ -551,6 +555,40 @@ def test_loopback_is_not_asked_but_may_take_a_users_rights(tmp_path: Path) -> No
         assert client.ask(b"m publish --confirm secret x") == b"m ok "
         assert client.ask(b"a auth --confirm worker worker") == b"a ok "
         assert is_error(client.ask(b"m publish --confirm secret x"))
+
+
+@pytest.mark.skipif(find_spec("uvloop") is None, reason="asyncio knows the address all the same")
+def test_a_peer_that_is_gone_before_it_is_accepted(tmp_path: Path) -> None:
+    """What it sent is read, and the socket does not tell any more from where: not from here."""
+    users_file.write(tmp_path / "users", [WORKER])
+    with ServerProcess(tmp_path / "mqks.db", "--users", str(tmp_path / "users")) as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        gone = LineClient(server.address)
+        gone.send(b"s subscribe q e\n")
+        gone.break_off()
+        os.kill(server.pid, signal.SIGCONT)
+        limit = time.monotonic() + 10
+        while "authenticate first" not in server.log and time.monotonic() < limit:
+            time.sleep(0.01)
+        with LineClient(server.address) as client:
+            assert is_error(client.ask(b"r stats queue q"))
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "network"),
+    [
+        (None, False, b""),
+        ("", True, b""),
+        (("127.0.0.1", 1), True, bytes([127, 0, 0, 1])),
+        (("192.0.2.1", 1), False, bytes([192, 0, 2, 1])),
+        (("::1", 1, 0, 0), True, bytes(8)),
+        (("::ffff:127.0.0.1", 1, 0, 0), True, bytes([127, 0, 0, 1])),
+        (("::ffff:192.0.2.1", 1, 0, 0), False, bytes([192, 0, 2, 1])),
+        (("fe80::1%eth0", 1, 0, 2), False, b"\xfe\x80" + bytes(6)),
+    ],
+)
+def test_what_a_socket_tells_of_its_peer(name: object, local: bool, network: bytes) -> None:
+    assert gate.peer(name)[1:] == (local, network)
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,15 @@ def trim(broker: Broker, connection: Connection, request: Request) -> None:
     words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
     if len(words) != 2:
         raise BadRequest("trim: a queue and a sequence number are needed")
-    end = parse_number("trim", words[1], 0, SEQ_MAX)
-    queue = broker.queues.get(words[0])
-    if queue is not None and texts.get(b"--epoch") in (None, broker.epoch(queue.id).encode()):
-        broker.trim(words[0], end)
+    name, number = words[0], parse_number("trim", words[1], 0, SEQ_MAX)
+    queue, epoch = broker.queues.get(name), texts.get(b"--epoch")
+    if (
+        queue is not None
+        and epoch is not None
+        and epoch != broker.facts.epoch_of(queue.id).encode()
+    ):
+        raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
+    broker.trim(name, number)
 
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:

@@ -519,10 +519,6 @@ class Broker:
         if queue is not None:
             self.purged += queue.trim(queue.next_seq if end is None else end)
 
-    def epoch(self, queue_id: int) -> str:
-        """A queue that is deleted and made again begins anew, as a database does."""
-        return f"{self.facts.epoch}-{queue_id}"
-
     def read(self, connection: Connection, read: Read) -> None:
         """Have the server answer this, in its turn."""
         if len(connection.reads) >= READS_WAITING_MAX:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, subset
 from mqks.pipeline.errors import DataLost
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
@@ -152,7 +153,7 @@ class Archive:
         goal, waited_until = log.next, time.monotonic()
         done = self._done(lake, log)
         if self.trim and log.first < done:  # The last run died between the two.
-            reader.trim(done, log.epoch)
+            _trim(reader, log.epoch, done)
         while not stop.is_set():
             start = max(self._done(lake, log), log.first)
             end = min(log.next, start + self.batch_messages)
@@ -169,7 +170,7 @@ class Archive:
             files = self._batch(spark, lake, reader, log.epoch, start, end)
             lake.commit(self.queue, log.epoch, end, files)
             if self.trim:
-                reader.trim(end, log.epoch)
+                _trim(reader, log.epoch, end)
             epoch, log = log.epoch, reader.range()
             waiting = roll(self.roll_s)
             yield Progress(
@@ -244,6 +245,15 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
 
 def _merge(spark: "SparkSession", staging: Path, groups: list[list[str]]) -> list[list[str]]:
     return spark.sparkContext.parallelize(groups).map(partial(merge, staging)).collect()
+
+
+def _trim(reader: QueueReader, epoch: str, number: int) -> None:
+    """Trim the queue, unless it was made anew: other messages have these numbers then."""
+    try:
+        reader.trim(number, epoch)
+    except RequestFailed:
+        if reader.range().epoch == epoch:
+            raise
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:

@@ -18,16 +18,22 @@ class Peer(NamedTuple):
     local: bool
     """Whether it is on this machine."""
     network: bytes
-    """What counts as one address: of IPv6 the first 64 bits; nothing for a Unix socket."""
+    """What counts as one address: of IPv6 the first 64 bits; nothing where there is none."""
 
 
 def peer(name: object) -> Peer:
     """Who it is, from what the socket says."""
+    if name is None:
+        # It has reset the connection before it was accepted: what it sent is read all the same,
+        # and nothing tells that it came from this machine.
+        return Peer("gone", False, b"")
     if not isinstance(name, tuple):
         return Peer("unix", True, b"")
     host, port = name[:2]
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     address = ipaddress.ip_address(host.partition("%")[0])
+    # A socket for both families tells IPv4 addresses as IPv6, all in one network.
+    address = getattr(address, "ipv4_mapped", None) or address
     return Peer(shown, address.is_loopback, address.packed[:8])
 
 

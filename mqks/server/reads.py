@@ -68,7 +68,7 @@ class Reads:
 
     async def _range(self, read: Read, index: QueueIndex) -> bytes:
         first = index.first_living()
-        words = f"epoch={self._broker.epoch(read.queue_id)} first={first} next={index.next_seq}"
+        words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
         if read.at_us is not None:
             at = await self._journal.log.first_at(read.queue_id, index, read.at_us)
             words += f" at={max(at, first)}"
@@ -81,12 +81,14 @@ class Reads:
         ]
         texts = [piece.text for piece in page.pieces]
         size = RUN.size * len(runs) + sum(map(len, texts))
-        epoch = self._broker.epoch(read.queue_id)
         header = (
-            f" ok --read epoch={epoch} runs={len(runs)} rows={page.rows}"
+            f" ok --read epoch={self._epoch(read)} runs={len(runs)} rows={page.rows}"
             f" next={page.next_seq} bytes={size}\n"
         )
         return b"".join([read.request_id, header.encode(), *runs, *texts])
+
+    def _epoch(self, read: Read) -> str:
+        return self._broker.facts.epoch_of(read.queue_id)
 
     def _lines(self, read: Read, page: Page) -> bytes:
         queue = self._broker.queues.get(read.queue)
