@@ -5,6 +5,7 @@ The one rule: what is in a lake is counted by pyarrow and by Spark alike.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -138,6 +139,29 @@ def test_a_queue_made_anew_is_archived_from_its_beginning(
     assert keys(lake) == sorted(f"m{n}" for n in range(20))
 
 
+def test_a_queue_made_anew_before_the_trim_is_archived_whole(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    trims: list[Any] = []
+    trim = QueueReader.trim
+
+    def trim_too_late(reader: QueueReader, *told: Any) -> None:
+        if not trims:
+            with connect_blocking(mqks_broker.url) as client:
+                client.delete_queue("clicks")
+            subscribe(mqks_broker)
+            publish(mqks_broker, some(10, 5))
+        trims.append(told)
+        trim(reader, *told)
+
+    monkeypatch.setattr(QueueReader, "trim", trim_too_late)
+    run(spark, mqks_broker, lake)
+
+    assert keys(lake) == sorted(f"m{n}" for n in range(15))
+
+
 def test_archive_goes_on_until_it_is_stopped(
     spark: "SparkSession", mqks_broker: Broker, lake: Path
 ) -> None:
@@ -265,6 +289,22 @@ def test_report_of_a_queue_and_of_its_lake(
     assert sum(windows["messages"].to_pylist()) == 45
 
 
+def test_a_time_that_is_none_is_passed_over(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    odd = ["NaN", "Infinity", "-Infinity", 1e300, -1e300, -5, "9" * 400, "", None, {}]
+    subscribe(mqks_broker)
+    rows = [(f"m{n}", "rare", json.dumps({"sent": told})) for n, told in enumerate(odd)]
+    publish(mqks_broker, [*rows, sent(99, "rare", 10, "s")])
+    found = report(
+        waiting(spark, "clicks", mqks_broker.url), title="t", window_s=1, sent_field="sent"
+    )
+
+    [delay] = found.delays
+    assert (delay.messages, 9 < delay.p50 == delay.most < 40) == (1, True)
+    assert "rare" in page(found)
+
+
 def test_windows_have_a_limit(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
     from pyspark.sql import functions as F
 
@@ -363,6 +403,30 @@ def test_replay_publishes_each_message_once_and_in_order(
         list(Replay(**options, events="rare").run(spark, Event()))
 
 
+def test_a_replay_of_many_parts_keeps_the_order(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(mqks_broker)
+    data = "x" * 1000
+    for n in range(0, 40, 5):  # Arrivals at several times: a part holds what came at one whole.
+        publish(mqks_broker, [(f"m{m}", "rare", f"{m}{data}") for m in range(n, n + 5)])
+    run(spark, mqks_broker, lake)
+    subscribe(mqks_broker, "copy")
+    sent_at_once: list[int] = []
+    publish_all = Publisher.publish
+
+    def publish_some(publisher: Publisher, ids: Any, events: Any, values: Any) -> None:
+        sent_at_once.append(len(ids))
+        publish_all(publisher, ids, events, values)
+
+    monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 8_000)
+    monkeypatch.setattr(Publisher, "publish", publish_some)
+    list(Replay(lake=lake, server=Server(url=mqks_broker.url)).run(spark, Event()))
+
+    assert [row[2] for row in waits(mqks_broker, "copy")] == [f"{n}{data}" for n in range(40)]
+    assert max(sent_at_once) < 40
+
+
 def test_a_replay_that_forgot_where_it_was_doubles_nothing(
     spark: "SparkSession", mqks_broker: Broker, lake: Path
 ) -> None:
@@ -457,6 +521,23 @@ def test_report_as_a_command(
 
 
 # ----------------------------------------------------------------------------------------- kills
+
+
+@pytest.mark.slow
+def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: Path) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    flags = ["--url", mqks_broker.url, "--interval", "0.2", "--batch", "10"]
+    job = kills.Job(tmp_path / "log", "archive", "clicks", str(tmp_path / "lake"), *flags)
+    kills.wait_for("a batch", lambda: job.told or not job.is_running())
+    driver = job.process.pid
+    for child in Path(f"/proc/{driver}/task/{driver}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    publish(mqks_broker, some(10, 10))
+
+    assert job.process.wait(kills.LIMIT_S) == 70
+    assert (tmp_path / "log").read_text().endswith("Spark's process of Java is gone\n")
+    assert len(waits(mqks_broker)) == 10, "nothing is trimmed that is not in the lake"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ The one rule: a lake is read back with pyarrow as any program would read it.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,27 @@ def test_files_show_when_they_have_waited_or_are_large(
     assert len(shown(tmp_path)) == 3
 
 
+def test_a_clock_that_is_put_back_keeps_nothing_from_showing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Lake(tmp_path) as lake:
+        for age_s in (0, 60):
+            put(lake, range(10))
+            before_s = time.time() - 3600
+            with monkeypatch.context() as patch:
+                patch.setattr("mqks.pipeline.lake.time.time", lambda: before_s)  # noqa: B023
+                assert roll(lake, age_s) == 0
+
+
+def test_the_names_of_a_new_lake_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("mqks.pipeline.lake._sync", synced.append)
+    with Lake(tmp_path / "a" / "lake"):
+        assert {tmp_path, tmp_path / "a", tmp_path / "a" / "lake"} <= set(synced)
+
+
 def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
     with Lake(tmp_path) as lake:
         for n in range(5):
@@ -242,6 +264,40 @@ def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> N
     assert sorted(table["offset"].to_pylist()) == list(range(20 * DELTA_COMPACTION))
     assert set(table["event"].to_pylist()) == {"e1", "ö%/ü"}
     assert len(delta_table(tmp_path).file_uris()) < 2 * DELTA_COMPACTION
+
+
+def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None:
+    with DeltaLake(tmp_path) as lake:
+
+        def commit(first: int, value: Any) -> None:
+            data = pa.array([{"n": value}] * 2)
+            rows = batch(range(first, first + 2)).append_column("data", data)
+            lake.commit("q", "x-1", first + 2, stage(lake.staging, [rows]))
+
+        commit(0, 1)
+        with pytest.raises(LakeUnfit, match="data"):
+            commit(2, "text")
+        assert lake.next("q", "x-1") == 2
+        commit(2, 3)
+        put(lake, range(4, 6))
+    data = delta_table(tmp_path).to_pyarrow_table().sort_by("offset")["data"].to_pylist()
+
+    assert data == [{"n": 1}, {"n": 1}, {"n": 3}, {"n": 3}, None, None]
+
+
+def test_what_delta_has_merged_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    with DeltaLake(tmp_path) as lake:
+        for n in range(DELTA_COMPACTION):
+            put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
+        monkeypatch.setattr("mqks.pipeline.lake._sync", synced.append)
+        roll(lake, 60)
+    [merged] = map(Path, delta_table(tmp_path).file_uris())
+    log = {tmp_path / "_delta_log" / f"{DELTA_COMPACTION + 1:020}.json", tmp_path / "_delta_log"}
+
+    assert {merged, merged.parent, *log} <= set(synced)
 
 
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reading a queue as a log: what comes as columns, what is missed, what breaks in between."""
 
 import pickle
+import socket
 import ssl
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -271,6 +272,31 @@ def test_behind_tls(mqks_broker: Broker, tmp_path: Path) -> None:
             pytest.raises(ssl.SSLCertVerificationError),
         ):
             log.range()
+
+
+def test_any_number_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RETRY_MAX_S", 0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # And does not listen.
+        server = Server(url=f"mqks://127.0.0.1:{nobody.getsockname()[1]}", retries=1100)
+        with QueueReader(None, "q", server=server) as log, pytest.raises(ConnectionRefusedError):
+            log.range()
+
+
+def test_a_trim_is_for_one_epoch(mqks_broker: Broker) -> None:
+    with mqks.connect_blocking(mqks_broker.url) as client, QueueReader(mqks_broker.url, "q") as log:
+        client.subscribe("q", ["e"])
+        client.publish_many([("e", "old")] * 3)
+        before = log.range()
+        client.delete_queue("q")
+        client.subscribe("q", ["e"])
+        client.publish_many([("e", "new")] * 3)
+        with pytest.raises(RequestFailed):
+            log.trim(before.next, before.epoch)
+        after = log.range()
+        assert (after.first, after.next) == (1, 4)
+        log.trim(3, after.epoch)
+        assert log.range().first == 3
 
 
 def test_numbers_seen_survive_a_kill(mqks_broker_process: BrokerProcess) -> None:

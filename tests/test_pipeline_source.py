@@ -134,6 +134,9 @@ def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None
         {"url": "http://h"},
         {"startingOffsets": "first"},
         {"startingOffsets": "-5"},
+        {"startingOffsets": "true"},
+        {"startingOffsets": '{"epoch": "", "offset": -1}'},
+        {"startingOffsets": '{"q": {"0": true}}'},
         {"startingOffsets": '{"other": {"0": 5}}'},
         {"startingOffsets": '{"q": {"1": 5}}'},
         {"startingOffsets": '{"q": {"0": -3}}'},
@@ -144,6 +147,14 @@ def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None
 def test_bad_values_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(BadOption):
         read_options({"queue": "q"} | options if options else {})
+
+
+def test_where_the_server_is_gets_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQKS_URL", "mqks://somewhere:1")
+    told = pickle.dumps(read_options({"queue": "q"}))
+    monkeypatch.delenv("MQKS_URL")  # A task on another machine.
+
+    assert pickle.loads(told).server.url == "mqks://somewhere:1"
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,10 @@ def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[Spa
     except OSError as error:
         raise JobFailed(str(error)) from None
     finally:
-        spark.stop()
+        try:
+            spark.stop()
+        except (Py4JError, OSError):  # Then whatever was said before followed from that.
+            raise JobFailed("Spark's process of Java is gone") from None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 BATCH_MESSAGES = 1_000_000
 INTERVAL_S = 10.0
+IDLE_S = 0.05
+"""Between two looks at a queue with nothing new, at least."""
 ROLL_S = 300.0
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
@@ -159,7 +161,7 @@ class Archive:
                 return
             short = not self.once and end - start < self.batch_messages
             if end <= start or (short and time.monotonic() < waited_until):
-                stop.wait(min(1.0, self.interval_s))
+                stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
                 roll(self.roll_s)
                 log = reader.range()
                 continue

@@ -234,7 +234,11 @@ class Lake:
         self._state: dict[str, Any] = {"queues": {}, "waiting": [], "moves": []}
 
     def __enter__(self) -> Self:
+        made = [self.control, *self.control.parents]
+        made = made[: [path.exists() for path in made].index(True)]
         self.control.mkdir(parents=True, exist_ok=True)
+        for path in made:  # Or all of the lake is gone with the name of a directory around it.
+            _sync(path.parent)
         self._lock = (self.control / "lock").open("wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -304,12 +308,13 @@ class Lake:
         places: dict[str, list[Waiting]] = {}
         for file in self._waiting():
             places.setdefault(file.directory, []).append(file)
-        since_s = time.time() - age_s
+        now_s = time.time()
         due = {
             place: files
             for place, files in places.items()
             if sum(file.bytes for file in files) >= SMALL_BYTES
-            or min(file.since_s for file in files) <= since_s
+            # What waits since the future was committed before the clock was put back.
+            or not now_s - age_s < min(file.since_s for file in files) <= now_s
         }
         if due:
             merged = run([[file.name for file in files] for files in due.values()])
@@ -375,6 +380,7 @@ class DeltaLake(Lake):
         files = list(files)
         own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
         schema = pa.schema([*own, ("date", pa.date32()), ("event", pa.string())])
+        self._check(own)
         self._place((file.name, file.directory) for file in files)
         if self._table is None:
             self._table = DeltaTable.create(self.path, schema, partition_by=["date", "event"])
@@ -400,6 +406,20 @@ class DeltaLake(Lake):
         self._table.update_incremental()
         self._sync_log()
 
+    def _check(self, own: pa.Schema) -> None:
+        """One file whose payloads have another type, and nobody can read the table any more."""
+        from deltalake import Schema
+
+        if self._table is None:
+            return
+        types = {field.name: field.type for field in self._table.schema().fields}
+        for field in Schema.from_arrow(own).fields:
+            if types.get(field.name, field.type) != field.type:
+                raise LakeUnfit(
+                    f"{self.path}: the column {field.name} of this table has another type:"
+                    " archive into another one"
+                )
+
     def roll(self, run: Merge, age_s: float) -> int:
         """Nothing waits: a table's files can be replaced under its readers."""
         from deltalake import WriterProperties
@@ -407,15 +427,20 @@ class DeltaLake(Lake):
         # Compactions are versions, too, so that the next one is some commits away.
         version = self._table.version() if self._table is not None else 1
         if age_s and version and version % DELTA_COMPACTION == 0:
+            before = set(self._table.file_uris())
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
+            merged = [Path(file) for file in set(self._table.file_uris()) - before]
+            for name in {*merged, *(file.parent for file in merged)}:
+                _sync(name)
             self._table.vacuum(dry_run=False)
-            self._sync_log()
+            self._sync_log(version + 1)
         return 0
 
-    def _sync_log(self) -> None:
+    def _sync_log(self, first: int | None = None) -> None:
         """The broker forgets what the table has: the log must be on the disk before that."""
-        log = self.path / "_delta_log"
-        for entry in (log / f"{self._table.version():020}.json", log, self.path):
+        log, last = self.path / "_delta_log", self._table.version()
+        entries = range(last if first is None else first, last + 1)
+        for entry in (*(log / f"{number:020}.json" for number in entries), log, self.path):
             _sync(entry)
 
 

@@ -5,6 +5,7 @@ The one rule: an option that would do nothing is refused, and no message holds a
 
 import difflib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -30,7 +31,7 @@ READ_OPTIONS = (
     *("minPartitions", "fetchSize", "failOnDataLoss"),
 )
 WRITE_OPTIONS = (*_SERVER, "topic")
-_SPARKS_OWN = ("checkpointLocation",)
+_SPARKS_OWN = ("checkpointLocation", "queryName")
 """What Spark hands on to a sink although it is for Spark alone."""
 
 Offset = str | int
@@ -131,12 +132,13 @@ def _server(given: Mapping[str, str]) -> Server:
 
 
 def _url(given: Mapping[str, str]) -> str | None:
-    """One URL from what was told apart; None where nothing was, which leaves it to MQKS_URL."""
+    """One URL from what was told apart; None where neither that nor MQKS_URL says anything."""
     apart = [name for name in ("host", "port", "token", "user", "password", "tls") if name in given]
     if "url" in given or not apart:
         if apart:
             raise BadOption(f"the option url says it all, so {apart[0]} has no place beside it")
-        url = given.get("url")
+        # Read here, where the query is planned: on a cluster the tasks have other variables.
+        url = given.get("url") or os.environ.get("MQKS_URL")
     else:
         credentials = ""
         if "token" in given:
@@ -169,13 +171,15 @@ def _place(given: Mapping[str, str], name: str, queue: str) -> Place | None:
         return Place(text.lower())
     try:
         match json.loads(text):
+            case bool():
+                pass
             case int() as number if number >= 0:
                 return Place(number)
-            case {"epoch": str() as epoch, "offset": int() as number}:
+            case {"epoch": str() as epoch, "offset": int() as number} if number >= 0:
                 return Place(number, epoch)
             case dict() as queues if list(queues) == [queue] and list(queues[queue]) == ["0"]:
                 number = queues[queue]["0"]
-                if isinstance(number, int) and number >= -2:
+                if type(number) is int and number >= -2:
                     return Place({-2: EARLIEST, -1: LATEST}.get(number, number))
     except (ValueError, TypeError):
         pass

@@ -33,8 +33,8 @@ from mqks.pipeline.wire import Server
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PART_MESSAGES = 200_000
-"""Sorted and held in memory at a time."""
+PART_MESSAGES, PART_BYTES = 200_000, 64 * 1024 * 1024
+"""Sorted and held in memory at a time, about: Spark refuses to bring a part of 1 GB here."""
 SAVE_MESSAGES, SAVE_S = 100_000, 1.0
 """After so many messages or seconds it is written down how far the replay is. What comes between
 must stay far below the server's `once_ids_max`."""
@@ -85,11 +85,12 @@ class Replay:
         """
         done, last = self._load()
         left = _behind(self.rows(spark), last)
-        total = done + left.count()
+        count, parts = _size(left)
+        total = done + count
         saved, saved_s = done, time.monotonic()
         pace = _Pace(self.speed, stop)
         with Publisher(self.server) as publisher:
-            for part in pace.due(_in_order(left, self.name, total - done)):
+            for part in pace.due(_in_order(left, self.name, parts)):
                 publisher.publish(part["id"], part["event"], part["value"])
                 done += len(part)
                 last = {name: part[name][-1].as_py() for name in _ORDER}
@@ -172,9 +173,17 @@ def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
     return rows.where(F.struct(*_ORDER) > F.struct(*(place[name].alias(name) for name in _ORDER)))
 
 
-def _in_order(rows: "DataFrame", name: str, count: int) -> Iterator[pa.RecordBatch]:
+def _size(rows: "DataFrame") -> tuple[int, int]:
+    """How many there are, and in how many parts they fit into memory."""
+    from pyspark.sql import functions as F
+
+    sums = rows.agg(F.count("*"), F.coalesce(F.sum(F.length("value")), F.lit(0)))
+    [(count, size)] = sums.collect()
+    return count, max(1, -(-count // PART_MESSAGES), -(-size // PART_BYTES))
+
+
+def _in_order(rows: "DataFrame", name: str, parts: int) -> Iterator[pa.RecordBatch]:
     """Sorted by Spark and brought here part by part, as record batches that no one unpacks."""
-    parts = max(1, -(-count // PART_MESSAGES))
     ordered = rows.select("topic", "value", *_ORDER).repartitionByRange(parts, *_ORDER)
     packed = ordered.sortWithinPartitions(*_ORDER).mapInArrow(partial(_pack, name), "batch binary")
     for row in packed.toLocalIterator(prefetchPartitions=True):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WINDOWS_S = (1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800)
 """What is chosen from when no window is given: the first that makes at most so many windows."""
 WINDOWS_WANTED, WINDOWS_MAX = 72, 10_000
+SENT_MAX_S = 253_402_300_800
+"""The year 10000: payloads that tell a time beyond, or before 1970, tell none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +205,13 @@ def _sent_s(field: str) -> "Column":
 
     text = F.get_json_object(F.col("value").cast("string"), f"$.{field}")
     number = text.try_cast("double")
-    return (
+    sent_s = (
         F.when(number >= 1e14, number / 1e6)
         .when(number >= 1e11, number / 1e3)
         .when(number.isNotNull(), number)
         .otherwise(_us(text.try_cast("timestamp")) / 1e6)
     )
+    return F.when(sent_s.between(0, SENT_MAX_S), sent_s)  # NaN is above every number.
 
 
 def _us(timestamp: "Column") -> "Column":

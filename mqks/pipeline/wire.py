@@ -159,7 +159,7 @@ class Connection:
                 self.close()
                 if attempt == retries:
                     raise
-                delay_s = min(RETRY_MAX_S, RETRY_MIN_S * 2**attempt)
+                delay_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(attempt, 64))
                 _log.warning("connecting to the server again in %g s: %s", delay_s, error)
                 time.sleep(delay_s)
             except BaseException:
