@@ -1,6 +1,5 @@
 """A backup, made of a server under load, is whole; one that is not made whole has no name."""
 
-import os
 import shutil
 import signal
 import sqlite3
@@ -25,10 +24,8 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MQKS_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What is exported from one server is imported into another, and nothing is half imported."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ Row = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MQKS_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Database files seen from outside: whole ones, served ones, and damaged ones as far as they go."""
 
 import json
-import os
 import re
 import sqlite3
 import sys
@@ -25,10 +24,8 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MQKS_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

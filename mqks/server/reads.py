@@ -44,9 +44,8 @@ class Reads:
             self._wanted = anyio.Event()
             waiting, self._waiting = self._waiting, []
             for connection in waiting:
-                if connection.closed or connection.expelled:
-                    continue
-                if connection.blocked or not connection.reads:
+                gone = connection.closed or connection.expelled
+                if gone or connection.blocked or not connection.reads:
                     continue  # Who is blocked comes again when it is not.
                 answer = await self._answer(connection.reads[0])
                 connection.reads.popleft()
