@@ -79,17 +79,19 @@ class Load:
         self.acked: list[bytes] = []
         self.asked: list[bytes] = []
         """Acks that were sent, confirmed or not."""
-        self._stopping = threading.Event()
         self._address = address
-        self._threads = [threading.Thread(target=run) for run in (self._publish, self._ack)]
+        self._threads = []
+        for run in (self._publish, self._ack):
+            stopping = threading.Event()
+            self._threads.append((threading.Thread(target=run, args=[stopping]), stopping))
         with LineClient(address) as client:
             assert client.ask(b"s subscribe --confirm q e") == b"s ok "
             assert client.ask(b"s subscribe --confirm kept e") == b"s ok "
 
-    def _publish(self) -> None:
+    def _publish(self, stopping: threading.Event) -> None:
         with LineClient(self._address) as client:
             number = 0
-            while not self._stopping.is_set():
+            while not stopping.is_set():
                 batch = [b"m%d" % each for each in range(number, number + 20)]
                 number += 20
                 client.send(
@@ -99,10 +101,10 @@ class Load:
                     assert client.line() == message + b" ok "
                     self.confirmed.append(message)
 
-    def _ack(self) -> None:
+    def _ack(self, stopping: threading.Event) -> None:
         with LineClient(self._address) as client:
             client.send(b"c consume q --manual-ack\n")
-            while not self._stopping.is_set():
+            while not stopping.is_set():
                 message = client.line().split(b" ")[2]
                 client.send(b"%b ack --confirm c %b\n" % (message, message))
                 self.asked.append(message)
@@ -114,13 +116,14 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        for thread in self._threads:
+        """The acks stop first: with the publishes at an end, they would wait for a message."""
+        for thread, _ in self._threads:
             thread.start()
         try:
             yield
         finally:
-            self._stopping.set()
-            for thread in self._threads:
+            for thread, stopping in reversed(self._threads):
+                stopping.set()
                 thread.join(WAIT_S)
 
     def until(self, confirmed: int) -> None:
