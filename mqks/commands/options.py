@@ -52,6 +52,12 @@ def data_as_text(data: bytes) -> dict[str, str]:
         return {"data_base64": b64encode(data).decode()}
 
 
+def tell_count(count: int, done: str, as_json: bool) -> None:
+    """What was done to how many messages."""
+    told = f"{count} message{'' if count == 1 else 's'} {done}"
+    typer.echo(json.dumps({done: count}) if as_json else told)
+
+
 def table(
     rows: Iterable[Row], columns: Sequence[str], *, as_json: bool = False, cut: str = ""
 ) -> None:

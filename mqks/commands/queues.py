@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import Url, Yes, confirm, printable
+from mqks.commands.options import AsJson, Url, Yes, confirm, printable, tell_count
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
@@ -58,11 +58,17 @@ def rebind(
         )
 
 
-def purge(queue: Queue, url: Url = None, yes: Yes = False, timeout: Timeout = 30.0) -> None:
+def purge(
+    queue: Queue,
+    url: Url = None,
+    yes: Yes = False,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
     """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
     confirm(f"Drop all messages that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        client.request("purge", "--confirm", queue)
+        tell_count(client.purge(queue), "purged", as_json)
 
 
 def trim(
@@ -71,11 +77,12 @@ def trim(
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Drop the messages that wait in a queue below a number."""
     confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        client.request("trim", "--confirm", queue, str(seq))
+        tell_count(client.trim(queue, seq), "trimmed", as_json)
 
 
 def delete_queue(
