@@ -161,12 +161,13 @@ def errors(
 ) -> list[Row]:
     """The last ones, or those that came after one. Only administrators are told others' errors."""
     sees_all = viewer.permissions is None or viewer.permissions.admin
+    wanted, last = error_id and _text(error_id), _text(after)
     found = sorted(
         record
         for record in broker.last_errors
         if (sees_all or record.user == viewer.user)
-        and (error_id is None or record.id == _text(error_id))
-        and record.id > _text(after)
+        and wanted in (None, record.id)
+        and record.id > last
     )
     return [
         {
