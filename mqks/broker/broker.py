@@ -9,6 +9,8 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
@@ -105,6 +107,9 @@ class Broker:
         self.disk_full = False
         """While true, publishes are refused."""
 
+        self.chunk_s = inf
+        """How long a chunk may take, about; the server sets it."""
+        self._chunk_end_s = inf
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.users = Users([], b"")
@@ -192,8 +197,13 @@ class Broker:
     # -- the way of a chunk
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes; `connection.expelled` tells afterwards
-        whether it must be closed."""
+        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
+        whether it must be closed, and `connection.overrun` whether this is to be called again, be
+        it with nothing more."""
+        self._chunk_end_s = monotonic() + self.chunk_s
+        if connection.overrun:
+            data = b"".join([*(connection.kept or ()), data])
+            connection.kept, connection.overrun = None, False
         start = 0
         while connection.permissions is STRANGER and connection.kept is None and start < len(data):
             # Line by line: the next one may be meant for a user.
@@ -234,6 +244,11 @@ class Broker:
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
 
+    def _break_off(self, connection: Connection, lines: Iterator[bytes]) -> None:
+        """Others have their turn before the rest."""
+        connection.kept, connection.overrun = [], True
+        self._keep(connection, lines)
+
     @staticmethod
     def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
         """Keep these lines as they came, one carriage return aside that is dropped again."""
@@ -241,13 +256,15 @@ class Broker:
         connection.kept += [line + b"\r\n" for line in lines]
 
     def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
+        """One plain loop over the lines of a chunk. Publishes to the same queues, and acks to one
         consumer, gather until something else comes, and are then done in one go.
 
         `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
         does not gather: `_request` finds the words for it.
         """
+        chunk_end_s, outbox_bytes_max = self._chunk_end_s, self.settings.outbox_bytes_max
         event = acker = NOTHING
+        queues = NOWHERE
         middle = b""
         ids: list[bytes] = []
         bodies: list[bytes] = []
@@ -280,9 +297,14 @@ class Broker:
                         or permissions.may_publish(argument)
                     )
                 ):
-                    self._gathered(event, acker, ids, bodies)
+                    routes = self.bindings.routes.get(argument, NOWHERE)
+                    if event is NOTHING or routes != queues:
+                        self._gathered(event, acker, ids, bodies)
+                        ids, bodies = [], []
+                        if monotonic() > chunk_end_s:
+                            self._break_off(connection, lines)
                     event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
-                    ids, bodies = [], []
+                    queues = routes
                 if argument == event and request_id:
                     if confirm:
                         confirms.append(request_id)
@@ -307,6 +329,8 @@ class Broker:
                         self._gathered(event, acker, ids, bodies)
                         event, acker = NOTHING, argument
                         ids, bodies = [], []
+                        if monotonic() > chunk_end_s:
+                            self._break_off(connection, lines)
                     ids.append(rest)
                     if confirm:
                         others.append(request_id)
@@ -321,6 +345,8 @@ class Broker:
                     (confirms if request.action == b"publish" else others).append(request.id)
                 if connection.kept is not None:
                     self._keep(connection, lines)
+                elif monotonic() > chunk_end_s or connection.outbox_bytes > outbox_bytes_max:
+                    self._break_off(connection, lines)
         self._gathered(event, acker, ids, bodies)
         if confirms or others:
             self.pending.confirmed += len(confirms)
@@ -349,7 +375,7 @@ class Broker:
             self._refuse(connection, line, failure)
             return None
         # What must be verified first, or was refused, is not confirmed now.
-        return request if connection.kept is None else None
+        return None if connection.awaits_login else request
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -369,7 +395,7 @@ class Broker:
                 failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: with its traceback it would keep what was sent.
-            connection.kept, connection.expelled = [], True
+            connection.kept, connection.overrun, connection.expelled = [], False, True
 
     def expel(self, connection: Connection, reason: str) -> None:
         """Have a connection closed for what no single request has done."""
