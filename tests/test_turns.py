@@ -14,6 +14,8 @@ MIB = 1024 * 1024
 LINES = [
     b"p%d publish e x",
     b"p%d publish f y",
+    b"p%d publish g y",
+    b"p%d publish nowhere y",
     b"p%d publish --confirm e x",
     b"p%d publish --once f y",
     b" publish e %d",
@@ -38,16 +40,17 @@ def replies_of(chunks: list[bytes], chunk_s: float = inf) -> tuple[list[bytes], 
     """Confirms, whose order is free, other replies, and where all has come to."""
     world = BareWorld(line_bytes_max=100)
     world.broker.chunk_s = chunk_s
-    for name in ("k", "c", "d", "watcher"):
+    for name in ("k", "c", "d", "g", "watcher"):
         world.connect(name)
     world.send("c", b"c consume q e --manual-ack\n")
     world.send("d", b"d consume r e f --manual-ack\n")
+    world.send("g", b"g consume s g\n")
     for chunk in chunks:
         world.send("k", chunk)
     lines = world.received("k").splitlines(keepends=True)
     confirms = [line for line in lines if line.endswith(b" ok \n")]
     world.send("watcher", b"s stats\nq stats queues\nu stats unacked\nb stats bindings\n")
-    state = b"".join(world.received(name) for name in ("c", "d", "watcher"))
+    state = b"".join(world.received(name) for name in ("c", "d", "g", "watcher"))
     return sorted(confirms), [line for line in lines if line not in confirms], state
 
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
@@ -19,6 +18,7 @@ from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
+from mqks.broker.gathering import Gathering
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
@@ -86,6 +86,7 @@ class Broker:
         self.connections: dict[int, Connection] = {}
         self.queues: dict[bytes, Queue] = {}
         self.bindings = Bindings(settings.bindings_per_queue_max)
+        self._gathering = Gathering(self.bindings, self.publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
@@ -109,6 +110,8 @@ class Broker:
 
         self.chunk_s = inf
         """How long a chunk may take, about; the server sets it."""
+        self.stopwatch = clock
+        """It must go on within a turn of the event loop, which not every loop's clock does."""
         self._chunk_end_s = inf
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
@@ -200,7 +203,7 @@ class Broker:
         """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
         whether it must be closed, and `connection.overrun` whether this is to be called again, be
         it with nothing more."""
-        self._chunk_end_s = monotonic() + self.chunk_s
+        self._chunk_end_s = self.stopwatch() + self.chunk_s
         if connection.overrun:
             data = b"".join([*(connection.kept or ()), data])
             connection.kept, connection.overrun = None, False
@@ -256,18 +259,20 @@ class Broker:
         connection.kept += [line + b"\r\n" for line in lines]
 
     def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes to the same queues, and acks to one
-        consumer, gather until something else comes, and are then done in one go.
+        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
+        until something else comes, and are then done in one go.
 
         `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
         does not gather: `_request` finds the words for it.
         """
-        chunk_end_s, outbox_bytes_max = self._chunk_end_s, self.settings.outbox_bytes_max
+        now, chunk_end_s = self.stopwatch, self._chunk_end_s
+        outbox_bytes_max = self.settings.outbox_bytes_max
+        gathering = self._gathering
         event = acker = NOTHING
-        queues = NOWHERE
         middle = b""
         ids: list[bytes] = []
         bodies: list[bytes] = []
+        acked: list[bytes] = []
         confirms: list[bytes] = []
         others: list[bytes] = []
         for line in lines:
@@ -297,14 +302,13 @@ class Broker:
                         or permissions.may_publish(argument)
                     )
                 ):
-                    routes = self.bindings.routes.get(argument, NOWHERE)
-                    if event is NOTHING or routes != queues:
-                        self._gathered(event, acker, ids, bodies)
-                        ids, bodies = [], []
-                        if monotonic() > chunk_end_s:
-                            self._break_off(connection, lines)
-                    event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
-                    queues = routes
+                    if acked:
+                        self.ack(acker, acked)
+                        acker, acked = NOTHING, []
+                    _, ids, bodies = gathering.lane(argument)
+                    event, middle = argument, b" event=" + argument + b" "
+                    if now() > chunk_end_s:
+                        self._break_off(connection, lines)
                 if argument == event and request_id:
                     if confirm:
                         confirms.append(request_id)
@@ -326,39 +330,37 @@ class Broker:
                     )
                 ):
                     if argument != acker:
-                        self._gathered(event, acker, ids, bodies)
-                        event, acker = NOTHING, argument
-                        ids, bodies = [], []
-                        if monotonic() > chunk_end_s:
+                        self._flush(acker, acked)
+                        event, acker, acked = NOTHING, argument, []
+                        if now() > chunk_end_s:
                             self._break_off(connection, lines)
-                    ids.append(rest)
+                    acked.append(rest)
                     if confirm:
                         others.append(request_id)
                     continue
-            if ids:
-                self._gathered(event, acker, ids, bodies)
-                ids, bodies = [], []
-            event = acker = NOTHING
+            self._flush(acker, acked)
+            event, acker, acked = NOTHING, NOTHING, []
             if line:
                 request = self._request(connection, line)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
                 if connection.kept is not None:
                     self._keep(connection, lines)
-                elif monotonic() > chunk_end_s or connection.outbox_bytes > outbox_bytes_max:
+                elif now() > chunk_end_s or connection.outbox_bytes > outbox_bytes_max:
                     self._break_off(connection, lines)
-        self._gathered(event, acker, ids, bodies)
+        self._flush(acker, acked)
         if confirms or others:
             self.pending.confirmed += len(confirms)
             confirms += others
             connection.unconfirmed += len(confirms)
             self.pending.confirms.append((connection, confirms))
 
-    def _gathered(self, event: bytes, acker: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        if bodies:
-            self.publish(event, ids, bodies)
-        elif ids:
-            self.ack(acker, ids)
+    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
+        """Do what has gathered: it is either the one or the other."""
+        if acked:
+            self.ack(acker, acked)
+        else:
+            self._gathering.flush()
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """One request off the fast path; None is one that failed. The one place where an error

@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -603,7 +604,7 @@ async def serve(
             new_error_id=ErrorIds(),
             on_error=errors,
         )
-        broker.chunk_s = CHUNK_S
+        broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
         broker.users = users
