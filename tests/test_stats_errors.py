@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,3 +95,13 @@ def test_a_restart_forgets_none(tmp_path: Path) -> None:
         assert told(client) == before
         client.ask(b"r dance")
         assert [row["request_id"] for row in told(client)] == ["\udcff0", "\udcff1", "\udcff2", "r"]
+
+
+def test_errors_that_cannot_be_read_keep_no_server_from_starting(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server:
+        assert server.stop() == 0
+    with closing(sqlite3.connect(tmp_path / "mqks.db")) as file:
+        file.execute("drop table error")
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        assert client.ask(b"st stats errors") == b"st ok []"
+        assert "the last errors can't be read" in server.log

@@ -111,7 +111,7 @@ def _told(error: MqksError) -> str:
     error_id = getattr(error, "error_id", None)
     if error_id is None:
         return str(error)
-    [reason] = getattr(error, "__notes__", None) or [inspect.reason_of(error_id)]
+    reason = (getattr(error, "__notes__", None) or [inspect.reason_of(error_id)])[0]
     if reason:
         return f"{error}: {reason}"
     return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"
