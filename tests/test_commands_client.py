@@ -549,7 +549,7 @@ def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "ping", "--url", "http://example.org")
 
     assert (code, out) == (78, "")
-    assert err == "mqks: the URL starts with 'http' instead of mqks, mqkss or mqks+unix\n"
+    assert err == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://\n"
 
 
 def test_ping(mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:

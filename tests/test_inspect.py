@@ -437,7 +437,7 @@ def test_what_is_not_there_is_told_in_one_line(
         ("messages none", 65, f"{url[7:]}: there is no queue none"),
         (f"errors --url {url} --db none.db", 65, "none.db: no such file"),
         ("queues --url mqks://127.0.0.1:1", 69, "no server at 127.0.0.1:1: Connection refused"),
-        ("queues --url http://x", 78, "the URL starts with 'http'"),
+        ("queues --url http://x", 78, "the URL must start with mqks://"),
         ("queue --", 64, ""),
     ]:
         found, out, err = run(capsys, *command.split())

@@ -178,7 +178,7 @@ def test_a_list(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     }
     header, *lines = run(capsys, "list", "--users", path)[1].splitlines()
     assert header.split() == list(rows[0])
-    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "**", "no", "no"]
+    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "-", "**", "no", "no"]
 
 
 def test_a_user_that_goes(capsys: pytest.CaptureFixture[str], path: Path) -> None:
