@@ -1,7 +1,8 @@
 """The command line.
 
 The one rule: a command parses, calls one function and prints; what goes wrong is raised as an
-`MqksError` and becomes one line on stderr and an exit code here, and nowhere else.
+`MqksError`, or by the system as an `OSError`, and becomes one line on stderr and an exit code here,
+and nowhere else.
 """
 
 import os
