@@ -37,8 +37,6 @@ Row = Mapping[str, Any]
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 PAGE_ROWS, PAGE_CHARACTERS = 1000, 1 << 20
 """What is printed at a time, so that much to tell neither waits nor fills the memory."""
-
-
 FOLDED_TEXT, FOLDED_HEADER = 10, 6
 """Characters to which a ruled table narrows its columns; with less room rows are told singly."""
 
@@ -140,12 +138,13 @@ def _ruled(
     columns: Sequence[str], cells: list[list[str]], right: Sequence[bool], cut: int | None
 ) -> None:
     from rich import get_console  # here, so that --help need not load them
+    from rich.cells import cell_len
     from rich.table import Column, Table
     from rich.text import Text
 
     console = get_console()
     room = console.width - 3 * len(columns) - 1
-    lengths = [[len(cell) for cell in column] for column in zip(columns, *cells, strict=True)]
+    lengths = [list(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
     widths = list(map(max, lengths))
     # Numbers stay whole, while headings and text may be folded.
     least = [
