@@ -395,6 +395,18 @@ def test_a_reader_that_goes_ends_it_quietly(shell: Shell) -> None:
     assert left.issuperset(range(written, len(lines))), "what was not written is still there"
 
 
+def test_a_reader_that_is_not_there_ends_anything_quietly(shell: Shell) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell.environ.pop("PYTHONUNBUFFERED", None)  # What is buffered is written at the very end.
+
+    with os.fdopen(writer, "wb") as gone:
+        for words in (["eval", "1"], ["export"], ["inspect", "stats"], ["ping"]):
+            with shell.start(*words, stdout=gone) as process:
+                assert process.communicate(timeout=WAIT_S)[1] == b""
+            assert process.returncode == 1
+
+
 def test_head_ends_it_although_no_more_messages_come(shell: Shell) -> None:
     fill(shell, 1)
     command = f"{sys.executable} -m mqks consume q | head -1"
@@ -482,6 +494,26 @@ def test_the_life_of_a_queue(
         assert value("sorted(state.queues)") == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["purge", "q e"],
+        ["trim", "q 9", "9"],
+        ["requeue", "c --all", "m"],
+        ["requeue", "c", "m --all"],
+        ["delete-queue", "q --when-unused"],
+    ],
+    ids=" ".join,
+)
+def test_a_name_is_one_word(
+    mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, out, err = run(capsys, *words, "--url", mqks_broker_process.url)
+
+    assert (code, out) == (65, "")
+    assert " is no name: " in err
+
+
 # ------------------------------------------------------------------------------ no server, errors
 
 
@@ -549,7 +581,7 @@ def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "ping", "--url", "http://example.org")
 
     assert (code, out) == (78, "")
-    assert err == "mqks: the URL starts with 'http' instead of mqks, mqkss or mqks+unix\n"
+    assert err == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://\n"
 
 
 def test_ping(mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, data_as_text, printable, progress
+from mqks.commands.connection import Timeout, checked, connected
+from mqks.commands.options import AsJson, Url, data_as_text, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.protocol.lines import LineSplitter
 
@@ -71,7 +71,7 @@ def publish(
             given = client.publish(event, data, confirm=confirm, id=id, once=once)
             told = {"id": given, "confirmed": confirm}
             line = printable(given)
-    typer.echo(json.dumps(told) if as_json else line)
+    tell(told, as_json, line)
 
 
 def _publish_lines(
@@ -301,10 +301,12 @@ def requeue(
     all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
     url: Url = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Put unacked messages of a consumer back into their queue, at its end."""
     if all_messages == bool(messages):
         raise typer.BadParameter("name messages, or all of them with --all")
     with connected(url, timeout) as client:
-        for message in messages or ["--all"]:
-            client.request("reject", "--confirm", consumer, message)
+        for message in map(checked, messages) if messages else ["--all"]:
+            client.request("reject", "--confirm", checked(consumer), message)
+    tell({"consumer": consumer, "messages": messages}, as_json)
