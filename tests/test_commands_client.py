@@ -396,6 +396,18 @@ def test_a_reader_that_goes_ends_it_quietly(shell: Shell) -> None:
     assert left.issuperset(range(written, len(lines))), "what was not written is still there"
 
 
+def test_a_reader_that_is_not_there_ends_anything_quietly(shell: Shell) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell.environ.pop("PYTHONUNBUFFERED", None)  # What is buffered is written at the very end.
+
+    with os.fdopen(writer, "wb") as gone:
+        for words in (["eval", "1"], ["export"], ["inspect", "stats"], ["ping"]):
+            with shell.start(*words, stdout=gone) as process:
+                assert process.communicate(timeout=WAIT_S)[1] == b""
+            assert process.returncode == 1
+
+
 def test_head_ends_it_although_no_more_messages_come(shell: Shell) -> None:
     fill(shell, 1)
     command = f"{sys.executable} -m mqks consume q | head -1"
@@ -439,7 +451,8 @@ def test_requeue_gives_messages_back(shell: Shell) -> None:
         assert shell("requeue", consumer_id, "b") == (0, b"1 message requeued\n", b"")
         again = consumer.receive(WAIT_S)
         assert (again.id, again.retry) == ("b", 1)
-        assert shell("requeue", consumer_id, "--all", "--json")[1] == b'{"requeued": 3}\n'
+        told = json.loads(shell("requeue", consumer_id, "--all", "--json")[1])
+        assert told == {"consumer": consumer_id, "messages": None, "requeued": 3}
         assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
 
 
@@ -473,8 +486,10 @@ def test_the_life_of_a_queue(
         done("trim", "q", first + 1, told="1 message trimmed\n")
         assert value("len(state.queues['q'])") == 2
         done("purge", "q", told="2 messages purged\n")
-        done("purge", "q", "--json", told='{"purged": 0}\n')
-        done("trim", "q", first + 1, "--json", told='{"trimmed": 0}\n')
+        done("purge", "q", "--json", told='{"queue": "q", "purged": 0}\n')
+        seq = first + 1
+        trimmed = {"queue": "q", "seq": seq, "trimmed": 0}
+        done("trim", "q", seq, "--json", told=f"{json.dumps(trimmed)}\n")
         assert value("len(state.queues['q'])") == 0
         done("rebind", "q", "--yes")
         client.publish("d", "x", confirm=True)
@@ -483,6 +498,26 @@ def test_the_life_of_a_queue(
         assert value("sorted(state.queues)") == ["q"]
         done("delete-queue", "q")
         assert value("sorted(state.queues)") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["purge", "q e"],
+        ["trim", "q 9", "9"],
+        ["requeue", "c --all", "m"],
+        ["requeue", "c", "m --all"],
+        ["delete-queue", "q --when-unused"],
+    ],
+    ids=" ".join,
+)
+def test_a_name_is_one_word(
+    mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, out, err = run(capsys, *words, "--url", mqks_broker_process.url)
+
+    assert (code, out) == (65, "")
+    assert " is no name: " in err
 
 
 # ------------------------------------------------------------------------------ no server, errors
@@ -552,7 +587,7 @@ def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "ping", "--url", "http://example.org")
 
     assert (code, out) == (78, "")
-    assert err == "mqks: the URL starts with 'http' instead of mqks, mqkss or mqks+unix\n"
+    assert err == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://\n"
 
 
 def test_ping(mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:

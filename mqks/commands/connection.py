@@ -16,29 +16,44 @@ if TYPE_CHECKING:
 
 REASON_S = 2.0
 """How long the server may take to tell why it refused something."""
+TIMEOUT_S_MAX = 1e6
+"""Eleven days; a socket takes no endless number."""
 
 Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long the server may take to answer.")
 ]
 
 
-@contextmanager
-def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
-    """A client that gives up at once when nobody listens, and otherwise after `timeout_s`.
-
-    Raises what clients raise: ConfigurationError, ConnectionLost and the others.
-    """
+def limited(timeout_s: float) -> "Options":
+    """Limits of a client that gives up at once when nobody listens, and else after `timeout_s`."""
     from mqks.client.options import Options  # here, so that --help does not load it
 
     if not timeout_s > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
-    options = Options(
+    timeout_s = min(timeout_s, TIMEOUT_S_MAX)
+    return Options(
         timeout_s=timeout_s,
         connect_timeout_s=min(timeout_s, Options().connect_timeout_s),
         close_timeout_s=min(timeout_s, Options().close_timeout_s),
         connect_again=False,
     )
-    with connected_with(url, options) as client:
+
+
+def checked(name: str) -> str:
+    """A name that may stand in a request as a word of its own. Raises InvalidRequest."""
+    from mqks.client import requests  # here, as above
+
+    requests.name(name)
+    return name
+
+
+@contextmanager
+def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
+    """A client with these limits.
+
+    Raises what clients raise: ConfigurationError, ConnectionLost and the others.
+    """
+    with connected_with(url, limited(timeout_s)) as client:
         yield client
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, data_as_text, printable, progress, tell_count
+from mqks.commands.connection import Timeout, checked, connected
+from mqks.commands.options import AsJson, Url, counted, data_as_text, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.protocol.lines import LineSplitter
 
@@ -78,7 +78,7 @@ def publish(
             )
             told = {"id": given, "confirmed": confirm}
             line = printable(given)
-    typer.echo(json.dumps(told) if as_json else line)
+    tell(told, as_json, line)
 
 
 def _publish_lines(
@@ -322,8 +322,9 @@ def requeue(
         raise typer.BadParameter("name messages, or all of them with --all")
     with connected(url, timeout) as client:
         told = [
-            client.request("reject", "--confirm", consumer, message)
-            for message in messages or ["--all"]
+            client.request("reject", "--confirm", checked(consumer), message)
+            for message in (map(checked, messages) if messages else ["--all"])
         ]
     count = sum(number_told(each.encode()) for each in told)
-    tell_count(count, "requeued", as_json)
+    result = {"consumer": consumer, "messages": messages, "requeued": count}
+    tell(result, as_json, counted(count, "requeued"))

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 from mqks.client import requests
 from mqks.client.dialogue import Dialogue
 from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
+from mqks.client.options import Options
 from mqks.commands.options import printable
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.lock import server_of
@@ -59,18 +60,15 @@ class Source(Protocol):
     ) -> None: ...
 
 
-def source_of(database: Path, *, is_named: bool) -> Source:
+def source_of(database: Path, options: Options, *, is_named: bool) -> Source:
     """The server that has this file, or the file, or, unless it was named, the usual server."""
-    try:
-        url = server_of(database)
-    except OSError as error:
-        raise InspectionFailed(f"{error.filename}: {error.strerror}") from None
+    url = server_of(database)
     if url:
-        return Live(url)
+        return Live(url, options)
     if url is not None:
         note(f"{database}: a server is starting on it; this is what the file says")
     elif not is_named and not database.exists():
-        return Live(None, f"there is no file {database} and ")
+        return Live(None, options, f"there is no file {database} and ")
     return Stopped(database)
 
 
@@ -106,8 +104,8 @@ def note(text: str) -> None:
 class Live:
     """A running server, page by page."""
 
-    def __init__(self, url: str | None, otherwise: str = "") -> None:
-        self._server = Dialogue(url)
+    def __init__(self, url: str | None, options: Options, otherwise: str = "") -> None:
+        self._server = Dialogue(url, options)
         self._otherwise = otherwise
 
     def __enter__(self) -> Self:
