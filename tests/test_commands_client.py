@@ -127,6 +127,7 @@ def test_data_the_wire_cannot_carry(
         ["publish", "e", "x", "--once"],
         ["publish", "e", "-", "--once", "--id", "x"],
         ["publish", "e", "x", "--id-prefix", "x"],
+        ["publish", "e", "x", "--mandatory", "--no-confirm"],
         ["publish", "e", "x", "--timeout", "nan"],
         ["publish"],
         ["publish", "e"],
@@ -447,10 +448,11 @@ def test_requeue_gives_messages_back(shell: Shell) -> None:
         first, *_ = [consumer.receive(WAIT_S) for _ in range(3)]
         consumer_id = first.consumer_id.decode()
 
-        assert shell("requeue", consumer_id, "b") == (0, b"", b"")
+        assert shell("requeue", consumer_id, "b") == (0, b"1 message requeued\n", b"")
         again = consumer.receive(WAIT_S)
         assert (again.id, again.retry) == ("b", 1)
-        assert shell("requeue", consumer_id, "--all") == (0, b"", b"")
+        told = json.loads(shell("requeue", consumer_id, "--all", "--json")[1])
+        assert told == {"consumer": consumer_id, "messages": None, "requeued": 3}
         assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
 
 
@@ -464,8 +466,8 @@ def test_the_life_of_a_queue(
 ) -> None:
     monkeypatch.setenv("MQKS_URL", mqks_broker_process.url)
 
-    def done(*words: object) -> None:
-        assert run(capsys, *words) == (0, "", "")
+    def done(*words: object, told: str = "") -> None:
+        assert run(capsys, *words) == (0, told, "")
 
     def value(expression: str) -> Any:
         code, out, err = run(capsys, "eval", expression)
@@ -481,9 +483,13 @@ def test_the_life_of_a_queue(
         assert value("len(state.queues['q'])") == 3
         found = list(client.request("range", "q").split())
         first = int(next(word for word in found if word.startswith("first="))[6:])
-        done("trim", "q", first + 1)
+        done("trim", "q", first + 1, told="1 message trimmed\n")
         assert value("len(state.queues['q'])") == 2
-        done("purge", "q")
+        done("purge", "q", told="2 messages purged\n")
+        done("purge", "q", "--json", told='{"queue": "q", "purged": 0}\n')
+        seq = first + 1
+        trimmed = {"queue": "q", "seq": seq, "trimmed": 0}
+        done("trim", "q", seq, "--json", told=f"{json.dumps(trimmed)}\n")
         assert value("len(state.queues['q'])") == 0
         done("rebind", "q", "--yes")
         client.publish("d", "x", confirm=True)
@@ -602,22 +608,59 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     [database] = tmp_path.glob("*.db")
-    refused = ("eval", "no_such_name", "--url", mqks_broker_process.url)
+    # Who is not let in is told nothing.
+    refused = ("ping", "--url", mqks_broker_process.url.replace("//", "//no-such-token@"))
 
     monkeypatch.setenv("MQKS_DB", str(tmp_path / "other.db"))
     code, _, err = run(capsys, *refused)
     assert code == 65
     error_id = err.split()[-3]
     assert err == (
-        f"mqks: the server refused the request, error {error_id}; "
+        f"mqks: the server refused us, error {error_id}; "
         f"see on the server's machine: mqks inspect error {error_id} --db FILE\n"
     )
 
     monkeypatch.setenv("MQKS_DB", str(database))
     code, _, err = run(capsys, *refused)
     assert code == 65
-    assert "no_such_name" in err
+    assert err.endswith(": wrong credentials\n")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "reason"),
+    [
+        (["publish", "f", "x", "--mandatory"], "the request", "no queue is bound to 'f'"),
+        (["publish", "f", "-", "--mandatory"], "line 1", "no queue is bound to 'f'"),
+        (["consume", "other"], "the consumer", "there are 1 queues already"),
+        (["subscribe", "other", "e"], "the request", "there are 1 queues already"),
+        (["eval", "nobody"], "the request", "not known or not allowed: nobody"),
+    ],
+)
+def test_a_refusal_tells_the_reason_that_the_server_tells(
+    tmp_path: Path,
+    words: list[str],
+    what: str,
+    reason: str,
+) -> None:
+    with BrokerProcess(tmp_path / "small.db", "--queues-max", "1") as broker:
+        shell = Shell(broker.url, tmp_path)
+        shell("subscribe", "q", "e")
+
+        code, out, err = shell(*words, stdin=b"x\n")
+
+        assert (code, out) == (65, b"")
+        assert err.decode().startswith(f"mqks: the server refused {what}, ")
+        assert err.decode().endswith(f": {reason}\n")
+        assert err.count(b"\n") == 1
+
+
+def test_a_mandatory_message_that_a_queue_gets(shell: Shell) -> None:
+    shell("subscribe", "q", "e")
+
+    assert shell("publish", "e", "-", "--mandatory", stdin=b"x\n") == (0, b"1 confirmed\n", b"")
+    assert shell("publish", "e", "y", "--mandatory", "--id", "m") == (0, b"m\n", b"")
+    assert shell.ready("q") == 2
 
 
 # ------------------------------------------------------------------------------------- terminals

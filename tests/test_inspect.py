@@ -283,11 +283,24 @@ def test_an_error_is_told_as_it_is_kept(
     assert (row["id"], row["action"], row["request_id"]) == (
         world.error_id,
         "frob",
-        "e\\xff\x1b[2J",
+        "e\udcff\x1b[2J",
     )
     code, out, _ = run(capsys, "error", world.error_id)
     assert code == 0
     assert re.search(r"^request_id +e\\xff\\x1b\[2J$", out, re.M)
+
+
+def test_errors_are_told_from_afar(
+    world: World, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ("--url", world.server.url)
+    later = world.client.ask(b"e frob").split(b" error ")[1].decode()
+    assert [row["id"] for row in told("errors", *url)] == [later, world.error_id]
+    assert [row["id"] for row in told("errors", *url, "--limit", 1)] == [later]
+    [row], [same] = told("error", world.error_id), told("error", world.error_id, *url)
+    assert same == row | {"user": None}
+    code, _, err = run(capsys, "error", "nope", *url)
+    assert (code, err.partition(";")[0]) == (65, f"mqks: {url[1][7:]}: no error nope")
 
 
 def test_errors_come_newest_first(world: World, told: Told) -> None:
@@ -467,10 +480,8 @@ def test_what_is_not_there_is_told_in_one_line(
     world.server.stop()
     code, _, err = run(capsys, "queue", "none")
     assert (code, err) == (65, "mqks: mqks.db: there is no queue none\n")
-    Path("mqks.db").unlink()
     code, _, err = run(capsys, "errors", "--url", url)
-    assert code == 65
-    assert "name the file with --db" in err
+    assert (code, err) == (69, f"mqks: no server at {url[7:]}: Connection refused\n")
 
 
 @pytest.mark.parametrize("words", ["inspect queues", "export", "import empty"])

@@ -141,11 +141,11 @@ def _give_up_output() -> None:
 
 
 def _told(error: MqksError) -> str:
-    """Of a server's refusal the reason, too, where its database can be read from here."""
+    """Of a server's refusal the reason, too, if it has told it or its database can be read here."""
     error_id = getattr(error, "error_id", None)
     if error_id is None:
         return str(error)
-    reason = inspect.reason_of(error_id)
+    reason = (getattr(error, "__notes__", None) or [inspect.reason_of(error_id)])[0]
     if reason:
         return f"{error}: {reason}"
     return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"

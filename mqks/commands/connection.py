@@ -5,7 +5,7 @@ not there.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
     from mqks.client.options import Options
 
+REASON_S = 2.0
+"""How long the server may take to tell why it refused something."""
 TIMEOUT_S_MAX = 1e6
 """Eleven days; a socket takes no endless number."""
 
@@ -57,11 +59,11 @@ def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingCli
 
 @contextmanager
 def connected_with(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
-    """The same with other limits."""
+    """The same with other limits. What the server refuses gets the reason as a note."""
     # Here, as above.
     from mqks.client import urls
     from mqks.client.blocking import connect_blocking
-    from mqks.client.errors import ConnectionLost
+    from mqks.client.errors import ClientError, ConnectionLost, RequestFailed
 
     address, client = urls.parse(url), connect_blocking(url, options)
     with ExitStack() as leaving:
@@ -70,4 +72,11 @@ def connected_with(url: str | None, options: "Options") -> Iterator["BlockingCli
         except ConnectionLost as error:
             reason = str(error).removeprefix(f"{address}: ")
             raise ConnectionLost(f"no server at {address}: {reason}") from None
-        yield client
+        try:
+            yield client
+        except RequestFailed as error:
+            with suppress(ClientError):
+                limit_s = min(REASON_S, options.timeout_s)
+                if told := client.reason(error.error_id, timeout_s=limit_s):
+                    error.add_note(told)
+            raise

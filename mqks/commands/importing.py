@@ -307,9 +307,10 @@ class Import:
         refused = self._server.ask_many([request for _, request in batch])
         for request_id, error_id in refused:
             number = next(n for n, request in batch if request.startswith(request_id + b" "))
+            reason = self._server.reason(error_id) or "the server does not tell why"
             raise ImportFailed(
-                f"line {number}: the server refused it, error {error_id}; others up to line "
-                f"{batch[-1][0]} are imported"
+                f"line {number}: the server refused it, error {error_id}: {reason}; others up to "
+                f"line {batch[-1][0]} are imported"
             )
 
 

@@ -223,38 +223,41 @@ def stats(
 
 @app.command(epilog="Example: mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db")
 def error(
-    context: typer.Context,
     id: Annotated[str, typer.Argument(metavar="ID", help="As in the reply: m1 error ID.")],
     url: Url = None,
     db: Database = None,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Tell what stands behind one error reply."""
-    path = _file(context, url, db)
-    for row in _error(path, id):
+    where, rows = _errors(url, db, timeout, 1, id)
+    for row in rows:
         return _object(row, as_json)
-    raise InspectionFailed(f"{path}: no error {id}; only the last errors_kept_max are kept")
+    raise InspectionFailed(f"{where}: no error {id}; only the last ones are kept")
 
 
 @app.command(epilog="Example: mqks inspect errors --db mqks.db --limit 5 --json")
 def errors(
-    context: typer.Context,
     url: Url = None,
     db: Database = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the latest errors, the newest first."""
-    table(_errors(_file(context, url, db), limit), ERROR, as_json=as_json)
+    _, rows = _errors(url, db, timeout, limit)
+    table(rows, ERROR, as_json=as_json)
 
 
 def reason_of(error_id: str) -> str | None:
     """Why a server refused something, if its database is the one that is meant here."""
+    from mqks.commands.sources import errors_of  # here, so that --help need not load them
+
     with suppress(MqksError):
         path, ends_s = load({}, environ).db, time.monotonic() + REASON_S
         # The reply may be a moment ahead of the commit that holds the reason.
         while path.is_file():
-            for row in _error(path, error_id):
+            for row in errors_of(path, 1, error_id):
                 return str(row["reason"])
             if time.monotonic() > ends_s:
                 break
@@ -277,31 +280,26 @@ def source_of(
     return source_of(load({"db": db}, environ).db, options, is_named=db is not None)
 
 
-def _file(context: typer.Context, url: str | None, db: Path | None) -> Path:
-    path = load({"db": db}, environ).db
-    if url and db is None and not path.exists():
-        raise InspectionFailed(
-            f"errors are kept in the database and not told by {url}: "
-            "name the file with --db, on the machine of the server"
-        )
-    return path
-
-
 def _is_flag(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _errors(path: Path, limit: int, before: str | None = None) -> Iterator[Row]:
-    from mqks.commands.sources import errors_of
+def _errors(
+    url: str | None, db: Path | None, timeout_s: float, limit: int, error_id: str | None = None
+) -> tuple[object, list[Row]]:
+    """Where they are kept, and the latest ones, the newest first, or that one, if it is there.
 
-    return errors_of(path, limit, before)
+    The file knows more of them than the server, and can be read while it is served.
+    """
+    from mqks.client import urls  # here, as above
+    from mqks.commands.sources import Live, errors_of
 
-
-def _error(path: Path, error_id: str) -> list[Row]:
-    """That one, if it is there."""
-    # No id has a space, so it is the last one below that.
-    return [row for row in _errors(path, 1, f"{error_id} ") if row["id"] == error_id]
+    if url and db is None:
+        with Live(url, limited(timeout_s)) as server:
+            return urls.parse(url), server.errors(limit, error_id)
+    path = load({"db": db}, environ).db
+    return path, errors_of(path, limit, error_id)
 
 
 # ------------------------------------------------------------------------------ what is shown

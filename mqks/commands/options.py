@@ -79,6 +79,11 @@ def data_as_text(data: bytes) -> dict[str, str]:
         return {"data_base64": b64encode(data).decode()}
 
 
+def counted(count: int, done: str) -> str:
+    """To how many messages something was done."""
+    return f"{count} message{'' if count == 1 else 's'} {done}"
+
+
 def table(
     rows: Iterable[Row], columns: Sequence[str], *, as_json: bool = False, cut: str = ""
 ) -> None:

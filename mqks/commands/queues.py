@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AsJson, Url, Yes, confirm, printable, tell
+from mqks.commands.connection import Timeout, connected
+from mqks.commands.options import AsJson, Url, Yes, confirm, counted, printable, tell
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
@@ -72,8 +72,8 @@ def purge(
     """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
     confirm(f"Drop all messages that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        client.request("purge", "--confirm", checked(queue))
-    tell({"queue": queue}, as_json)
+        count = client.purge(queue)
+    tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
 
 def trim(
@@ -87,8 +87,8 @@ def trim(
     """Drop the messages that wait in a queue below a number."""
     confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        client.request("trim", "--confirm", checked(queue), str(seq))
-    tell({"queue": queue, "seq": seq}, as_json)
+        count = client.trim(queue, seq)
+    tell({"queue": queue, "seq": seq, "trimmed": count}, as_json, counted(count, "trimmed"))
 
 
 def delete_queue(
