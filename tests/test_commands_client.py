@@ -448,11 +448,11 @@ def test_requeue_gives_messages_back(shell: Shell) -> None:
         first, *_ = [consumer.receive(WAIT_S) for _ in range(3)]
         consumer_id = first.consumer_id.decode()
 
-        assert shell("requeue", consumer_id, "b") == (0, b"1 message requeued\n", b"")
+        assert shell("requeue", consumer_id, "b") == (0, b"", b"")
         again = consumer.receive(WAIT_S)
         assert (again.id, again.retry) == ("b", 1)
         told = json.loads(shell("requeue", consumer_id, "--all", "--json")[1])
-        assert told == {"consumer": consumer_id, "messages": None, "requeued": 3}
+        assert told == {"consumer": consumer_id, "messages": None}
         assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
 
 

@@ -466,6 +466,7 @@ def test_a_reject_on_a_full_disk_keeps_its_message(db: Path) -> None:
         consumer.send(b"c consume q --manual-ack\n")
         for message in confirmed[: len(confirmed) // 2]:
             assert delivery(consumer.line()).message == message
+            assert ERROR.fullmatch(publisher.ask(b"r reject --confirm c " + message))
             publisher.send(b"r reject c %s\n" % message)
         assert publisher.ask(b"p ping") == b"p ok "
         # The journal has tried: an ack that is confirmed came after the rejects.
