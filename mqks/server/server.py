@@ -7,7 +7,6 @@ the chunk was large, so that a consumer works while its publisher is read.
 import asyncio
 import faulthandler
 import gc
-import ipaddress
 import logging
 import os
 import resource
@@ -15,13 +14,10 @@ import secrets
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
-from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskStatus
@@ -31,12 +27,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.login import Login
 from mqks.broker.queue import Queue
-from mqks.errors import (
-    AddressUnavailable,
-    ConfigurationError,
-    LimitExceeded,
-    MqksError,
-)
+from mqks.errors import ConfigurationError, LimitExceeded, MqksError
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -47,6 +38,7 @@ from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.gate import Gate
 from mqks.server.inherited import Inherited, take_sockets
+from mqks.server.listeners import TLS_NAME, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
@@ -60,10 +52,6 @@ LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
-LISTEN_BACKLOG = 4096
-TLS_NAME = "tls"
-"""An inherited socket of this name speaks TLS."""
-
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
 """What to wait for; it is given a function to call whenever the server shall reload."""
@@ -87,7 +75,6 @@ class Server:
         self._broker = broker
         self._journal = journal
         self._notify = notify
-        self._inherited = inherited
         self._clients: dict[int, Client] = {}
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -105,6 +92,7 @@ class Server:
             self._tls = TlsListener(
                 context, settings, self._gate, errors, lambda peer: Client(self, peer)
             )
+        self._listeners = Listeners(settings, inherited, self._tls)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -433,10 +421,7 @@ class Server:
         async with anyio.create_task_group() as tasks:
             # Before anybody can know that it listens: a signal must find its receiver.
             tasks.start_soon(wait)
-            listeners = await self._listen()
-            listeners_with_tls = self._listen_with_tls() if self._tls else []
-            if self._tls:
-                tasks.start_soon(self._tls.run, listeners_with_tls)
+            await self._listeners.open(lambda: Client(self), tasks)
             tasks.start_soon(self._page)
             tasks.start_soon(self._reads.run)
             tasks.start_soon(self._logins.run)
@@ -444,79 +429,22 @@ class Server:
             tasks.start_soon(self._watch)
             self._schedule_flush()
             tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-            names = [each.getsockname() for listener in listeners for each in listener.sockets]
-            self._journal.announce(_url(names[0]) if names else "")
-            shown = [_shown(name) for name in names]
-            shown += [f"tls:{_shown(each.getsockname())}" for each in listeners_with_tls]
-            for address in shown:
+            self._journal.announce(self._listeners.url)
+            for address in self._listeners.shown:
                 log.event("listening", address=address)
             if self.settings.http_port is not None:
                 await tasks.start(self._serve_http)
-            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(shown)}")
-            task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
+            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}")
+            task_status.started(self._listeners.port)
             await stop.wait()
             self._notify.tell("STOPPING=1", "STATUS=writing what was received")
-            await self._drain(listeners)
+            await self._drain()
             tasks.cancel_scope.cancel()
         log.event("stopped")
 
-    async def _listen(self) -> list[asyncio.Server]:
-        settings = self.settings
-        listeners = []
-        make_client: Callable[[], Client] = lambda: Client(self)  # noqa: E731
-        try:
-            for inherited, name in self._inherited:
-                where = name
-                if name != TLS_NAME:
-                    listeners.append(await self._listen_on(inherited, make_client))
-            if not self._inherited:
-                where = f"{settings.host}:{settings.port}"
-                listeners.append(
-                    await self._loop.create_server(
-                        make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
-                    )
-                )
-                if settings.unix:
-                    where = str(settings.unix)
-                    listeners.append(
-                        await self._loop.create_unix_server(
-                            make_client, settings.unix, backlog=LISTEN_BACKLOG
-                        )
-                    )
-        except OSError as error:
-            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
-        return listeners
-
-    def _listen_with_tls(self) -> list[socket.socket]:
-        if self._inherited:
-            return [each for each, name in self._inherited if name == TLS_NAME]
-        where = f"{self.settings.tls_host}:{self.settings.tls_port}"
-        try:
-            return tls.listen(self.settings, LISTEN_BACKLOG)
-        except OSError as error:
-            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
-
-    async def _listen_on(
-        self, inherited: socket.socket, make_client: Callable[[], Client]
-    ) -> asyncio.Server:
-        if inherited.family != socket.AF_UNIX:
-            return await self._loop.create_server(
-                make_client, sock=inherited, backlog=LISTEN_BACKLOG
-            )
-        # From Python 3.13 on the path would be deleted at the end, and it belongs to another.
-        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        return await self._loop.create_unix_server(
-            make_client, sock=inherited, backlog=LISTEN_BACKLOG, **kept
-        )
-
-    async def _drain(self, listeners: list[asyncio.Server]) -> None:
+    async def _drain(self) -> None:
         self._stopping = True
-        for listener in listeners:
-            listener.close()
-        if self._tls:
-            self._tls.close()
-        if self.settings.unix and not self._inherited:
-            self.settings.unix.unlink(missing_ok=True)
+        self._listeners.close()
         for client in self._clients.values():
             client.hold(Hold.STOP)
             # Nothing is delivered that the journal would not learn any more.
@@ -533,25 +461,6 @@ class Server:
         self._writer.check()
         for client in list(self._clients.values()):
             client.transport.close()
-
-
-def _shown(name: tuple[Any, ...] | str | bytes) -> str:
-    """A socket's name as people write it."""
-    if not isinstance(name, tuple):
-        return "unix:" + os.fsdecode(name).replace("\0", "@")
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _url(name: tuple[Any, ...] | str | bytes) -> str:
-    """How a client on this machine finds a socket; empty for one that has no path."""
-    if not isinstance(name, tuple):
-        path = os.fsencode(name)
-        return f"mqks+unix://{quote(path)}" if path.startswith(b"/") else ""
-    host, port = name[:2]
-    if ipaddress.ip_address(host).is_unspecified:
-        host = "::1" if ":" in host else "127.0.0.1"
-    return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
 
 
 async def _signalled(reload: Callable[[], None]) -> None:
