@@ -42,6 +42,7 @@ Limit = Literal[
     "bindings_per_queue_max",
     "consumers_per_connection_max",
     "reads_waiting_max",
+    "outboxes_bytes_max",
 ]
 """The limits at which a request is refused; how often is counted for each."""
 

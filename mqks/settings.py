@@ -255,6 +255,15 @@ class Settings:
             bounds=(1, 16 * GIB),
         ),
     ] = 16 * MIB
+    outboxes_bytes_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Unsent replies of all connections, above which all wait and who takes none is closed.",
+            unit="bytes",
+            bounds=(MIB, 128 * TIB),
+        ),
+    ] = 256 * MIB
     batch_records_max: Annotated[
         int,
         About(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.limits import MASKS_MAX
+from mqks.limits import MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -71,6 +71,19 @@ def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
         assert ask(world, b"m1 publish --confirm --once e x") == b"m1 ok \n"
     assert ERROR.fullmatch(ask(world, b"m2 publish --confirm --once e x"))
     assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 1\n"
+
+
+def test_long_ids_are_remembered_by_their_hash() -> None:
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    for message_id in (b"a" * 100_000, b"a" * 100_001):
+        for _ in range(2):
+            assert (
+                ask(world, message_id + b" publish --confirm --once e x") == message_id + b" ok \n"
+            )
+    assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 2\n"
+    connection = world.broker.connect("k2", local=True)
+    assert len(connection.once_id(b"a" * 100_000)) <= ONCE_ID_BYTES_MAX
 
 
 def test_a_queue_of_one_message() -> None:

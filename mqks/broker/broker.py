@@ -95,6 +95,10 @@ class Broker:
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.unsent_bytes = 0
+        """Replies that were not taken, at most: the server looks now and then what was."""
+        self.postponed: dict[Queue, None] = {}
+        """Queues that wait for room for what they would deliver."""
         self.queue_messages_max = settings.queue_messages_max or UNLIMITED
         self.full_queues: dict[Queue, None] = {}
         """Queues with as many waiting messages as they may have."""
@@ -185,9 +189,33 @@ class Broker:
             connection.touched = True
             self.touched.append(connection)
         connection.outbox.append(data)
-        connection.outbox_bytes += len(data)
-        if connection.outbox_bytes > self.settings.outbox_high_water_bytes:
+        size = len(data)
+        connection.outbox_bytes += size
+        self.unsent_bytes += size
+        if (
+            connection.outbox_bytes > self.settings.outbox_high_water_bytes
+            or self.unsent_bytes > self.settings.outboxes_bytes_max // 2
+        ):
             connection.blocked = True
+
+    @property
+    def outboxes_room(self) -> int:
+        """How many bytes more may be unsent over all connections."""
+        return self.settings.outboxes_bytes_max - self.unsent_bytes
+
+    def postpone(self, queue: Queue) -> bool:
+        """Whether this queue must wait until there is room for what it would deliver."""
+        if self.outboxes_room > 0:
+            return False
+        self.postponed[queue] = None
+        return True
+
+    def deliver_postponed(self) -> None:
+        """In the order in which they came, as far as there is room."""
+        while self.postponed and self.outboxes_room > 0:
+            queue = next(iter(self.postponed))
+            del self.postponed[queue]
+            queue.deliver()
 
     # -- the way of a chunk
 

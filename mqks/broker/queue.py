@@ -126,7 +126,7 @@ class Queue:
         """Append messages; where consumers wait, deliver them in this very turn."""
         first = self.next_seq
         self.next_seq = first + len(lines)
-        if self.ring and self.cursor == first and not self.redo:
+        if self.ring and self.cursor == first and not self.redo and not self.broker.postpone(self):
             taken = self._dispatch(first, lines, ids, stored=False)
             if taken == len(lines):
                 return
@@ -194,12 +194,12 @@ class Queue:
 
     def deliver(self) -> None:
         """Give waiting messages to consumers, as long as both are there."""
-        while self.redo and self.ring:
+        while self.redo and self.ring and not self.broker.postpone(self):
             number, line = heapq.heappop(self.redo)
             if not self._dispatch(number, [line], None, stored=True):
                 heapq.heappush(self.redo, (number, line))
         head = self.head
-        while head and self.ring:
+        while head and self.ring and not self.broker.postpone(self):
             count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
             if count >= len(head):
                 lines = list(head)

@@ -66,6 +66,7 @@ TOTALS: Final = (
     Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
     Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
     Metric("mqks_memory_bytes", "Waiting messages in memory.", _of("memory_bytes")),
+    Metric("mqks_unsent_bytes", "Replies not taken yet, as of a second ago.", _of("unsent_bytes")),
     Metric("mqks_disk_full", "1 while publishes are refused, or else 0.", _of("disk_full")),
 )
 

@@ -43,6 +43,7 @@ from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
 from mqks.server.tls import TlsListener
+from mqks.server.unsent import Unsent
 from mqks.server.writer import Writer
 from mqks.settings import Settings, check_certificate, check_reach
 from mqks.users import STRANGER, Known, Users
@@ -86,6 +87,7 @@ class Server:
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
         self._logins = Logins(broker, self._verified)
+        self.unsent = Unsent(broker, self._clients, self._drop, self._schedule_flush)
         self._gate = Gate(settings)
         self._tls: TlsListener | None = None
         if context:
@@ -121,7 +123,7 @@ class Server:
         self._clients[connection.id] = client
         if connection.permissions is STRANGER:
             client.stranger = True
-            self._gate.add_stranger(client, lambda: self._drop(client))
+            self._gate.add_stranger(client, partial(self._crowded_out, client))
             self._await_auth(client)
         log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
@@ -211,7 +213,7 @@ class Server:
         if client is None or client.ended or self._stopping:
             return
         if client.stranger:
-            self._gate.add_stranger(client, lambda: self._drop(client))
+            self._gate.add_stranger(client, partial(self._crowded_out, client))
         client.release(Hold.AUTH)
         kept = self._broker.verified(login, user)
         if client.connection.expelled:
@@ -223,12 +225,15 @@ class Server:
         client.lingers = True
         self._end(client)
 
-    def _drop(self, client: Client) -> None:
-        """Others need its place."""
+    def _crowded_out(self, client: Client) -> None:
+        """A stranger; others need its place."""
+        others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
+        self._drop(client, LimitExceeded("unauthenticated_max", others))
+
+    def _drop(self, client: Client, failure: LimitExceeded) -> None:
+        """Close a client at once; what it has not taken is lost."""
         if not client.ended:
             client.ended = True
-            others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
-            failure = LimitExceeded("unauthenticated_max", others)
             client.transport.write(self.refuse_client(client, failure))
         client.transport.abort()
 
@@ -303,6 +308,8 @@ class Server:
                     self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
+        if broker.unsent_bytes > self.unsent.look_due_bytes:
+            self.unsent.look()
         self._reads.wake()
         self._logins.wake()
         if broker.page_requests:
