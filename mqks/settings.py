@@ -294,6 +294,15 @@ class Settings:
             bounds=(0, 65535),
         ),
     ] = None
+    queue_age_warning_s: Annotated[
+        float,
+        About(
+            "Watching",
+            "How long messages may wait in a queue before the log warns of it; 0 for ever.",
+            unit="seconds",
+            bounds=(0, 1e9),
+        ),
+    ] = 0.0
 
     salvage: Annotated[
         bool,

@@ -104,6 +104,8 @@ class Broker:
         """Queues with as many waiting messages as they may have."""
         self.on_queue_full: Callable[[Queue], None] = lambda queue: None
         """Called when a queue is full, and when it is no longer."""
+        self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
+        """Called when a queue begins to come near that."""
         self.facts = Facts()
         self.started_s = clock()
         self.disk_full = False

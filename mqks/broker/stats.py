@@ -55,7 +55,6 @@ def queues(broker: Broker, after: bytes, limit: int) -> list[Row]:
 
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
-    oldest = queue.oldest
     return {
         "name": _text(queue.name),
         "ready": queue.ready,
@@ -64,7 +63,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "bindings": len(broker.bindings.by_name.get(queue.name, ())),
         "rule": None if queue.rule is None else {"delay_s": queue.rule.delay_s},
         "next_seq": queue.next_seq,
-        "oldest_age_s": None if oldest is None else broker.facts.age_s(queue.id, oldest),
+        "oldest_age_s": queue.oldest_age_s,
         "memory_bytes": queue.head_bytes + queue.tail_bytes,
     }
 

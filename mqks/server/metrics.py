@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 from mqks import __version__
 from mqks.broker import stats
 from mqks.broker.broker import Broker
-from mqks.broker.queue import Queue
 from mqks.journal.histogram import Histogram
 from mqks.journal.journal import SQLITE_VERSION, Journal
 from mqks.settings import SETTINGS, Settings
@@ -93,7 +92,7 @@ QUEUES: Final = (
     Metric(
         "mqks_queue_oldest_message_age_seconds",
         "Age of the message that has waited longest, within ten seconds; none without messages.",
-        lambda queue: _oldest_age_s(queue),
+        lambda queue: queue.oldest_age_s,
     ),
 )
 
@@ -208,11 +207,6 @@ def _is_counter(name: str) -> bool:
 def _label(name: bytes) -> str:
     """Queues are named with bytes, labels with UTF-8."""
     return name.decode("utf-8", "backslashreplace").replace("\\", r"\\").replace('"', r"\"")
-
-
-def _oldest_age_s(queue: Queue) -> float | None:
-    oldest = queue.oldest
-    return None if oldest is None else queue.broker.facts.age_s(queue.id, oldest)
 
 
 def _limits(settings: Settings) -> Iterator[tuple[str, float]]:

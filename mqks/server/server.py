@@ -38,6 +38,7 @@ from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.gate import Gate
 from mqks.server.inherited import Inherited, take_sockets
+from mqks.server.lag import Lag
 from mqks.server.listeners import TLS_NAME, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
@@ -434,6 +435,7 @@ class Server:
             tasks.start_soon(self._logins.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
+            tasks.start_soon(Lag(self._broker).run)
             self._schedule_flush()
             tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
             self._journal.announce(self._listeners.url)
@@ -520,6 +522,9 @@ async def serve(
         )
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
+        broker.on_queue_nearly_full = lambda queue: log.warning(
+            "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
+        )
         broker.users = users
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
         starting = asyncio.create_task(notify.wait_for_start(lambda: journal.next_segment))
@@ -563,7 +568,7 @@ def _http_room() -> ModuleType:
 
 
 def _log_queue(queue: Queue) -> None:
-    name = queue.name.decode("utf-8", "backslashreplace")
+    name = log.name(queue.name)
     if queue.full:
         log.warning("queue_full", queue=name, ready=queue.ready)
     else:
