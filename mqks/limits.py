@@ -17,6 +17,10 @@ MASK_BYTES_MAX: Final = 1024
 MASKS_MAX: Final = 100
 """Event masks in one request: each is tried on all that the queue is bound to."""
 
+CHUNK_S: Final = 0.02
+"""How long one connection may have the event loop for what has come in from it; what is left then
+waits for the connection's next turn."""
+
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""
 

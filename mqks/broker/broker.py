@@ -9,6 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
@@ -17,6 +18,7 @@ from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
+from mqks.broker.gathering import Gathering
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
@@ -84,6 +86,7 @@ class Broker:
         self.connections: dict[int, Connection] = {}
         self.queues: dict[bytes, Queue] = {}
         self.bindings = Bindings(settings.bindings_per_queue_max)
+        self._gathering = Gathering(self.bindings, self.publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
@@ -111,6 +114,11 @@ class Broker:
         self.disk_full = False
         """While true, publishes are refused."""
 
+        self.chunk_s = inf
+        """How long a chunk may take, about; the server sets it."""
+        self.stopwatch = clock
+        """It must go on within a turn of the event loop, which not every loop's clock does."""
+        self._chunk_end_s = inf
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.users = Users([], b"")
@@ -222,8 +230,13 @@ class Broker:
     # -- the way of a chunk
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes; `connection.expelled` tells afterwards
-        whether it must be closed."""
+        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
+        whether it must be closed, and `connection.overrun` whether this is to be called again, be
+        it with nothing more."""
+        self._chunk_end_s = self.stopwatch() + self.chunk_s
+        if connection.overrun:
+            data = b"".join([*(connection.kept or ()), data])
+            connection.kept, connection.overrun = None, False
         start = 0
         while connection.permissions is STRANGER and connection.kept is None and start < len(data):
             # Line by line: the next one may be meant for a user.
@@ -264,6 +277,11 @@ class Broker:
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
 
+    def _break_off(self, connection: Connection, lines: Iterator[bytes]) -> None:
+        """Others have their turn before the rest."""
+        connection.kept, connection.overrun = [], True
+        self._keep(connection, lines)
+
     @staticmethod
     def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
         """Keep these lines as they came, one carriage return aside that is dropped again."""
@@ -271,16 +289,20 @@ class Broker:
         connection.kept += [line + b"\r\n" for line in lines]
 
     def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
-        consumer, gather until something else comes, and are then done in one go.
+        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
+        until something else comes, and are then done in one go.
 
         `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
         does not gather: `_request` finds the words for it.
         """
+        now, chunk_end_s = self.stopwatch, self._chunk_end_s
+        outbox_bytes_max = min(self.settings.outbox_bytes_max, self.outboxes_room)
+        gathering = self._gathering
         event = acker = NOTHING
         middle = b""
         ids: list[bytes] = []
         bodies: list[bytes] = []
+        acked: list[bytes] = []
         confirms: list[bytes] = []
         others: list[bytes] = []
         for line in lines:
@@ -310,9 +332,13 @@ class Broker:
                         or permissions.may_publish(argument)
                     )
                 ):
-                    self._gathered(event, acker, ids, bodies)
-                    event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
-                    ids, bodies = [], []
+                    if acked:
+                        self.ack(acker, acked)
+                        acker, acked = NOTHING, []
+                    _, ids, bodies = gathering.lane(argument)
+                    event, middle = argument, b" event=" + argument + b" "
+                    if now() > chunk_end_s:
+                        self._break_off(connection, lines)
                 if argument == event and request_id:
                     if confirm:
                         confirms.append(request_id)
@@ -334,35 +360,37 @@ class Broker:
                     )
                 ):
                     if argument != acker:
-                        self._gathered(event, acker, ids, bodies)
-                        event, acker = NOTHING, argument
-                        ids, bodies = [], []
-                    ids.append(rest)
+                        self._flush(acker, acked)
+                        event, acker, acked = NOTHING, argument, []
+                        if now() > chunk_end_s:
+                            self._break_off(connection, lines)
+                    acked.append(rest)
                     if confirm:
                         others.append(request_id)
                     continue
-            if ids:
-                self._gathered(event, acker, ids, bodies)
-                ids, bodies = [], []
-            event = acker = NOTHING
+            self._flush(acker, acked)
+            event, acker, acked = NOTHING, NOTHING, []
             if line:
                 request = self._request(connection, line)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
                 if connection.kept is not None:
                     self._keep(connection, lines)
-        self._gathered(event, acker, ids, bodies)
+                elif now() > chunk_end_s or connection.outbox_bytes > outbox_bytes_max:
+                    self._break_off(connection, lines)
+        self._flush(acker, acked)
         if confirms or others:
             self.pending.confirmed += len(confirms)
             confirms += others
             connection.unconfirmed += len(confirms)
             self.pending.confirms.append((connection, confirms))
 
-    def _gathered(self, event: bytes, acker: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        if bodies:
-            self.publish(event, ids, bodies)
-        elif ids:
-            self.ack(acker, ids)
+    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
+        """Do what has gathered: it is either the one or the other."""
+        if acked:
+            self.ack(acker, acked)
+        else:
+            self._gathering.flush()
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """One request off the fast path; None is one that failed. The one place where an error
@@ -379,7 +407,7 @@ class Broker:
             self._refuse(connection, line, failure)
             return None
         # What must be verified first, or was refused, is not confirmed now.
-        return request if connection.kept is None else None
+        return None if connection.awaits_login else request
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -399,7 +427,7 @@ class Broker:
                 failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: with its traceback it would keep what was sent.
-            connection.kept, connection.expelled = [], True
+            connection.kept, connection.overrun, connection.expelled = [], False, True
 
     def expel(self, connection: Connection, reason: str) -> None:
         """Have a connection closed for what no single request has done."""
