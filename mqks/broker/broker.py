@@ -158,6 +158,7 @@ class Broker:
     def connect(self, address: str, *, local: bool) -> Connection:
         """A client has come. Raises LimitExceeded when there are too many."""
         if len(self.connections) >= self.settings.connections_max:
+            self.limits_reached["connections_max"] += 1
             raise LimitExceeded(
                 "connections_max", f"{self.settings.connections_max} connections are open already"
             )
@@ -498,6 +499,7 @@ class Broker:
             login.connection.kept = []
         else:
             # Not the password is wrong, so it is the connection that is refused: try later.
+            self.limits_reached["logins_waiting_max"] += 1
             self.expel(login.connection, f"{LOGINS_WAITING_MAX} passwords wait already")
 
     def verified(self, login: "Login", user: Known | None) -> bytes:

@@ -114,7 +114,10 @@ READY: Final = ("mqks_ready", "1 while /readyz says so, or else 0.")
 
 # With labels.
 LIMIT: Final = ("mqks_limit", "The settings that are limits, by `name`.")
-LIMIT_REACHED: Final = ("mqks_limit_reached_total", "Requests refused at a limit, by `limit`.")
+LIMIT_REACHED: Final = (
+    "mqks_limit_reached_total",
+    "Requests and connections refused at a limit, by `limit`.",
+)
 BUILD_INFO: Final = (
     "mqks_build_info",
     "Always 1; `version`, `python` and `sqlite` tell what runs.",

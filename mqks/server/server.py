@@ -91,7 +91,7 @@ class Server:
         self._reads = Reads(broker, journal, self._flush)
         self._logins = Logins(broker, self._verified)
         self.unsent = Unsent(broker, self._clients, self._drop, self._schedule_flush)
-        self._gate = Gate(settings)
+        self._gate = Gate(settings, broker.limits_reached)
         self._tls: TlsListener | None = None
         if context:
             self._tls = TlsListener(
@@ -132,7 +132,6 @@ class Server:
         return connection
 
     def refuse_client(self, client: Client, failure: LimitExceeded) -> bytes:
-        self._broker.limits_reached[failure.limit] += 1
         reply = self._broker.error_reply(
             client.peer.address, b"-", b"", str(failure), stranger=True
         )
@@ -377,7 +376,9 @@ class Server:
         """Why this server is no good for publishers now; nothing when it is."""
         if self._stopping:
             return "stopping"
-        return "disk full" if self._broker.disk_full else ""
+        if self._broker.disk_full:
+            return "disk full"
+        return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
         serve = _http_room().serve
