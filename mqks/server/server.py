@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
@@ -56,6 +57,8 @@ LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
+OTHER_FILES = 128
+"""Descriptors for what is no client: the journal, listeners, monitoring."""
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
 """What to wait for; it is given a function to call whenever the server shall reload."""
@@ -79,6 +82,7 @@ class Server:
         self._broker = broker
         self._journal = journal
         self._notify = notify
+        self._errors = errors
         self._clients: dict[int, Client] = {}
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -362,7 +366,8 @@ class Server:
         if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
             return
         if not isinstance(failure, Exception) or isinstance(failure, OSError):
-            log.warning("connection_failed", reason=context.get("message"), error=failure)
+            if self._errors.allows():
+                log.warning("connection_failed", reason=context.get("message"), error=failure)
             return
         log.error("internal_error", reason=context.get("message"), exception=failure)
         self._failure = failure
@@ -484,8 +489,9 @@ async def _signalled(reload: Callable[[], None]) -> None:
                 continue
             log.event("stopping", signal=signal.Signals(number).name)
             break
-    # Nothing is loaded again while it stops.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Nothing is loaded again while it stops, and who asks once more does not cut that short.
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
 
 
 async def serve(
@@ -579,16 +585,22 @@ def _log_queue(queue: Queue) -> None:
         log.event("queue_has_room", queue=name, ready=queue.ready)
 
 
-def _raise_open_files_limit() -> None:
-    """As many connections as the system lets us have without being asked."""
+def _within_open_files(settings: Settings) -> Settings:
+    """As many connections as the system lets us have without being asked: one more is told why,
+    where otherwise it would be closed without a word, and the journal finds no descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    room = max(1, hard - OTHER_FILES)
+    if hard == resource.RLIM_INFINITY or settings.connections_max <= room:
+        return settings
+    log.warning("few_open_files", open_files=hard, connections_max=room)
+    return replace(settings, connections_max=room)
 
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
-    _raise_open_files_limit()
+    settings = _within_open_files(settings)
     # Nobody receives it yet, and it never ends the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # A watchdog's SIGABRT shall tell where everything stood.
