@@ -114,6 +114,21 @@ def test_readers_over_tls_that_leave_their_answers(tmp_path: Path) -> None:
         assert peak_bytes(server) < before + GROWTH_BYTES
 
 
+@pytest.mark.slow
+def test_who_has_said_goodbye_and_does_not_read_is_closed(tmp_path: Path) -> None:
+    """Its reads would wait for ever, as the first answer is never taken."""
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as client,
+    ):
+        fill(client, 8_000)
+        with stuck_at(server.address, 10, b"r read q --from=1\n" * 16) as stuck:
+            for each in stuck:
+                each.shutdown(socket.SHUT_WR)
+            wait(lambda: b'"connections": 11,' in client.ask(b"st stats"))
+            wait(lambda: b'"connections": 1,' in client.ask(b"st stats"))
+
+
 @pytest.mark.parametrize("flags", [(), ("--no-uvloop",)], ids=["uvloop", "asyncio"])
 def test_a_large_message_for_many(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """All of them get all of it, one after the other, as there is room."""

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read, to no effect."""
+NOT_SEEN = -1
 TLS_WRITE_BYTES = 64 * 1024
 """A larger write would go past the limits of a TLS transport, and its size be told by nobody."""
 CLOSE_S = 10.0
-"""How long a connection that is closed may take to read its last replies."""
+"""How long a connection that sends no more may take nothing of its last replies."""
 
 
 class Hold(IntFlag):
@@ -70,7 +71,7 @@ class Client(asyncio.Protocol):
         """It takes its replies more slowly than they come."""
         self.unsent_bytes = 0
         """Sent since everything had been taken: until then none of it need have left memory."""
-        self._taken_bytes = 0
+        self._taken_bytes = NOT_SEEN
         self.moved_s = 0.0
         """When it was last seen to have taken something."""
 
@@ -115,31 +116,28 @@ class Client(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.unsent_bytes = 0
+        self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
         self.release(Hold.OUTBOX)
         self._server.caught_up(self)
 
     # -- called by the server
 
     def close(self) -> None:
-        """Close when what was sent has been taken, at the latest after CLOSE_S.
+        """Close when what was sent has been taken.
 
         A client that broke the rules may still be sending: closing with unread bytes in the
         socket would reset the connection before it has read why.
         """
-        call_later = asyncio.get_running_loop().call_later
         if self.lingers:
             if not self._lingering:
                 self._lingering = True
-                call_later(LINGER_S, self.transport.abort)
+                asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
                 if self.transport.can_write_eof():
                     self.transport.write_eof()
                 else:
                     # TLS reads on by itself until the peer has closed, too.
                     self.transport.close()
             return
-        if self.transport.get_write_buffer_size():
-            call_later(CLOSE_S, self.transport.abort)
         self.transport.close()
 
     def send(self, data: bytes) -> None:
@@ -164,10 +162,12 @@ class Client(asyncio.Protocol):
         """Find out what it has taken; return the bytes that may still be in memory for it."""
         size = self.transport.get_write_buffer_size()
         taken = self.unsent_bytes - size
-        if not size or taken != self._taken_bytes:
-            self._taken_bytes, self.moved_s = taken, now_s
         if not size:
-            self.unsent_bytes = 0
+            self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
+        elif taken != self._taken_bytes:
+            self._taken_bytes, self.moved_s = taken, now_s
+        elif self.ended and now_s - self.moved_s > CLOSE_S:
+            self.transport.abort()
         return self.unsent_bytes
 
     def hold(self, why: Hold) -> None:
