@@ -99,6 +99,9 @@ STUCK_S: Final = 5.0
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
 
+ERRORS_TOLD_MAX: Final = 1000
+"""Failed requests, the last ones, that are kept in memory for stats."""
+
 ERRORS_PER_SECOND_MAX: Final = 100
 """Failed requests that are logged in one second."""
 

@@ -1,5 +1,6 @@
 """A chunk that takes its time is handled in turns, and comes to the same."""
 
+import re
 from math import inf
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
 MIB = 1024 * 1024
+CONFIRM = re.compile(rb"\S+ ok \d*\n")
 LINES = [
     b"p%d publish e x",
     b"p%d publish f y",
@@ -18,6 +20,8 @@ LINES = [
     b"p%d publish nowhere y",
     b"p%d publish --confirm e x",
     b"p%d publish --once f y",
+    b"p%d publish --mandatory e x",
+    b"p%d publish --mandatory nowhere y",
     b" publish e %d",
     b"p%d publish",
     b"p%d publish e a\tb",
@@ -48,7 +52,7 @@ def replies_of(chunks: list[bytes], chunk_s: float = inf) -> tuple[list[bytes], 
     for chunk in chunks:
         world.send("k", chunk)
     lines = world.received("k").splitlines(keepends=True)
-    confirms = [line for line in lines if line.endswith(b" ok \n")]
+    confirms = [line for line in lines if CONFIRM.fullmatch(line)]
     world.send("watcher", b"s stats\nq stats queues\nu stats unacked\nb stats bindings\n")
     state = b"".join(world.received(name) for name in ("c", "d", "g", "watcher"))
     return sorted(confirms), [line for line in lines if line not in confirms], state

@@ -33,6 +33,7 @@ from mqks.errors import (
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
+    ERRORS_TOLD_MAX,
     LOGINS_WAITING_MAX,
     READS_WAITING_MAX,
     REASON_CHARACTERS_MAX,
@@ -95,6 +96,10 @@ class Broker:
         self.purged = self.errors = 0
         self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
         """Counters since the start; `docs/protocol.md` tells them under stats."""
+        self.last_errors: deque[ErrorRecord] = deque(
+            maxlen=min(settings.errors_kept_max, ERRORS_TOLD_MAX)
+        )
+        """As `stats` tells them, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
@@ -394,8 +399,8 @@ class Broker:
             self._gathering.flush()
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
-        """One request off the fast path; None is one that failed. The one place where an error
-        becomes a reply."""
+        """One request off the fast path; None is one that failed, or has no plain confirm now. The
+        one place where an error becomes a reply."""
         try:
             request = parse_request(line)
             action = self.actions.get(request.action)
@@ -403,9 +408,13 @@ class Broker:
                 raise BadRequest(f"there is no action {shown(request.action)}")
             if connection.permissions is not None:
                 permits.check(action.needs, self, connection.permissions, request)
-            action.run(self, connection, request)
+            amount = action.run(self, connection, request)
         except BadRequest as failure:
             self._refuse(connection, line, failure)
+            return None
+        if amount is not None and request.confirm:
+            connection.unconfirmed += 1
+            self.pending.counts.append((connection, request.id, amount))
             return None
         # What must be verified first, or was refused, is not confirmed now.
         return None if connection.awaits_login else request
@@ -441,6 +450,7 @@ class Broker:
             action,
             reason,
             stranger=connection.permissions is STRANGER,
+            user=connection.user,
         )
         if not connection.closed:
             self.write(connection, reply)
@@ -453,6 +463,7 @@ class Broker:
         reason: str,
         *,
         stranger: bool,
+        user: str | None = None,
     ) -> bytes:
         """Record an error under a new id and return the reply that tells it. Strangers fill the
         database no faster than the log."""
@@ -465,10 +476,13 @@ class Broker:
             request_id[:256],
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
+            user,
         )
         told = self.on_error(record)
-        if (told or not stranger) and len(self.pending.errors) < self.settings.errors_kept_max:
-            self.pending.errors.append(record)
+        if told or not stranger:
+            self.last_errors.append(record)
+            if len(self.pending.errors) < self.settings.errors_kept_max:
+                self.pending.errors.append(record)
         return replies.error(request_id, error_id)
 
     # -- users
@@ -549,8 +563,14 @@ class Broker:
             if queue.full:
                 raise LimitExceeded(
                     "queue_messages_max",
-                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages",
+                    # Whoever publishes is told the reason, but not whose queue it is.
+                    f"{self.queue_messages_max} messages wait in a queue bound to {shown(event)}",
                 )
+
+    def check_route(self, event: bytes) -> None:
+        """Raise if a message of this event would go nowhere."""
+        if event not in self.bindings.routes:
+            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
 
     def queue_filled(self, queue: Queue) -> None:
         self.full_queues[queue] = None
@@ -580,11 +600,15 @@ class Broker:
         self.pending_records += 1
         return True
 
-    def trim(self, name: bytes, end: int | None) -> None:
-        """Drop the waiting messages of a queue, or those with numbers below `end`."""
+    def trim(self, name: bytes, end: int | None) -> int:
+        """Drop the waiting messages of a queue, or those with numbers below `end`; return how
+        many."""
         queue = self.queues.get(name)
-        if queue is not None:
-            self.purged += queue.trim(queue.next_seq if end is None else end)
+        if queue is None:
+            return 0
+        count = queue.trim(queue.next_seq if end is None else end)
+        self.purged += count
+        return count
 
     def read(self, connection: Connection, read: Read) -> None:
         """Have the server answer this, in its turn."""
@@ -601,24 +625,26 @@ class Broker:
         """Settle these deliveries, None for all; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
 
-    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
-        """Put these deliveries, None for all, back to the tail; what is not there is no error."""
-        self._settle(consumer_id, message_ids, Queue.requeue)
+    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> int:
+        """Put these deliveries, None for all, back to the tail; return how many. What is not there
+        is no error."""
+        return len(self._settle(consumer_id, message_ids, Queue.requeue))
 
     def _settle(
         self,
         consumer_id: bytes,
         message_ids: Iterable[bytes] | None,
         how: Callable[[Queue, list[Delivery]], None],
-    ) -> None:
+    ) -> list[Delivery]:
         consumer = self.consumers.get(consumer_id)
         if consumer is None:
-            return
+            return []
         deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
             if not consumer.in_ring:
                 self.wake(consumer)
+        return deliveries
 
     # -- queues and consumers
 
@@ -781,7 +807,7 @@ class Broker:
     @property
     def has_pending(self) -> bool:
         """Whether there is something to write or to confirm."""
-        return bool(self.pending.confirms or self.pending.held) or self.has_changes
+        return self.pending.awaited or self.has_changes
 
     def take_batch(self, *, settled_only: bool = False) -> Batch:
         """Take everything pending; the next batch begins.
@@ -811,6 +837,7 @@ class Broker:
         if waiting:
             self.pending.confirms[:0] = batch.confirms
             self.pending.confirmed += batch.confirmed
+            self.pending.counts[:0] = batch.counts
             self.pending.held[:0] = batch.held
         for change, (queue, boundary) in zip(batch.changes, batch.taken, strict=True):
             if not queue.deleted:
@@ -830,6 +857,10 @@ class Broker:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 self.write(connection, replies.confirms(ids))
+        for connection, request_id, amount in batch.counts:
+            connection.unconfirmed -= 1
+            if not connection.closed:
+                self.write(connection, replies.ok(request_id, b"%d" % amount))
         for consumer in batch.held:
             consumer.held = False
             if not consumer.deleted:
@@ -842,14 +873,15 @@ class Broker:
     def failed(self, batch: Batch, failure: BadRequest) -> None:
         """This batch could not be written: what waits for it gets errors instead, and consumers
         that waited for their confirm end."""
-        for connection, ids in batch.confirms:
+        counted = [(connection, [request_id]) for connection, request_id, _ in batch.counts]
+        for connection, ids in batch.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
                 self._error(connection, request_id, b"", str(failure))
         for consumer in batch.held:
             if not consumer.deleted:
                 self.delete_consumers([consumer])
-        batch.confirms, batch.held, batch.confirmed = [], [], 0
+        batch.confirms, batch.counts, batch.held, batch.confirmed = [], [], [], 0
 
     # -- recovery
 
