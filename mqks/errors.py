@@ -42,8 +42,10 @@ Limit = Literal[
     "bindings_per_queue_max",
     "consumers_per_connection_max",
     "reads_waiting_max",
+    "logins_waiting_max",
+    "outboxes_bytes_max",
 ]
-"""The limits at which a request is refused; how often is counted for each."""
+"""The limits at which a request or a connection is refused; how often is counted for each."""
 
 
 class MqksError(Exception):

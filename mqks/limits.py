@@ -40,6 +40,9 @@ SEGMENT_MERGE_COUNT: Final = 512
 SEGMENT_SMALL_BYTES: Final = 16 * 1024
 """A segment below this size counts as small."""
 
+ONCE_ID_BYTES_MAX: Final = 128
+"""Longest id of publish --once that is remembered as it is; of a longer one its hash is."""
+
 READS_WAITING_MAX: Final = 16
 """Reads of the journal that one connection may send ahead."""
 
@@ -48,7 +51,10 @@ READ_ROWS_MAX: Final = 1_000_000
 """Messages in one reply to read."""
 
 READ_BYTES: Final = 4 * 1024 * 1024
-"""One reply to read, about."""
+"""One reply to read or peek, at most twice as much."""
+
+READ_BYTES_MIN: Final = 64 * 1024
+"""The same while many replies wait for clients that do not take them."""
 
 READ_DISK_BYTES: Final = 64 * 1024 * 1024
 """What one reply to read or peek takes from the disk, about: messages that lie between many of
@@ -86,6 +92,9 @@ AUTH_FAILURES_MAX: Final = 3
 
 LOGINS_WAITING_MAX: Final = 64
 """Passwords that wait to be verified, one after the other, each a thirtieth of a second or more."""
+
+STUCK_S: Final = 5.0
+"""Who takes nothing for so long is closed when there is hardly room for anybody's replies."""
 
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""

@@ -255,6 +255,15 @@ class Settings:
             bounds=(1, 16 * GIB),
         ),
     ] = 16 * MIB
+    outboxes_bytes_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Unsent replies of all connections, above which all wait and who takes none is closed.",
+            unit="bytes",
+            bounds=(MIB, 128 * TIB),
+        ),
+    ] = 256 * MIB
     batch_records_max: Annotated[
         int,
         About(
@@ -285,6 +294,15 @@ class Settings:
             bounds=(0, 65535),
         ),
     ] = None
+    queue_age_warning_s: Annotated[
+        float,
+        About(
+            "Watching",
+            "How long messages may wait in a queue before the log warns of it; 0 for ever.",
+            unit="seconds",
+            bounds=(0, 1e9),
+        ),
+    ] = 0.0
 
     salvage: Annotated[
         bool,

@@ -24,6 +24,11 @@ class LineClient:
         self._lines: deque[bytes] = deque()
         self._tail = b""
 
+    @property
+    def port(self) -> int:
+        """Its own."""
+        return int(self._socket.getsockname()[1])
+
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 

@@ -183,7 +183,7 @@ def test_consumers_and_connections_are_those_of_a_running_server(
 def test_looking_changes_nothing_in_a_server(world: World, told: Told) -> None:
     def state() -> Row:
         [row] = told("stats")
-        return row | {"uptime_s": 0}
+        return row | {"uptime_s": 0, "unsent_bytes": 0}
 
     before, commits = state(), told("journal")[0]["commits"]
     for command in COMMANDS:

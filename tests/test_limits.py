@@ -3,17 +3,25 @@
 import re
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mqks.limits import MASKS_MAX
+from mqks.limits import MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 MIB = 1024 * 1024
+
+
+def wait(happened: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < limit, "it does not happen"
+        time.sleep(0.02)
 
 
 def ask(world: BareWorld, line: bytes) -> bytes:
@@ -72,6 +80,78 @@ def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
         assert ask(world, b"m1 publish --confirm --once e x") == b"m1 ok \n"
     assert ERROR.fullmatch(ask(world, b"m2 publish --confirm --once e x"))
     assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 1\n"
+
+
+def test_a_warning_before_a_queue_is_full() -> None:
+    """One for each time that it gets so far, however often it goes up and down there."""
+    world = bare(queue_messages_max=100)
+    told: list[tuple[str, int]] = []
+    world.broker.on_queue_nearly_full = lambda queue: told.append(("nearly", queue.ready))
+    world.broker.on_queue_full = lambda queue: told.append(("full", queue.ready))
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    [queue] = world.broker.queues.values()
+
+    def go_to(ready: int) -> None:
+        if queue.ready < ready:
+            world.send("k", b"m publish e x\n" * (ready - queue.ready))
+        else:
+            world.send("k", b"t trim q %d\n" % (queue.next_seq - ready))
+        assert queue.ready == ready
+
+    for ready in (79, 80, 79, 85, 66, 99, 70, 90):
+        go_to(ready)
+    assert told == [("nearly", 80)]
+    go_to(65)
+    go_to(100)
+    assert told[1:] == [("full", 100)]
+    for ready in (87, 86, 95, 65, 79, 81):
+        go_to(ready)
+    assert told[2:] == [("full", 86), ("nearly", 81)]
+
+
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_a_warning_does_not_flutter_at_small_limits(limit: int) -> None:
+    world = bare(queue_messages_max=limit)
+    told: list[int] = []
+    world.broker.on_queue_nearly_full = lambda queue: told.append(queue.ready)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    assert told == []
+    world.send("k", b"m publish e x\n" * limit)
+    world.send("k", b"t trim q 2\nm publish e x\n" * 20)
+    assert len(told) <= 1
+
+
+def test_warnings_of_queues_that_fill_and_stand_still(tmp_path: Path) -> None:
+    flags = ("--queue-messages-max", "10", "--queue-age-warning-s", "0.5")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for number in range(8):
+            assert client.ask(b"m%d publish --confirm e x" % number) == b"m%d ok " % number
+        wait(lambda: "event=queue_waits queue=q " in server.log)
+        # By the time that another one is told, this one has been looked at again.
+        assert client.ask(b"s subscribe --confirm other e2") == b"s ok "
+        assert client.ask(b"m publish --confirm e2 x") == b"m ok "
+        wait(lambda: "event=queue_waits queue=other " in server.log)
+        lines = [line for line in server.log.splitlines() if " event=queue_" in line]
+    assert len(lines) == 3, "each is told once"
+    assert "event=queue_nearly_full queue=q ready=8" in lines[0]
+    assert "ready=8 consumers=0" in lines[1]
+
+
+def test_long_ids_are_remembered_by_their_hash() -> None:
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    for message_id in (b"a" * 100_000, b"a" * 100_001):
+        for _ in range(2):
+            assert (
+                ask(world, message_id + b" publish --confirm --once e x") == message_id + b" ok \n"
+            )
+    assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 2\n"
+    connection = world.broker.connect("k2", local=True)
+    assert len(connection.once_id(b"a" * 100_000)) <= ONCE_ID_BYTES_MAX
 
 
 def test_a_queue_of_one_message() -> None:

@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, TypeVar, get_args
 
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqks.errors import ConfigurationError, Limit
@@ -80,8 +81,8 @@ class Web:
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T | None]) -> T:
-    limit_s = time.monotonic() + WAIT_S
+def until(look: Callable[[], T | None], seconds: float = WAIT_S) -> T:
+    limit_s = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < limit_s, "it does not happen"
         time.sleep(0.02)
@@ -364,6 +365,55 @@ def test_it_is_not_ready_while_the_disk_is_full(tmp_path: Path) -> None:
         until(lambda: web.ask("/readyz").status == 200)
         values = web.scrape()
         assert (values["mqks_disk_full", ""], values["mqks_ready", ""]) == (0, 1)
+
+
+@pytest.mark.slow
+def test_it_is_not_ready_while_the_journal_stalls(tmp_path: Path, sync_library: Path) -> None:
+    trigger = tmp_path / "sync-hangs"
+    environment = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(trigger)}
+    db = tmp_path / "mqks.db"
+    with (
+        ServerProcess(db, "--http-port", "0", environment=environment) as server,
+        LineClient(server.address) as client,
+    ):
+        web = Web(server)
+        trigger.touch()
+        # Metadata are committed beside the event loop.
+        client.send(b"s subscribe --confirm q e\n")
+        until(lambda: web.ask("/readyz").status == 503, 2 * WAIT_S)
+        assert web.ask("/readyz").text == "journal stalls\n"
+        assert web.ask("/healthz").status == 200
+        trigger.unlink()
+        assert client.line() == b"s ok "
+        until(lambda: web.ask("/readyz").status == 200)
+
+
+def test_connections_that_are_refused_are_counted(tmp_path: Path) -> None:
+    """Over TLS nobody is told why, but the operator is."""
+    authority = trustme.CA()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    flags = ("--http-port", "0", "--connections-per-address-max", "1", "--tls-cert", str(cert))
+    tls = ("--tls-key", str(key), "--tls-host", "127.0.0.1", "--tls-port", str(free_port()))
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags, *tls) as server,
+        LineClient(server.address) as first,
+    ):
+        web = Web(server)
+        assert first.ask(b"p ping") == b"p ok "
+        with LineClient(server.address) as second:
+            assert second.line().startswith(b"- error ")
+        with socket.create_connection(("127.0.0.1", int(tls[-1])), WAIT_S) as third:
+            assert third.recv(1) == b""
+        values = web.scrape()
+    assert values["mqks_limit_reached_total", "connections_per_address_max"] == 2
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def test_it_is_not_ready_while_it_stops(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The server around the broker: stops, pauses, slow and hostile peers."""
 
+import os
+import signal
 import sqlite3
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,54 @@ def test_what_a_confirmed_consumer_gets_is_journaled_at_once(tmp_path: Path) -> 
         server.kill()
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert waiting(client) == 0
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_does_not_cut_a_stop_short(tmp_path: Path, again: signal.Signals) -> None:
+    """A client that reads late gets what it was sent before."""
+    count, data = 100, b"x" * 100_000
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        client.send(b"".join(b"p%d ping %s\n" % (number, data) for number in range(count)))
+        with LineClient(server.address) as other:
+            while b'"blocked": true' not in other.ask(b"st stats connections"):
+                pass
+        os.kill(server.pid, signal.SIGTERM)
+        while "event=stopping" not in server.log:
+            time.sleep(0.01)
+        os.kill(server.pid, again)
+        got = rest(client)
+        assert got == [b"p%d ok %s" % (number, data) for number in range(len(got))]
+        assert server.wait() == 0
+        assert "event=stopped" in server.log
+
+
+class FewFiles(ServerProcess):
+    def launch(self) -> None:
+        self._command = ["sh", "-c", 'ulimit -n 140 && exec "$@"', "sh", *self._command]
+        super().launch()
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-uvloop",)], ids=["uvloop", "asyncio"])
+def test_connections_stay_below_the_limit_of_open_files(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with FewFiles(tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
+        clients = [stack.enter_context(LineClient(server.address)) for _ in range(30)]
+        assert "event=few_open_files open_files=140 connections_max=12" in server.log
+        assert [client.ask(b"p ping") for client in clients[:12]] == [b"p ok "] * 12
+        assert all(client.line().startswith(b"- error ") for client in clients[12:])
+        assert clients[0].ask(b"s subscribe --confirm q e") == b"s ok "
+
+
+def test_the_system_looks_after_clients_that_have_vanished(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        assert client.ask(b"p ping") == b"p ok "
+        ports = [f"{port:04X}" for port in (server.address[1], client.port)]
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        [timer] = [row[5] for row in rows if [each[-4:] for each in row[1:3]] == ports]
+    kind, ticks = timer.split(":")
+    assert kind == "02", "the timer of a keepalive"
+    assert int(ticks, 16) <= 60 * 100
 
 
 def test_publishers_that_were_paused_go_on(tmp_path: Path) -> None:

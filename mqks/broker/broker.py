@@ -103,11 +103,17 @@ class Broker:
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.unsent_bytes = 0
+        """Replies that were not taken, at most: the server looks now and then what was."""
+        self.postponed: dict[Queue, None] = {}
+        """Queues that wait for room for what they would deliver."""
         self.queue_messages_max = settings.queue_messages_max or UNLIMITED
         self.full_queues: dict[Queue, None] = {}
         """Queues with as many waiting messages as they may have."""
         self.on_queue_full: Callable[[Queue], None] = lambda queue: None
         """Called when a queue is full, and when it is no longer."""
+        self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
+        """Called when a queue begins to come near that."""
         self.facts = Facts()
         self.started_s = clock()
         self.disk_full = False
@@ -157,6 +163,7 @@ class Broker:
     def connect(self, address: str, *, local: bool) -> Connection:
         """A client has come. Raises LimitExceeded when there are too many."""
         if len(self.connections) >= self.settings.connections_max:
+            self.limits_reached["connections_max"] += 1
             raise LimitExceeded(
                 "connections_max", f"{self.settings.connections_max} connections are open already"
             )
@@ -198,9 +205,33 @@ class Broker:
             connection.touched = True
             self.touched.append(connection)
         connection.outbox.append(data)
-        connection.outbox_bytes += len(data)
-        if connection.outbox_bytes > self.settings.outbox_high_water_bytes:
+        size = len(data)
+        connection.outbox_bytes += size
+        self.unsent_bytes += size
+        if (
+            connection.outbox_bytes > self.settings.outbox_high_water_bytes
+            or self.unsent_bytes > self.settings.outboxes_bytes_max // 2
+        ):
             connection.blocked = True
+
+    @property
+    def outboxes_room(self) -> int:
+        """How many bytes more may be unsent over all connections."""
+        return self.settings.outboxes_bytes_max - self.unsent_bytes
+
+    def postpone(self, queue: Queue) -> bool:
+        """Whether this queue must wait until there is room for what it would deliver."""
+        if self.outboxes_room > 0:
+            return False
+        self.postponed[queue] = None
+        return True
+
+    def deliver_postponed(self) -> None:
+        """In the order in which they came, as far as there is room."""
+        while self.postponed and self.outboxes_room > 0:
+            queue = next(iter(self.postponed))
+            del self.postponed[queue]
+            queue.deliver()
 
     # -- the way of a chunk
 
@@ -271,7 +302,7 @@ class Broker:
         does not gather: `_request` finds the words for it.
         """
         now, chunk_end_s = self.stopwatch, self._chunk_end_s
-        outbox_bytes_max = self.settings.outbox_bytes_max
+        outbox_bytes_max = min(self.settings.outbox_bytes_max, self.outboxes_room)
         gathering = self._gathering
         event = acker = NOTHING
         middle = b""
@@ -482,6 +513,7 @@ class Broker:
             login.connection.kept = []
         else:
             # Not the password is wrong, so it is the connection that is refused: try later.
+            self.limits_reached["logins_waiting_max"] += 1
             self.expel(login.connection, f"{LOGINS_WAITING_MAX} passwords wait already")
 
     def verified(self, login: "Login", user: Known | None) -> bytes:

@@ -4,11 +4,12 @@ The one rule: nothing here sends. The server takes the outbox once a turn, as on
 """
 
 from collections import deque
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from mqks.broker.expression import Budget
 from mqks.broker.reads import Read
-from mqks.limits import STRANGER_LINE_BYTES_MAX
+from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import LineSplitter
 from mqks.users import STRANGER, Permissions
 
@@ -93,5 +94,8 @@ class Connection:
 
     def once_id(self, message_id: bytes) -> bytes:
         """What is remembered of a message published once. Each user has ids of its own: nobody can
-        use up another's."""
-        return message_id if self.user is None else self.user.encode() + b" " + message_id
+        use up another's. A long one is remembered by its hash: a million may be kept."""
+        once_id = message_id if self.user is None else self.user.encode() + b" " + message_id
+        if len(once_id) > ONCE_ID_BYTES_MAX:
+            return blake2b(once_id, digest_size=32).hexdigest().encode()
+        return once_id

@@ -44,6 +44,7 @@ class Queue:
         "id",
         "marks",
         "name",
+        "nearly_full",
         "next_seq",
         "paged",
         "paging",
@@ -57,6 +58,7 @@ class Queue:
         "rule",
         "tail",
         "tail_bytes",
+        "told_at",
     )
 
     def __init__(self, broker: "Broker", queue_id: int, name: bytes) -> None:
@@ -68,6 +70,10 @@ class Queue:
         self.deleted = False
         self.full = False
         """It has as many waiting messages as it may have: publishes to it are refused."""
+        self.nearly_full = False
+        """It has been warned of that."""
+        self.told_at = broker.queue_messages_max * 4 // 5
+        """With so many waiting messages one of these two is due."""
 
         self.next_seq = 1
         self.cursor = 1
@@ -120,13 +126,19 @@ class Queue:
             return min(self.redo[0][0], self.cursor)
         return self.cursor if self.next_seq > self.cursor else None
 
+    @property
+    def oldest_age_s(self) -> float | None:
+        """Seconds, within ten, since the oldest waiting message came; None without any."""
+        oldest = self.oldest
+        return None if oldest is None else self.broker.facts.age_s(self.id, oldest)
+
     # -- messages come in
 
     def publish(self, ids: Sequence[bytes], lines: list[bytes]) -> None:
         """Append messages; where consumers wait, deliver them in this very turn."""
         first = self.next_seq
         self.next_seq = first + len(lines)
-        if self.ring and self.cursor == first and not self.redo:
+        if self.ring and self.cursor == first and not self.redo and not self.broker.postpone(self):
             taken = self._dispatch(first, lines, ids, stored=False)
             if taken == len(lines):
                 return
@@ -147,9 +159,8 @@ class Queue:
             self.head.extend(lines)
             self.head_bytes += size
         self._remember(first, lines)
-        if self.next_seq - self.cursor >= self.broker.queue_messages_max and not self.full:
-            self.full = True
-            self.broker.queue_filled(self)
+        if self.next_seq - self.cursor >= self.told_at:
+            self._look_at_limit()
 
     def requeue(self, deliveries: Iterable[Delivery]) -> None:
         """Rejected by a consumer: to the tail, under new numbers, with one more retry."""
@@ -194,12 +205,12 @@ class Queue:
 
     def deliver(self) -> None:
         """Give waiting messages to consumers, as long as both are there."""
-        while self.redo and self.ring:
+        while self.redo and self.ring and not self.broker.postpone(self):
             number, line = heapq.heappop(self.redo)
             if not self._dispatch(number, [line], None, stored=True):
                 heapq.heappush(self.redo, (number, line))
         head = self.head
-        while head and self.ring:
+        while head and self.ring and not self.broker.postpone(self):
             count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
             if count >= len(head):
                 lines = list(head)
@@ -216,17 +227,29 @@ class Queue:
                 head.extendleft(reversed(back))
             self.head_bytes -= size
             self.broker.memory_bytes -= size
-        if self.full:
-            self._look_for_room()
+        if self.nearly_full:
+            self._look_at_limit()
         if self.paged and self.ring and not self.paging and self._wants_page():
             self.paging = True
             self.broker.page_requests.append(self)
 
-    def _look_for_room(self) -> None:
-        """Publishes are taken again when an eighth of it is free, not one by one."""
-        if self.next_seq - self.cursor < max(1, self.broker.queue_messages_max * 7 // 8):
+    def _look_at_limit(self) -> None:
+        """A warning comes at four fifths of it, and again after less than two thirds. Publishes
+        are taken again when an eighth of it is free, not one by one."""
+        waiting, limit = self.next_seq - self.cursor, self.broker.queue_messages_max
+        if waiting >= limit:
+            if not self.full:
+                self.full = self.nearly_full = True
+                self.broker.queue_filled(self)
+        elif self.full and waiting < max(1, limit * 7 // 8):
             self.full = False
             self.broker.queue_has_room(self)
+        elif not self.nearly_full and waiting >= limit * 4 // 5:
+            self.nearly_full = True
+            self.broker.on_queue_nearly_full(self)
+        if not self.full and waiting < limit * 2 // 3:
+            self.nearly_full = False
+        self.told_at = limit if self.nearly_full else limit * 4 // 5
 
     def _wants_page(self) -> bool:
         """Ahead of its consumers, as long as there is memory for it."""
@@ -340,8 +363,8 @@ class Queue:
         self.broker.memory_bytes -= freed + behind
         if not self.paged:
             self._join()
-        if self.full:
-            self._look_for_room()
+        if self.nearly_full:
+            self._look_at_limit()
         return len(returned) + end - first
 
     @staticmethod
@@ -452,9 +475,7 @@ class Queue:
                 self._mark(number, 2 * retry)
             self.redo.append((number, line))
         heapq.heapify(self.redo)
-        if self.paged >= self.broker.queue_messages_max:
-            self.full = True
-            self.broker.queue_filled(self)
+        self._look_at_limit()
 
     def spill(self, committed: int) -> None:
         """Let go of bodies in memory that are on disk: what is below `committed` has been synced.

@@ -36,6 +36,7 @@ def totals(broker: Broker) -> Row:
             consumer.unacked_count for consumer in broker.consumers.values() if consumer.manual_ack
         ),
         "memory_bytes": broker.memory_bytes,
+        "unsent_bytes": broker.unsent_bytes,
         "disk_full": broker.disk_full,
         "received": broker.published,
         "routed": broker.queued,
@@ -55,7 +56,6 @@ def queues(broker: Broker, after: bytes, limit: int) -> list[Row]:
 
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
-    oldest = queue.oldest
     return {
         "name": _text(queue.name),
         "ready": queue.ready,
@@ -64,7 +64,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "bindings": len(broker.bindings.by_name.get(queue.name, ())),
         "rule": None if queue.rule is None else {"delay_s": queue.rule.delay_s},
         "next_seq": queue.next_seq,
-        "oldest_age_s": None if oldest is None else broker.facts.age_s(queue.id, oldest),
+        "oldest_age_s": queue.oldest_age_s,
         "memory_bytes": queue.head_bytes + queue.tail_bytes,
     }
 

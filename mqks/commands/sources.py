@@ -250,11 +250,12 @@ class Stopped:
             "messages_ready": sum(queue.ready for queue in queues),
             "messages_unacked": sum(queue.unacked for queue in queues),
             **dict.fromkeys(
-                ["memory_bytes", "disk_full", "received", "routed", "unroutable", "confirmed"]
+                ["memory_bytes", "unsent_bytes", "disk_full", "received", "routed", "unroutable"]
             ),
             **dict.fromkeys(
-                ["delivered", "redelivered", "acknowledged", "rejected", "purged", "errors"]
+                ["confirmed", "delivered", "redelivered", "acknowledged", "rejected", "purged"]
             ),
+            "errors": None,
         }
 
     def queues(self) -> Iterator[Row]:

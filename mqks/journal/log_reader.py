@@ -60,7 +60,10 @@ class LogReader:
         bytes_max: int,
     ) -> Page:
         """Living messages from `first` on and below `end`: at most `rows_max`, about `bytes_max`
-        bytes, at least one where there is one. Raises JournalFailed on a damaged segment."""
+        bytes or up to twice as many, at least one where there is one.
+
+        Raises JournalFailed on a damaged segment.
+        """
         while True:
             stop = queue.next_seq if end is None else min(end, queue.next_seq)
             wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
@@ -131,12 +134,14 @@ def _choose(
             end = min(stop, start + count)
             start = max(first, start)
             if start < end:
-                end = min(end, start + rows_max)
-                rows_max -= end - start
-                wanted.setdefault(span.segment.id, []).append((start, end - start))
-                size += span.bytes * (end - start) // (span.end - span.first)
-                if not rows_max:
-                    return wanted, end
+                # A span is cut only where it would make the page twice as large.
+                fitting = (2 * bytes_max - size) * (span.end - span.first) // (span.bytes + 1)
+                count = min(end - start, rows_max, max(1, fitting))
+                rows_max -= count
+                wanted.setdefault(span.segment.id, []).append((start, count))
+                size += span.bytes * count // (span.end - span.first)
+                if not rows_max or start + count < end:
+                    return wanted, start + count
         if wanted and (size >= bytes_max or disk >= READ_DISK_BYTES):
             return wanted, min(stop, span.end)
     return wanted, max(first, stop)

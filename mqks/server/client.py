@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read, to no effect."""
+NOT_SEEN = -1
+TLS_WRITE_BYTES = 64 * 1024
+"""A larger write would go past the limits of a TLS transport, and its size be told by nobody."""
 CLOSE_S = 10.0
-"""How long a connection that is closed may take to read its last replies."""
+"""How long a connection that sends no more may take nothing of its last replies."""
 
 
 class Hold(IntFlag):
@@ -66,6 +69,11 @@ class Client(asyncio.Protocol):
         self._lingering = False
         self.paused = False
         """It takes its replies more slowly than they come."""
+        self.unsent_bytes = 0
+        """Sent since everything had been taken: until then none of it need have left memory."""
+        self._taken_bytes = NOT_SEEN
+        self.moved_s = 0.0
+        """When it was last seen to have taken something."""
 
     # -- called by the event loop
 
@@ -82,7 +90,7 @@ class Client(asyncio.Protocol):
             self.transport.write(self._server.refuse_client(self, failure))
             self.transport.close()
             return
-        self.transport.set_write_buffer_limits(high=self._server.settings.outbox_high_water_bytes)
+        self.set_high_water(self._server.unsent.high_water_bytes)
 
     def data_received(self, data: bytes) -> None:
         if not self.ended:
@@ -108,39 +116,59 @@ class Client(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
         self.release(Hold.OUTBOX)
         self._server.caught_up(self)
 
     # -- called by the server
 
     def close(self) -> None:
-        """Close when what was sent has been taken, at the latest after CLOSE_S.
+        """Close when what was sent has been taken.
 
         A client that broke the rules may still be sending: closing with unread bytes in the
         socket would reset the connection before it has read why.
         """
-        call_later = asyncio.get_running_loop().call_later
         if self.lingers:
             if not self._lingering:
                 self._lingering = True
-                call_later(LINGER_S, self.transport.abort)
+                asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
                 if self.transport.can_write_eof():
                     self.transport.write_eof()
                 else:
                     # TLS reads on by itself until the peer has closed, too.
                     self.transport.close()
             return
-        if self.transport.get_write_buffer_size():
-            call_later(CLOSE_S, self.transport.abort)
         self.transport.close()
 
     def send(self, data: bytes) -> None:
         """Hand bytes to the socket; whether it takes them at once shows in `paused`."""
-        self.transport.write(data)
+        self.unsent_bytes += len(data)
+        if self._tls:
+            for start in range(0, len(data), TLS_WRITE_BYTES):
+                self.transport.write(data[start : start + TLS_WRITE_BYTES])
+        else:
+            self.transport.write(data)
         if self.paused and (
-            self.transport.get_write_buffer_size() > self._server.settings.outbox_bytes_max
+            self._server.unsent.full
+            or self.transport.get_write_buffer_size() > self._server.settings.outbox_bytes_max
         ):
             self.hold(Hold.OUTBOX)
+
+    def set_high_water(self, high_bytes: int) -> None:
+        """Above it the client is slow, until it has taken everything."""
+        self.transport.set_write_buffer_limits(high=high_bytes, low=0)
+
+    def look(self, now_s: float) -> int:
+        """Find out what it has taken; return the bytes that may still be in memory for it."""
+        size = self.transport.get_write_buffer_size()
+        taken = self.unsent_bytes - size
+        if not size:
+            self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
+        elif taken != self._taken_bytes:
+            self._taken_bytes, self.moved_s = taken, now_s
+        elif self.ended and now_s - self.moved_s > CLOSE_S:
+            self.transport.abort()
+        return self.unsent_bytes
 
     def hold(self, why: Hold) -> None:
         """Stop reading from this client until released."""

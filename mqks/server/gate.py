@@ -8,7 +8,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mqks.errors import LimitExceeded
+from mqks.errors import Limit, LimitExceeded
 from mqks.settings import Settings
 
 
@@ -38,8 +38,11 @@ def peer(name: object) -> Peer:
 
 
 class Gate:
-    def __init__(self, settings: Settings) -> None:
+    """`reached` counts for each limit how often it was."""
+
+    def __init__(self, settings: Settings, reached: dict[Limit, int]) -> None:
         self._settings = settings
+        self._reached = reached
         self._counts: dict[bytes, int] = {}
         self._strangers: dict[object, Callable[[], None]] = {}
 
@@ -47,6 +50,7 @@ class Gate:
         """Raises LimitExceeded."""
         count = self._counts.get(peer.network, 0)
         if peer.network and count >= self._settings.connections_per_address_max:
+            self._reached["connections_per_address_max"] += 1
             raise LimitExceeded(
                 "connections_per_address_max",
                 f"{count} connections from this address are open already",
@@ -62,6 +66,7 @@ class Gate:
     def add_stranger(self, key: object, drop: Callable[[], None]) -> None:
         """It has yet to say who it is; `drop` is called when others need its place."""
         while len(self._strangers) >= self._settings.unauthenticated_max:
+            self._reached["unauthenticated_max"] += 1
             oldest = next(iter(self._strangers))
             self._strangers.pop(oldest)()
         self._strangers[key] = drop

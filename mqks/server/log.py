@@ -42,6 +42,11 @@ def _value(value: object) -> str:
     return text if text and _PLAIN.issuperset(text) else json.dumps(text)
 
 
+def name(of_queue: bytes) -> str:
+    """A queue's name as it is told in a line."""
+    return of_queue.decode("utf-8", "backslashreplace")
+
+
 def configure(settings: Settings) -> None:
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(_Format(settings.log_format == "json"))

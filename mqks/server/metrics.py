@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 from mqks import __version__
 from mqks.broker import stats
 from mqks.broker.broker import Broker
-from mqks.broker.queue import Queue
 from mqks.journal.histogram import Histogram
 from mqks.journal.journal import SQLITE_VERSION, Journal
 from mqks.settings import SETTINGS, Settings
@@ -66,6 +65,7 @@ TOTALS: Final = (
     Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
     Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
     Metric("mqks_memory_bytes", "Waiting messages in memory.", _of("memory_bytes")),
+    Metric("mqks_unsent_bytes", "Replies not taken yet, as of a second ago.", _of("unsent_bytes")),
     Metric("mqks_disk_full", "1 while publishes are refused, or else 0.", _of("disk_full")),
 )
 
@@ -92,7 +92,7 @@ QUEUES: Final = (
     Metric(
         "mqks_queue_oldest_message_age_seconds",
         "Age of the message that has waited longest, within ten seconds; none without messages.",
-        lambda queue: _oldest_age_s(queue),
+        lambda queue: queue.oldest_age_s,
     ),
 )
 
@@ -114,7 +114,10 @@ READY: Final = ("mqks_ready", "1 while /readyz says so, or else 0.")
 
 # With labels.
 LIMIT: Final = ("mqks_limit", "The settings that are limits, by `name`.")
-LIMIT_REACHED: Final = ("mqks_limit_reached_total", "Requests refused at a limit, by `limit`.")
+LIMIT_REACHED: Final = (
+    "mqks_limit_reached_total",
+    "Requests and connections refused at a limit, by `limit`.",
+)
 BUILD_INFO: Final = (
     "mqks_build_info",
     "Always 1; `version`, `python` and `sqlite` tell what runs.",
@@ -207,11 +210,6 @@ def _is_counter(name: str) -> bool:
 def _label(name: bytes) -> str:
     """Queues are named with bytes, labels with UTF-8."""
     return name.decode("utf-8", "backslashreplace").replace("\\", r"\\").replace('"', r"\"")
-
-
-def _oldest_age_s(queue: Queue) -> float | None:
-    oldest = queue.oldest
-    return None if oldest is None else queue.broker.facts.age_s(queue.id, oldest)
 
 
 def _limits(settings: Settings) -> Iterator[tuple[str, float]]:

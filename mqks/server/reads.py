@@ -15,7 +15,7 @@ from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.log_reader import Page
-from mqks.limits import READ_BYTES
+from mqks.limits import READ_BYTES, READ_BYTES_MIN
 
 RUN = struct.Struct("<4q")
 """First number, how many, time of arrival in microseconds, bytes of text."""
@@ -33,7 +33,7 @@ class Reads:
 
     def wake(self) -> None:
         """Some may be waiting."""
-        if self._broker.readers:
+        if self._broker.readers and self._broker.outboxes_room > 0:
             self._waiting += self._broker.readers
             self._broker.readers = []
             self._wanted.set()
@@ -47,6 +47,9 @@ class Reads:
                 gone = connection.closed or connection.expelled
                 if gone or connection.blocked or not connection.reads:
                     continue  # Who is blocked comes again when it is not.
+                if self._broker.outboxes_room <= 0:
+                    self._broker.readers.append(connection)
+                    continue
                 answer = await self._answer(connection.reads[0])
                 connection.reads.popleft()
                 if not (connection.closed or connection.expelled):
@@ -62,8 +65,10 @@ class Reads:
             index = QueueIndex(1, 1)
         if read.form == "range":
             return await self._range(read, index)
+        # Each one takes the less the less is left: those who leave theirs can't use it up.
+        size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.outboxes_room // 8))
         page = await self._journal.log.page(
-            read.queue_id, index, read.first, read.end, read.limit, READ_BYTES
+            read.queue_id, index, read.first, read.end, read.limit, size
         )
         return self._lines(read, page) if read.form == "peek" else self._columns(read, page)
 

@@ -7,7 +7,6 @@ the chunk was large, so that a consumer works while its publisher is read.
 import asyncio
 import faulthandler
 import gc
-import ipaddress
 import logging
 import os
 import resource
@@ -15,14 +14,12 @@ import secrets
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
-from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskStatus
@@ -32,12 +29,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.login import Login
 from mqks.broker.queue import Queue
-from mqks.errors import (
-    AddressUnavailable,
-    ConfigurationError,
-    LimitExceeded,
-    MqksError,
-)
+from mqks.errors import ConfigurationError, LimitExceeded, MqksError
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -49,10 +41,13 @@ from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.gate import Gate
 from mqks.server.inherited import Inherited, take_sockets
+from mqks.server.lag import Lag
+from mqks.server.listeners import TLS_NAME, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
 from mqks.server.tls import TlsListener
+from mqks.server.unsent import Unsent
 from mqks.server.writer import Writer
 from mqks.settings import Settings, check_certificate, check_reach
 from mqks.users import STRANGER, Known, Users
@@ -62,10 +57,8 @@ LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
-LISTEN_BACKLOG = 4096
-TLS_NAME = "tls"
-"""An inherited socket of this name speaks TLS."""
-
+OTHER_FILES = 128
+"""Descriptors for what is no client: the journal, listeners, monitoring."""
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
 """What to wait for; it is given a function to call whenever the server shall reload."""
@@ -89,7 +82,7 @@ class Server:
         self._broker = broker
         self._journal = journal
         self._notify = notify
-        self._inherited = inherited
+        self._errors = errors
         self._clients: dict[int, Client] = {}
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -101,12 +94,14 @@ class Server:
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
         self._logins = Logins(broker, self._verified)
-        self._gate = Gate(settings)
+        self.unsent = Unsent(broker, self._clients, self._drop, self._schedule_flush)
+        self._gate = Gate(settings, broker.limits_reached)
         self._tls: TlsListener | None = None
         if context:
             self._tls = TlsListener(
                 context, settings, self._gate, errors, lambda peer: Client(self, peer)
             )
+        self._listeners = Listeners(settings, inherited, self._tls)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self._stopping = False
@@ -135,13 +130,12 @@ class Server:
         self._clients[connection.id] = client
         if connection.permissions is STRANGER:
             client.stranger = True
-            self._gate.add_stranger(client, lambda: self._drop(client))
+            self._gate.add_stranger(client, partial(self._crowded_out, client))
             self._await_auth(client)
         log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
 
     def refuse_client(self, client: Client, failure: LimitExceeded) -> bytes:
-        self._broker.limits_reached[failure.limit] += 1
         reply = self._broker.error_reply(
             client.peer.address, b"-", b"", str(failure), stranger=True
         )
@@ -225,7 +219,7 @@ class Server:
         if client is None or client.ended or self._stopping:
             return
         if client.stranger:
-            self._gate.add_stranger(client, lambda: self._drop(client))
+            self._gate.add_stranger(client, partial(self._crowded_out, client))
         client.release(Hold.AUTH)
         kept = self._broker.verified(login, user)
         if client.connection.expelled:
@@ -237,12 +231,15 @@ class Server:
         client.lingers = True
         self._end(client)
 
-    def _drop(self, client: Client) -> None:
-        """Others need its place."""
+    def _crowded_out(self, client: Client) -> None:
+        """A stranger; others need its place."""
+        others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
+        self._drop(client, LimitExceeded("unauthenticated_max", others))
+
+    def _drop(self, client: Client, failure: LimitExceeded) -> None:
+        """Close a client at once; what it has not taken is lost."""
         if not client.ended:
             client.ended = True
-            others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
-            failure = LimitExceeded("unauthenticated_max", others)
             client.transport.write(self.refuse_client(client, failure))
         client.transport.abort()
 
@@ -317,6 +314,8 @@ class Server:
                     self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
+        if broker.unsent_bytes > self.unsent.look_due_bytes:
+            self.unsent.look()
         self._reads.wake()
         self._logins.wake()
         if broker.page_requests:
@@ -367,7 +366,8 @@ class Server:
         if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
             return
         if not isinstance(failure, Exception) or isinstance(failure, OSError):
-            log.warning("connection_failed", reason=context.get("message"), error=failure)
+            if self._errors.allows():
+                log.warning("connection_failed", reason=context.get("message"), error=failure)
             return
         log.error("internal_error", reason=context.get("message"), exception=failure)
         self._failure = failure
@@ -381,7 +381,9 @@ class Server:
         """Why this server is no good for publishers now; nothing when it is."""
         if self._stopping:
             return "stopping"
-        return "disk full" if self._broker.disk_full else ""
+        if self._broker.disk_full:
+            return "disk full"
+        return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
         serve = _http_room().serve
@@ -435,90 +437,31 @@ class Server:
         async with anyio.create_task_group() as tasks:
             # Before anybody can know that it listens: a signal must find its receiver.
             tasks.start_soon(wait)
-            listeners = await self._listen()
-            listeners_with_tls = self._listen_with_tls() if self._tls else []
-            if self._tls:
-                tasks.start_soon(self._tls.run, listeners_with_tls)
+            await self._listeners.open(lambda: Client(self), tasks)
             tasks.start_soon(self._page)
             tasks.start_soon(self._reads.run)
             tasks.start_soon(self._logins.run)
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
+            tasks.start_soon(Lag(self._broker).run)
             self._schedule_flush()
             tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-            names = [each.getsockname() for listener in listeners for each in listener.sockets]
-            self._journal.announce(_url(names[0]) if names else "")
-            shown = [_shown(name) for name in names]
-            shown += [f"tls:{_shown(each.getsockname())}" for each in listeners_with_tls]
-            for address in shown:
+            self._journal.announce(self._listeners.url)
+            for address in self._listeners.shown:
                 log.event("listening", address=address)
             if self.settings.http_port is not None:
                 await tasks.start(self._serve_http)
-            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(shown)}")
-            task_status.started(next((name[1] for name in names if isinstance(name, tuple)), 0))
+            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}")
+            task_status.started(self._listeners.port)
             await stop.wait()
             self._notify.tell("STOPPING=1", "STATUS=writing what was received")
-            await self._drain(listeners)
+            await self._drain()
             tasks.cancel_scope.cancel()
         log.event("stopped")
 
-    async def _listen(self) -> list[asyncio.Server]:
-        settings = self.settings
-        listeners = []
-        make_client: Callable[[], Client] = lambda: Client(self)  # noqa: E731
-        try:
-            for inherited, name in self._inherited:
-                where = name
-                if name != TLS_NAME:
-                    listeners.append(await self._listen_on(inherited, make_client))
-            if not self._inherited:
-                where = f"{settings.host}:{settings.port}"
-                listeners.append(
-                    await self._loop.create_server(
-                        make_client, settings.host, settings.port, backlog=LISTEN_BACKLOG
-                    )
-                )
-                if settings.unix:
-                    where = str(settings.unix)
-                    listeners.append(
-                        await self._loop.create_unix_server(
-                            make_client, settings.unix, backlog=LISTEN_BACKLOG
-                        )
-                    )
-        except OSError as error:
-            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
-        return listeners
-
-    def _listen_with_tls(self) -> list[socket.socket]:
-        if self._inherited:
-            return [each for each, name in self._inherited if name == TLS_NAME]
-        where = f"{self.settings.tls_host}:{self.settings.tls_port}"
-        try:
-            return tls.listen(self.settings, LISTEN_BACKLOG)
-        except OSError as error:
-            raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
-
-    async def _listen_on(
-        self, inherited: socket.socket, make_client: Callable[[], Client]
-    ) -> asyncio.Server:
-        if inherited.family != socket.AF_UNIX:
-            return await self._loop.create_server(
-                make_client, sock=inherited, backlog=LISTEN_BACKLOG
-            )
-        # From Python 3.13 on the path would be deleted at the end, and it belongs to another.
-        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        return await self._loop.create_unix_server(
-            make_client, sock=inherited, backlog=LISTEN_BACKLOG, **kept
-        )
-
-    async def _drain(self, listeners: list[asyncio.Server]) -> None:
+    async def _drain(self) -> None:
         self._stopping = True
-        for listener in listeners:
-            listener.close()
-        if self._tls:
-            self._tls.close()
-        if self.settings.unix and not self._inherited:
-            self.settings.unix.unlink(missing_ok=True)
+        self._listeners.close()
         for client in self._clients.values():
             client.hold(Hold.STOP)
             # Nothing is delivered that the journal would not learn any more.
@@ -537,25 +480,6 @@ class Server:
             client.transport.close()
 
 
-def _shown(name: tuple[Any, ...] | str | bytes) -> str:
-    """A socket's name as people write it."""
-    if not isinstance(name, tuple):
-        return "unix:" + os.fsdecode(name).replace("\0", "@")
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _url(name: tuple[Any, ...] | str | bytes) -> str:
-    """How a client on this machine finds a socket; empty for one that has no path."""
-    if not isinstance(name, tuple):
-        path = os.fsencode(name)
-        return f"mqks+unix://{quote(path)}" if path.startswith(b"/") else ""
-    host, port = name[:2]
-    if ipaddress.ip_address(host).is_unspecified:
-        host = "::1" if ":" in host else "127.0.0.1"
-    return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
-
-
 async def _signalled(reload: Callable[[], None]) -> None:
     """Wait for SIGTERM or SIGINT; SIGHUP reloads."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -565,8 +489,9 @@ async def _signalled(reload: Callable[[], None]) -> None:
                 continue
             log.event("stopping", signal=signal.Signals(number).name)
             break
-    # Nothing is loaded again while it stops.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Nothing is loaded again while it stops, and who asks once more does not cut that short.
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
 
 
 async def serve(
@@ -607,6 +532,9 @@ async def serve(
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
+        broker.on_queue_nearly_full = lambda queue: log.warning(
+            "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
+        )
         broker.users = users
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
         starting = asyncio.create_task(notify.wait_for_start(lambda: journal.next_segment))
@@ -650,23 +578,29 @@ def _http_room() -> ModuleType:
 
 
 def _log_queue(queue: Queue) -> None:
-    name = queue.name.decode("utf-8", "backslashreplace")
+    name = log.name(queue.name)
     if queue.full:
         log.warning("queue_full", queue=name, ready=queue.ready)
     else:
         log.event("queue_has_room", queue=name, ready=queue.ready)
 
 
-def _raise_open_files_limit() -> None:
-    """As many connections as the system lets us have without being asked."""
+def _within_open_files(settings: Settings) -> Settings:
+    """As many connections as the system lets us have without being asked: one more is told why,
+    where otherwise it would be closed without a word, and the journal finds no descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    room = max(1, hard - OTHER_FILES)
+    if hard == resource.RLIM_INFINITY or settings.connections_max <= room:
+        return settings
+    log.warning("few_open_files", open_files=hard, connections_max=room)
+    return replace(settings, connections_max=room)
 
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
-    _raise_open_files_limit()
+    settings = _within_open_files(settings)
     # Nobody receives it yet, and it never ends the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # A watchdog's SIGABRT shall tell where everything stood.

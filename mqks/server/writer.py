@@ -20,6 +20,8 @@ from mqks.server import log
 IDLE_S = 0.2
 """After this long without anything to write, the journal tidies up."""
 DISK_FULL_RETRY_S = 0.5
+STALL_S = 10.0
+"""A commit or another step of the journal that takes longer is told as a stall."""
 AT_ONCE_RECORDS_MAX = 64
 """More than these go to the task, so that the next batch forms meanwhile."""
 SLOW_COMMIT_S = 0.002
@@ -55,6 +57,8 @@ class Writer:
         self._failure: MqksError | None = None
         self._steps = 0
         """Of the journal that have ended, well or with a full disk."""
+        self._step_s = 0.0
+        """When the last of them ended, or the next was begun after a rest."""
         self._at_once_from_s = 0.0
 
     def wake(self, *, alone: bool) -> None:
@@ -110,7 +114,7 @@ class Writer:
             self._wake.set()
 
     def _committed(self, batch: Batch) -> None:
-        self._steps += 1
+        self._stepped()
         self._broker.committed(batch)
         self._release()
         if self._broker.has_pending:
@@ -126,6 +130,15 @@ class Writer:
         """Changes with each step of the journal that ends; None while there is nothing to do."""
         return self._steps if self._busy or self._broker.has_pending else None
 
+    def _stepped(self) -> None:
+        self._steps += 1
+        self._step_s = monotonic()
+
+    @property
+    def stalls(self) -> bool:
+        """Whether a step of the journal takes so long that nobody should wait for confirms."""
+        return self._busy and monotonic() - self._step_s > STALL_S
+
     def stop(self) -> None:
         """Write what is pending, then end `run`."""
         self._stopping = True
@@ -135,7 +148,7 @@ class Writer:
         """Raises JournalFailed when the disk can't be trusted any more."""
         while not self._stopping or self._broker.has_pending:
             self._wake.clear()
-            self._busy = True
+            self._busy, self._step_s = True, monotonic()
             while self._broker.has_pending:
                 self.check()
                 await self._commit(self._broker.take_batch())
@@ -162,7 +175,7 @@ class Writer:
                 await self._wake.wait()
             if not self._wake.is_set():
                 self._untidy = False
-                self._busy = True
+                self._busy, self._step_s = True, monotonic()
                 while not self._wake.is_set() and await self._tidy(idle=True):
                     pass
                 self._busy = False
@@ -176,7 +189,7 @@ class Writer:
             await self._disk_full(failure)
             return True
         finally:
-            self._steps += 1
+            self._stepped()
 
     async def _commit(self, batch: Batch) -> None:
         self._untidy = True
@@ -211,7 +224,7 @@ class Writer:
         self._release()
         self._flush()
         while not self._stopping:
-            self._steps += 1
+            self._stepped()
             await self._try_to_write(settled_only=True)
             await self._let_go()
             if await self._try_to_write() and await self._has_room():
@@ -250,6 +263,6 @@ class Writer:
     async def _let_go(self) -> None:
         try:
             while await self._journal.maintain(idle=True):
-                self._steps += 1
+                self._stepped()
         except DiskFull:
             pass

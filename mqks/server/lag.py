@@ -1,0 +1,55 @@
+"""Warnings of queues whose messages wait for long, whatever the reason.
+
+The one rule: it looks once a minute, in slices, so that it costs no message anything; and it says
+a thing once.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import anyio
+
+from mqks.broker.broker import Broker
+from mqks.broker.queue import Queue
+from mqks.server import log
+
+LOOK_S: Final = 60.0
+SLICE_QUEUES: Final = 500
+"""Queues looked at before others have their turn: a millisecond."""
+LINES_MAX: Final = 100
+"""Warnings at one look; the others come at the next ones."""
+
+
+class Lag:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._age_s = broker.settings.queue_age_warning_s
+        self._told: set[Queue] = set()
+        """Queues that have been warned of; again when they were better."""
+
+    async def run(self) -> None:
+        while self._age_s:
+            await anyio.sleep(min(LOOK_S, self._age_s))
+            for _ in self._look():
+                await anyio.lowlevel.checkpoint()
+
+    def _look(self) -> Iterator[None]:
+        queues = list(self._broker.queues.values())
+        self._told &= {*queues}
+        lines = LINES_MAX
+        for number, queue in enumerate(queues):
+            age_s = queue.oldest_age_s or 0.0
+            if age_s < self._age_s / 2:
+                self._told.discard(queue)
+            elif age_s >= self._age_s and lines and queue not in self._told:
+                lines -= 1
+                self._told.add(queue)
+                log.warning(
+                    "queue_waits",
+                    queue=log.name(queue.name),
+                    age_s=age_s,
+                    ready=queue.ready,
+                    consumers=len(queue.consumers),
+                )
+            if number % SLICE_QUEUES == 0:
+                yield

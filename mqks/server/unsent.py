@@ -1,0 +1,111 @@
+"""What was sent to clients and not taken by them, over all connections.
+
+The one rule: who takes what it is sent goes on, whatever others do. From half of the limit on,
+nobody gets more before it has taken everything. Near the limit those who take nothing at all are
+closed, the largest first; at the limit nothing is made for anybody.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from math import inf
+
+from mqks.broker.broker import Broker
+from mqks.errors import LimitExceeded
+from mqks.limits import STUCK_S
+from mqks.server import log
+from mqks.server.client import Client
+
+LOOK_S = 1.0
+"""What was sent counts as unsent until it is looked at: so long, unless it is much."""
+LOOK_AGAIN_S = 0.1
+"""The same while much is unsent."""
+
+
+class Unsent:
+    """`drop` closes a client, with the reason; `flush` is called when more can be sent."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clients: Mapping[int, Client],
+        drop: Callable[[Client, LimitExceeded], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._broker = broker
+        self._clients = clients
+        self._drop = drop
+        self._flush = flush
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._bytes_max = broker.settings.outboxes_bytes_max
+        self.full = False
+        """Nearly: who has anything unsent is not read, either."""
+        self.high_water_bytes = broker.settings.outbox_high_water_bytes
+        """From how much on a client is slow: any at all, when all together have much."""
+        self.look_due_bytes: float = 0
+        """`look` is wanted when the broker counts more than this."""
+
+    def look(self) -> None:
+        """Find out what has been taken: in a while or, when it is much, next."""
+        if self._timer is None:
+            self._look_after(LOOK_S, 0)
+        if self._timer is not None and self._broker.unsent_bytes > self.look_due_bytes:
+            self._timer.cancel()
+            self._timer = self._loop.call_soon(self._look)
+            self.look_due_bytes = inf
+
+    def _look_after(self, seconds: float, unsent_bytes: int) -> None:
+        self._timer = self._loop.call_later(seconds, self._look)
+        self.look_due_bytes = unsent_bytes + self._bytes_max // 8
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        unsent_bytes = sum(client.look(now_s) for client in self._clients.values())
+        self._tell(unsent_bytes)
+        if self.full:
+            unsent_bytes -= self._drop_stuck(unsent_bytes - self._bytes_max * 3 // 4, now_s)
+        self._set_high_water(unsent_bytes)
+        self._timer, self.look_due_bytes = None, 0
+        if unsent_bytes:
+            much = unsent_bytes > self._bytes_max // 4
+            self._look_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)
+        # What this turn has written already comes on top.
+        self._broker.unsent_bytes = unsent_bytes + sum(
+            len(data) for connection in self._broker.touched for data in connection.outbox
+        )
+        self._broker.deliver_postponed()
+        self._flush()
+
+    def _drop_stuck(self, wanted_bytes: int, now_s: float) -> int:
+        """Close those who have taken nothing for long; return how many bytes that frees."""
+        stuck = [each for each in self._clients.values() if each.unsent_bytes]
+        stuck.sort(key=lambda client: -client.unsent_bytes)
+        freed_bytes = 0
+        for client in stuck:
+            if freed_bytes >= wanted_bytes:
+                break
+            if now_s - client.moved_s >= STUCK_S:
+                freed_bytes += client.unsent_bytes
+                self._broker.limits_reached["outboxes_bytes_max"] += 1
+                reason = f"{client.unsent_bytes} bytes were not taken, and all wait for room"
+                self._drop(client, LimitExceeded("outboxes_bytes_max", reason))
+        return freed_bytes
+
+    def _tell(self, unsent_bytes: int) -> None:
+        if not self.full and unsent_bytes > self._bytes_max * 7 // 8:
+            self.full = True
+            log.warning("outboxes_full", unsent_bytes=unsent_bytes)
+        elif self.full and unsent_bytes <= self._bytes_max * 3 // 4:
+            self.full = False
+            log.event("outboxes_have_room", unsent_bytes=unsent_bytes)
+
+    def _set_high_water(self, unsent_bytes: int) -> None:
+        high_water_bytes = self.high_water_bytes
+        if unsent_bytes > self._bytes_max // 2:
+            high_water_bytes = 0
+        elif unsent_bytes <= self._bytes_max // 4:
+            high_water_bytes = self._broker.settings.outbox_high_water_bytes
+        if high_water_bytes != self.high_water_bytes:
+            self.high_water_bytes = high_water_bytes
+            for client in self._clients.values():
+                client.set_high_water(high_water_bytes)

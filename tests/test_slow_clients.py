@@ -1,0 +1,184 @@
+"""Many clients that do not take what they asked for: memory stays bounded, and others go on.
+
+The one rule: what memory may grow by is told by the limit alone, never by how many clients there
+are, so each test has clients for a multiple of the limit.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+import pytest
+import trustme
+
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+MIB = 1024 * 1024
+LIMIT = ("--outboxes-bytes-max", "32MiB")
+GROWTH_BYTES = 96 * MIB
+"""The limit, what one answer needs while it is made, and what the allocator keeps."""
+LINE = b"x" * 1000
+
+
+@contextmanager
+def stuck_at(address: tuple[str, int], count: int, request: bytes) -> Iterator[list[socket.socket]]:
+    """Clients that ask and never read."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(count):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(address)
+            client.sendall(request)
+            clients.append(client)
+        yield clients
+
+
+def fill(client: LineClient, count: int) -> None:
+    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    for start in range(0, count, 500):
+        numbers = range(start, start + 500)
+        client.send(b"".join(b"m%d publish e %s\n" % (number, LINE) for number in numbers))
+    assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
+
+
+def peak_bytes(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def wait(happened: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < limit, "it does not happen"
+        time.sleep(0.02)
+
+
+def peeked(client: LineClient, after: int) -> int:
+    """Number of the last message of the next page."""
+    client.send(b"x peek q --after=%d --limit=1000\n" % after)
+    while (line := client.line()) != b"x ok --end":
+        after = int(line.partition(b",seq=")[2].partition(b",")[0])
+    return after
+
+
+def test_readers_that_leave_their_answers(tmp_path: Path) -> None:
+    """Each could have four MiB; and who reads gets through behind all of them."""
+    count = 8_000
+    with (
+        ServerProcess(tmp_path / "mqks.db", *LIMIT) as server,
+        LineClient(server.address, seconds=60) as reader,
+    ):
+        fill(reader, count)
+        before = server.resident_bytes
+        with stuck_at(server.address, 100, b"r read q --from=1\n" * 4):
+            after = 0
+            while (last := peeked(reader, after)) > after:
+                after = last
+            assert after == count
+            assert peak_bytes(server) < before + GROWTH_BYTES
+
+
+def test_readers_over_tls_that_leave_their_answers(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tls = ("--tls-host", "127.0.0.1", "--tls-port", str(port))
+    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--insecure")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *LIMIT, *tls, *files) as server,
+        LineClient(server.address, seconds=60) as reader,
+        ExitStack() as stack,
+    ):
+        fill(reader, 8_000)
+        before = server.resident_bytes
+        for _ in range(60):
+            plain = socket.create_connection(("127.0.0.1", port))
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stuck = context.wrap_socket(plain, server_hostname="127.0.0.1")
+            stack.enter_context(stuck).sendall(b"r read q --from=1\n" * 4)
+        assert peeked(reader, 0) > 0
+        assert peak_bytes(server) < before + GROWTH_BYTES
+
+
+@pytest.mark.slow
+def test_who_has_said_goodbye_and_does_not_read_is_closed(tmp_path: Path) -> None:
+    """Its reads would wait for ever, as the first answer is never taken."""
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as client,
+    ):
+        fill(client, 8_000)
+        with stuck_at(server.address, 10, b"r read q --from=1\n" * 16) as stuck:
+            for each in stuck:
+                each.shutdown(socket.SHUT_WR)
+            wait(lambda: b'"connections": 11,' in client.ask(b"st stats"))
+            wait(lambda: b'"connections": 1,' in client.ask(b"st stats"))
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-uvloop",)], ids=["uvloop", "asyncio"])
+def test_a_large_message_for_many(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """All of them get all of it, one after the other, as there is room."""
+    consumers, messages, size = 300, 3, 1_000_000
+    with ServerProcess(tmp_path / "mqks.db", *LIMIT, *flags) as server, ExitStack() as stack:
+        got: dict[socket.socket, int] = {}
+        selector = stack.enter_context(DefaultSelector())
+        for number in range(consumers):
+            client = stack.enter_context(socket.create_connection(server.address))
+            client.sendall(b"c%03d consume --confirm q%d e\n" % (number, number))
+            assert client.recv(100) == b"c%03d ok \n" % number
+            selector.register(client, EVENT_READ)
+            got[client] = 0
+        before = server.resident_bytes
+        with LineClient(server.address) as publisher:
+            for number in range(messages):
+                publisher.send(b"m%d publish e %s\n" % (number, b"x" * size))
+        each = messages * (len(b"c000 ok m0 event=e \n") + size)
+        while min(got.values()) < each:
+            ready = selector.select(20)
+            assert ready, "nothing comes any more"
+            for entry, _ in ready:
+                assert isinstance(entry.fileobj, socket.socket)
+                piece = entry.fileobj.recv(MIB)
+                assert piece, "the server has closed it"
+                got[entry.fileobj] += len(piece)
+        assert set(got.values()) == {each}
+        assert peak_bytes(server) < before + GROWTH_BYTES
+        assert "event=request_failed" not in server.log
+
+
+def test_those_who_take_nothing_are_closed_when_there_is_no_room(tmp_path: Path) -> None:
+    flags = (*LIMIT, "--outbox-bytes-max", "16MiB")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address, seconds=60) as other,
+    ):
+        assert other.ask(b"c consume --confirm q e") == b"c ok "
+        before = server.resident_bytes
+        with ExitStack() as stack:
+            stuck = stack.enter_context(stuck_at(server.address, 6, b"p ping\n"))
+            for client in stuck:
+                client.settimeout(0.5)
+                with suppress(TimeoutError, ConnectionError):
+                    client.sendall((b"p ping " + LINE + b"\n") * 16_000)
+            wait(lambda: "event=outboxes_have_room" in server.log)
+            assert "event=outboxes_full" in server.log
+            # Who takes its replies goes on, also as a consumer.
+            for number in range(20):
+                other.send(b"m%d publish e x\n" % number)
+                assert other.line() == b"c ok m%d event=e x" % number
+            assert peak_bytes(server) < before + GROWTH_BYTES
+        assert "were not taken" in server.log
