@@ -227,7 +227,7 @@ def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
         for first, value in ((0, 1), (2, "text")):
             data = pa.array([{"n": value}] * 2)
             other = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, stage(lake.staging, [other]))
+            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [other])))
         put(lake, range(4, 6))
         roll(lake)
 
@@ -272,7 +272,7 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
         def commit(first: int, value: Any) -> None:
             data = pa.array([{"n": value}] * 2)
             rows = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, stage(lake.staging, [rows]))
+            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [rows])))
 
         commit(0, 1)
         with pytest.raises(LakeUnfit, match="data"):

@@ -98,6 +98,13 @@ def archive(
     trim: Annotated[
         bool, typer.Option("--trim/--no-trim", help="Drop from the queue what the lake has.")
     ] = True,
+    fail_on_data_loss: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-data-loss/--no-fail-on-data-loss",
+            help="Refuse to go on when something else took messages from the queue.",
+        ),
+    ] = True,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
@@ -120,6 +127,7 @@ def archive(
             schema=_schema(schema),
             roll_s=roll,
             trim=trim,
+            fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
         with LAKES[format](lake) as opened:

@@ -76,6 +76,8 @@ class File:
     bytes: int
     first: int
     last: int
+    arrived_us: int
+    """When the latest of its messages came, in microseconds since 1970."""
     unparsed: int = 0
     """Rows whose payload did not fit the schema."""
 
@@ -118,8 +120,9 @@ def _stage(staging: Path, batches: list[pa.RecordBatch]) -> Iterator[File]:
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         name = _new_name(first, last)
         size = _write(staging / name, [part], part.schema)
+        arrived_us = pc.max(part["timestamp"]).value
         unparsed = part["data"].null_count if "data" in part.column_names else 0
-        yield File(name, date, event, part.num_rows, size, first, last, unparsed)
+        yield File(name, date, event, part.num_rows, size, first, last, arrived_us, unparsed)
 
 
 def _parts(table: pa.Table) -> Iterator[tuple[str, str, pa.Table]]:
@@ -231,7 +234,7 @@ class Lake:
         self.path = path.absolute()
         self.control = self.path / CONTROL
         self.staging = self.control / "staging"
-        self._state: dict[str, Any] = {"queues": {}, "waiting": [], "moves": []}
+        self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
 
     def __enter__(self) -> Self:
         made = [self.control, *self.control.parents]
@@ -264,7 +267,7 @@ class Lake:
         if (self.path / "_delta_log").exists():
             raise LakeUnfit(f"{self.path} is a Delta table: give --format delta")
         with suppress(FileNotFoundError):
-            self._state = json.loads((self.control / "state.json").read_bytes())
+            self._state |= json.loads((self.control / "state.json").read_bytes())
         self._finish()
 
     def _finish(self) -> None:
@@ -287,20 +290,33 @@ class Lake:
         number = self._state["queues"].get(queue, {}).get(epoch)
         return None if number is None else int(number)
 
-    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+    def arrived_us(self, queue: str, epoch: str) -> int | None:
+        """When the latest message came that the lake has of this queue; None before the first."""
+        time_us = self._state["arrived"].get(epoch)
+        return None if time_us is None else int(time_us)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         """Make staged files part of the lake: everything below `number` is in it now.
 
         Large ones show at once, small ones wait for `roll`.
         """
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
+        arrived = self._state["arrived"] | self._arrived(queue, epoch, files)
         moves, waiting, now_s = [], self._waiting(), time.time()
         for file in files:
             if file.bytes < SMALL_BYTES:
                 waiting.append(Waiting(file.name, file.directory, file.rows, file.bytes, now_s))
             else:
                 moves.append((file.name, file.directory))
-        self._write(queues, waiting, moves)
+        self._write(waiting, moves, queues=queues, arrived=arrived)
+
+    def _arrived(self, queue: str, epoch: str, files: Sequence[File]) -> dict[str, int]:
+        """By epoch, what `arrived_us` is with these files; an epoch is of one queue."""
+        times = [file.arrived_us for file in files]
+        if (before := self.arrived_us(queue, epoch)) is not None:
+            times.append(before)
+        return {epoch: max(times)} if times else {}
 
     def roll(self, run: Merge, age_s: float) -> int:
         """Merge what waits and let it show, where it is large enough together or has waited so
@@ -323,18 +339,17 @@ class Lake:
             ]
             waiting = [file for file in self._waiting() if file.directory not in due]
             old = {file.name for files in due.values() for file in files}
-            self._write(self._state["queues"], waiting, moves)
+            self._write(waiting, moves)
             self._sweep(old)
         return sum(file.rows for file in self._waiting())
 
-    def _write(
-        self, queues: dict[str, Any], waiting: list[Waiting], moves: list[tuple[str, str]]
-    ) -> None:
+    def _write(self, waiting: list[Waiting], moves: list[tuple[str, str]], **changes: Any) -> None:
         """The commit, and then the moves that it names. After a crash they are done again, which
         changes nothing where they were done; they are on the disk before the next commit forgets
         them."""
         _sync(self.staging)
-        state = {"queues": queues, "waiting": list(map(astuple, waiting)), "moves": moves}
+        changes |= {"waiting": list(map(astuple, waiting)), "moves": moves}
+        state = self._state | changes
         write_atomically(self.control / "state.json", json.dumps(state).encode())
         self._state = state
         self._place(moves)
@@ -354,8 +369,8 @@ class Lake:
 
 
 class DeltaLake(Lake):
-    """The same as a Delta table: its log is what commits, and an application transaction in it
-    tells how far a queue has been read. Files are moved to where they belong before the commit;
+    """The same as a Delta table: its log is what commits, and application transactions in it
+    tell how far a queue has been read. Files are moved to where they belong before the commit;
     only the log tells what is in the table.
 
     The table has the columns of its first commit.
@@ -373,11 +388,16 @@ class DeltaLake(Lake):
         number = self._table.transaction_version(_application(queue, epoch))
         return None if number is None else int(number)
 
-    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+    def arrived_us(self, queue: str, epoch: str) -> int | None:
+        if self._table is None:
+            return None
+        time_us = self._table.transaction_version(_arrivals(queue, epoch))
+        return None if time_us is None else int(time_us)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         from deltalake import CommitProperties, DeltaTable, Transaction
         from deltalake.transaction import AddAction
 
-        files = list(files)
         own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
         schema = pa.schema([*own, ("date", pa.date32()), ("event", pa.string())])
         self._check(own)
@@ -395,13 +415,15 @@ class DeltaLake(Lake):
             )
             for file in files
         ]
-        read = Transaction(_application(queue, epoch), number)
+        told = [Transaction(_application(queue, epoch), number)]
+        for time_us in self._arrived(queue, epoch, files).values():
+            told.append(Transaction(_arrivals(queue, epoch), time_us))
         self._table.create_write_transaction(
             actions,
             mode="append",
             schema=self._table.schema(),
             partition_by=["date", "event"],
-            commit_properties=CommitProperties(app_transactions=[read]),
+            commit_properties=CommitProperties(app_transactions=told),
         )
         self._table.update_incremental()
         self._sync_log()
@@ -455,6 +477,10 @@ def delta_table(path: Path) -> Any:
 
 def _application(queue: str, epoch: str) -> str:
     return f"mqks/{queue}/{epoch}"
+
+
+def _arrivals(queue: str, epoch: str) -> str:
+    return f"{_application(queue, epoch)}/arrived_us"
 
 
 LAKES = {"parquet": Lake, "delta": DeltaLake}
