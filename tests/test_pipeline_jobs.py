@@ -25,6 +25,8 @@ from pyspark.errors import PySparkException
 
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
+from mqks.commands import pipeline as command
+from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import LAKES, messages
@@ -568,6 +570,48 @@ def test_report_as_a_command(
     assert "rare" not in done.stdout
     assert html.read_text().startswith("<!doctype html>")
     assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "line"),
+    [
+        ("mqks.pipeline.errors.DataLost: messages 1 to 3 are gone", 65, "messages 1 to 3 are gone"),
+        ("mqks.client.errors.RequestFailed: no such queue", 65, "no such queue"),
+        (
+            "ConnectionRefusedError: [Errno 111] no",
+            69,
+            "the server cannot be reached: [Errno 111] no",
+        ),
+        ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
+    ],
+)
+def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) -> None:
+    frames = "org.apache.spark.SparkException: Job aborted\n\tat org.apache.spark.Executor"
+    text = f"An exception was thrown from the worker\n  File x\n{told}\n\n{frames}"
+    failure = command._failure(text)
+
+    assert isinstance(failure, MqksError)
+    assert failure.exit_code == code
+    assert str(failure).endswith(line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
+    steps = []
+
+    def start() -> None:
+        with command._signals_wait():
+            signal.raise_signal(number)
+            steps.append("started")
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert steps == ["started"]
 
 
 # ----------------------------------------------------------------------------------------- kills

@@ -9,6 +9,7 @@ it is finished when the lake is opened again. Tasks may therefore run twice, or 
 The one rule: the queue is trimmed only up to what the lake says it has.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -35,13 +36,17 @@ INTERVAL_S = 10.0
 IDLE_S = 0.05
 """Between two looks at a queue with nothing new, at least."""
 ROLL_S = 300.0
+FILES_MANY = 1000
+"""Of one batch: each costs a sync, and so does its directory, and all who read look at each."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
     "name string, date string, event string, rows bigint, bytes bigint, first bigint, last bigint,"
     " arrived_us bigint, unparsed bigint"
 )
-_UNPARSED = "_corrupt_record"
+_UNPARSED = "_mqks_unparsed"
+
+_log = logging.getLogger("mqks.pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class _Batch:
     ranges: list[tuple[int, int]]
     archived_us: int
     staging: Path
+    by_event: bool
     fail_on_data_loss: bool
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +92,7 @@ class _Batch:
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging, and tell the files."""
-        return stage(self.staging, map(self._complete, messages))
+        return stage(self.staging, map(self._complete, messages), by_event=self.by_event)
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
         """From the broker to the files within one process: no message passes through the JVM."""
@@ -172,6 +178,8 @@ class Archive:
             began = time.perf_counter()
             files = self._batch(spark, lake, reader, log.epoch, start, end)
             lake.commit(self.queue, log.epoch, end, files)
+            if lake.by_event and len(files) > FILES_MANY:
+                _log.warning("%d files for one batch: --by day makes one for each day", len(files))
             if self.trim:
                 _trim(reader, log.epoch, end)
             after = reader.range()
@@ -236,6 +244,7 @@ class Archive:
             ranges=_split(start, end, context.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=lake.staging,
+            by_event=lake.by_event,
             fail_on_data_loss=self.fail_on_data_loss,
         )
         tasks = len(batch.ranges)
