@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from benchmarks.flow import CHUNK_BYTES, SILENCE_S, connect
+from benchmarks.flow import CHUNK_BYTES, SILENCE_S, Stalled, connect
 from benchmarks.messages import Messages
 from mqks.client.blocking import connect_blocking
 from mqks.testing import BrokerProcess
@@ -55,8 +55,8 @@ def publish(port: int, first: int, count: int, rate: float) -> Figures:
     requests, width = memoryview(messages.fill(template)), messages.width(template)
     came: list[tuple[int, float]] = []
     sent = confirmed = 0
-    began = time.monotonic()
     with connect(port) as sock:
+        began = time.monotonic()
         while confirmed < count:
             if rate == math.inf:
                 due = min(count, confirmed + WINDOW)
@@ -65,6 +65,8 @@ def publish(port: int, first: int, count: int, rate: float) -> Figures:
             left = requests[sent : due * width][:CHUNK_BYTES]
             wait_s = TICK_S if due < count and rate < math.inf else SILENCE_S
             readable, writable, _ = select.select([sock], [sock] if left else [], [], wait_s)
+            if wait_s == SILENCE_S and not (readable or writable):
+                raise Stalled(f"silent after {confirmed} confirms")
             if writable:
                 sent += sock.send(left, socket.MSG_DONTWAIT)
             if readable:
@@ -87,7 +89,6 @@ class Archiving:
     """`mqks pipeline archive` at the lowest priority; a context that ends it as SIGTERM does."""
 
     def __init__(self, url: str, lake: Path) -> None:
-        self.lake = lake
         self.next = 0
         """Everything below it is in the lake."""
         archive = ["archive", "bench", str(lake), "--url", url, "--interval", "1", "--json"]
