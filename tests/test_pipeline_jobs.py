@@ -21,9 +21,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
+from mqks.commands import pipeline as command
+from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import LAKES, messages
@@ -222,17 +225,66 @@ def test_payloads_by_a_schema(
     ]
 
 
-def test_a_queue_that_is_older_than_the_lake_is_left_alone(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+@pytest.mark.parametrize("published_since", [0, 5, 50])
+def test_a_database_older_than_the_lake_is_left_alone(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str, published_since: int
 ) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 5))
-    with QueueReader(mqks_broker.url, "clicks") as reader, LAKES["parquet"](lake) as opened:
-        opened.commit("clicks", reader.range().epoch, 100, [])
-    with pytest.raises(DataLost, match="ends at 6, and the lake has it up to 100"):
+    mqks_broker.stop()
+    database = mqks_broker.settings.db
+    snapshot = database.read_bytes()
+    mqks_broker.start()
+    publish(mqks_broker, some(5, 10))
+    run(spark, mqks_broker, lake, format)
+    mqks_broker.stop()
+    database.with_name(f"{database.name}-wal").unlink(missing_ok=True)
+    database.write_bytes(snapshot)
+    mqks_broker.start()
+    if published_since:  # They get numbers that the lake has, and more.
+        publish(mqks_broker, some(100, published_since))
+    with pytest.raises(DataLost, match=r"up to 16, and from 6 on .* older state of the database"):
+        run(spark, mqks_broker, lake, format)
+
+    assert len(waits(mqks_broker)) == 5 + published_since
+
+
+def test_two_archives_of_a_queue_notice_each_other(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    other = lake.with_name("other")
+    for first, path in ((0, lake), (10, other), (20, other)):
+        publish(mqks_broker, some(first, 10))
+        run(spark, mqks_broker, path)
+    publish(mqks_broker, some(30, 5))
+    with pytest.raises(DataLost, match="messages 11 to 30 of the queue clicks went"):
+        run(spark, mqks_broker, lake)
+    assert len(waits(mqks_broker)) == 5
+    run(spark, mqks_broker, lake, fail_on_data_loss=False)
+
+    assert keys(lake) == sorted(f"m{n}" for n in [*range(10), *range(30, 35)])
+    assert run(spark, mqks_broker, lake) == []
+
+
+def test_what_is_trimmed_under_a_batch_is_noticed(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    batch = archives.Archive._batch
+
+    def trimmed_meanwhile(*told: Any) -> Any:
+        with QueueReader(mqks_broker.url, "clicks") as reader:
+            reader.trim(4)
+        return batch(*told)
+
+    monkeypatch.setattr(archives.Archive, "_batch", trimmed_meanwhile)
+    with pytest.raises(PySparkException, match="messages 1 to 3 of the queue clicks are gone"):
         run(spark, mqks_broker, lake)
 
-    assert len(waits(mqks_broker)) == 5
+    assert len(waits(mqks_broker)) == 7
 
 
 def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
@@ -518,6 +570,48 @@ def test_report_as_a_command(
     assert "rare" not in done.stdout
     assert html.read_text().startswith("<!doctype html>")
     assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "line"),
+    [
+        ("mqks.pipeline.errors.DataLost: messages 1 to 3 are gone", 65, "messages 1 to 3 are gone"),
+        ("mqks.client.errors.RequestFailed: no such queue", 65, "no such queue"),
+        (
+            "ConnectionRefusedError: [Errno 111] no",
+            69,
+            "the server cannot be reached: [Errno 111] no",
+        ),
+        ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
+    ],
+)
+def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) -> None:
+    frames = "org.apache.spark.SparkException: Job aborted\n\tat org.apache.spark.Executor"
+    text = f"An exception was thrown from the worker\n  File x\n{told}\n\n{frames}"
+    failure = command._failure(text)
+
+    assert isinstance(failure, MqksError)
+    assert failure.exit_code == code
+    assert str(failure).endswith(line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
+    steps = []
+
+    def start() -> None:
+        with command._signals_wait():
+            signal.raise_signal(number)
+            steps.append("started")
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert steps == ["started"]
 
 
 # ----------------------------------------------------------------------------------------- kills
