@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from mqks.limits import MASKS_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import until
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 MIB = 1024 * 1024
@@ -287,10 +287,10 @@ def test_a_reader_that_holds_the_wal(tmp_path: Path) -> None:
         assert 100 < confirmed < 1000
         assert wal.stat().st_size < bound + 8 * MIB
         reader.close()
-        limit = time.monotonic() + 10
-        while client.ask(b"m publish --confirm e " + data) != b"m ok ":
-            assert time.monotonic() < limit, "publishing does not resume"
-            time.sleep(0.05)
+        until(
+            lambda: client.ask(b"m publish --confirm e " + data) == b"m ok ",
+            "publishing does not resume",
+        )
         client.send(b"c consume q\n")
         for _ in range(confirmed + 1):
             assert client.line() == b"c ok m event=e " + data
