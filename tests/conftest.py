@@ -33,9 +33,11 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
-"""Starts sooner, and is slower only in runs longer than a test's."""
+"""Starts sooner, compiles nothing, and is slower only in runs longer than a test's."""
 
 
 @pytest.fixture(scope="session")
