@@ -31,6 +31,12 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable)
 
 
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """Where a server that the test starts has its database."""
+    return tmp_path / "mqks.db"
+
+
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",

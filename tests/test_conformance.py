@@ -28,7 +28,7 @@ assert EXAMPLES, "without examples, neither"
 class TcpWorld:
     """A server process and real sockets. Time passes by itself."""
 
-    patience_seconds = WAIT_S
+    patience_seconds: float = WAIT_S
 
     def __init__(self, db: Path, story: Story) -> None:
         self._db = db

@@ -80,11 +80,6 @@ class ServiceManager:
         self._socket.close()
 
 
-@pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "mqks.db"
-
-
 @contextmanager
 def managed(
     db: Path, *flags: str, watchdog_s: float = 0, **environment: str

@@ -32,11 +32,6 @@ SHRUNK_FILE_BYTES_MAX = 4 * MIB
 SHRUNK_WAL_BYTES_MAX = 17 * MIB
 
 
-@pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "mqks.db"
-
-
 @dataclass(frozen=True, slots=True)
 class Delivery:
     message: bytes

@@ -28,11 +28,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "mqks.db"
-
-
-@pytest.fixture
 def stopped(db: Path) -> Path:
     """Two queues with the messages m0 to m49 in a commit each, stopped cleanly."""
     with ServerProcess(db) as server, LineClient(server.address) as client:

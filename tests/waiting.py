@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-WAIT_S = 60.0
+WAIT_S = 60
 _LOOK_AGAIN_S = 0.01
 
 T = TypeVar("T")
