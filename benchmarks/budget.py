@@ -103,6 +103,17 @@ def budget() -> dict[str, float]:
     figures["publish into a queue"] = least(into_queue(publishes))
     figures["publish --confirm into a queue"] = least(into_queue(confirmed))
 
+    def mixed() -> int:
+        bench = Bench(*(b"s subscribe q%d e%d" % (each, each) for each in range(10)))
+        data = b"".join(
+            b"m%d publish e%d %b\n" % (number, number % 10, PAYLOAD) for number in range(COUNT)
+        )
+        spent = timed(lambda: bench.receive(data))
+        assert {queue.ready for queue in bench.broker.queues.values()} == {COUNT // 10}
+        return spent
+
+    figures["ten events, mixed, into ten queues"] = least(mixed)
+
     def journal() -> int:
         bench = Bench(b"s subscribe q e")
         bench.receive(confirmed)

@@ -17,6 +17,10 @@ MASK_BYTES_MAX: Final = 1024
 MASKS_MAX: Final = 100
 """Event masks in one request: each is tried on all that the queue is bound to."""
 
+CHUNK_S: Final = 0.02
+"""How long one connection may have the event loop for what has come in from it; what is left then
+waits for the connection's next turn."""
+
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""
 
@@ -85,6 +89,9 @@ LOGINS_WAITING_MAX: Final = 64
 
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
+
+ERRORS_TOLD_MAX: Final = 1000
+"""Failed requests, the last ones, that are kept in memory for stats."""
 
 ERRORS_PER_SECOND_MAX: Final = 100
 """Failed requests that are logged in one second."""

@@ -38,9 +38,13 @@ class BareWorld:
         if name in self._closed:
             return
         self.broker.receive(connection, data)
+        self._settle()
+        while connection.overrun:
+            self.broker.receive(connection, b"")
+            self._settle()
         if connection.expelled:
             self._end(name)
-        self._settle()
+            self._settle()
 
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""

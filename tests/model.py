@@ -51,6 +51,7 @@ class Model:
         """All consumers in the order they came."""
         self.told: dict[str, list[str]] = {}
         self.confirms: list[tuple[str, str]] = []
+        """Connection and line."""
         self.once: set[str] = set()
 
     # -- what a client asks for
@@ -61,13 +62,31 @@ class Model:
                 self._append(name, Message(0, message_id, event, data))
                 self.deliver(name)
 
-    def publish_once(self, message_id: str, event: str, data: str) -> None:
-        if message_id not in self.once:
+    def publish_with(
+        self, connection: str, message_id: str, event: str, data: str, flags: set[str]
+    ) -> None:
+        """A publish with flags."""
+        known = "--once" in flags and message_id in self.once
+        bound = any(event in self.bindings.get(name, ()) for name in self.queues)
+        if "--mandatory" in flags and not bound and not known:
+            self._tell(connection, f"{message_id} error")
+            return
+        if "--once" in flags:
             self.once.add(message_id)
+        if not known:
             self.publish(message_id, event, data)
+        if "--confirm" in flags:
+            self.confirm(connection, message_id)
 
-    def trim(self, name: str, count: int) -> None:
-        del self.queues[name].ready[:count]
+    def confirm(self, connection: str, request_id: str, count: int | str = "") -> None:
+        self.confirms.append((connection, f"{request_id} ok {count}"))
+
+    def trim(self, name: str, count: int) -> int:
+        """Drop the first waiting messages; return how many there were."""
+        ready = self.queues[name].ready if name in self.queues else []
+        dropped = len(ready[:count])
+        del ready[:count]
+        return dropped
 
     def messages(self, name: str) -> list[Message]:
         """Everything that is not settled, in order."""
@@ -97,7 +116,7 @@ class Model:
         self.attached.append(consumer)
         if confirm:
             self.held.append(consumer)
-            self.confirms.append((connection, consumer_id))
+            self.confirm(connection, consumer_id)
         else:
             self.rings.setdefault(name, []).append(consumer)
         if earlier:
@@ -123,11 +142,13 @@ class Model:
     def ack(self, consumer_id: str, message_id: str) -> None:
         self._settle(consumer_id, message_id)
 
-    def reject(self, consumer_id: str, message_id: str) -> None:
-        for message in self._settle(consumer_id, message_id):
+    def reject(self, consumer_id: str, message_id: str) -> int:
+        rejected = self._settle(consumer_id, message_id)
+        for message in rejected:
             message.retry += 1
             self._append(self.consumers[consumer_id].queue, message)
             self.deliver(self.consumers[consumer_id].queue)
+        return len(rejected)
 
     def delete_consumer(self, consumer_id: str) -> None:
         if consumer_id in self.consumers:
@@ -164,8 +185,8 @@ class Model:
 
     def commit(self) -> "Model":
         """Confirms go out; return what a crash from here on comes back to."""
-        for connection, request_id in self.confirms:
-            self._tell(connection, f"{request_id} ok ")
+        for connection, line in self.confirms:
+            self._tell(connection, line)
         self.confirms.clear()
         held, self.held = self.held, []
         for consumer in held:

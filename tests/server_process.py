@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import BinaryIO, cast
 
 from mqks.commands import main
 from mqks.testing import BrokerProcess
+from tests.waiting import until
 
 Inheritable = socket.socket | BinaryIO
 # Descriptors get the numbers from 3 on, and LISTEN_PID is known only in the process itself.
@@ -78,6 +80,17 @@ class ServerProcess(BrokerProcess):
     def terminate(self) -> int:
         return self.stop()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It stands still meanwhile: what is sent then is all there when it goes on."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            threads = Path(f"/proc/{self.pid}/task")
+            until(lambda: {_state(each) for each in threads.glob("*/stat")} == {"T"})
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -86,6 +99,11 @@ class ServerProcess(BrokerProcess):
     ) -> None:
         self.kill()
         super().__exit__(kind, error, trace)
+
+
+def _state(stat: Path) -> str:
+    """Of a thread, from what Linux tells of it: R runs, S sleeps, T is stopped."""
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 class _Forked:

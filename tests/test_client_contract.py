@@ -25,6 +25,7 @@ from mqks import (
     InvalidRequest,
     Options,
     ProtocolViolation,
+    PublishFailed,
     RequestFailed,
     Update,
 )
@@ -239,6 +240,76 @@ async def test_leaving_sends_what_was_published(connect: Any, mqks_broker: Broke
             for n in range(1000):
                 await other.publish("e", n)
         assert await ready(client, "q") == 1000
+
+
+async def test_purge_and_trim_tell_how_many(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish_many([("e", n) for n in range(10)])
+        epoch = (await client.request("range", "q")).split()[0].removeprefix("epoch=")
+
+        assert await client.trim("q", 4) == 3
+        assert await client.trim("q", 5, epoch=epoch) == 1
+        with pytest.raises(RequestFailed):
+            await client.trim("q", 6, epoch="another")
+        assert await client.purge("q") == 6
+        assert [await client.purge("q"), await client.trim("nowhere", 4)] == [0, 0]
+
+
+async def test_a_mandatory_message_needs_a_queue(
+    connect: Any, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        assert await client.publish("e", "x", confirm=True, mandatory=True, id="m") == "m"
+        assert await client.publish_many([("e", "x")] * 2, mandatory=True) == 2
+        await client.publish("e", "x", mandatory=True)
+        with pytest.raises(RequestFailed):
+            await client.publish("f", "x", confirm=True, mandatory=True)
+        with pytest.raises(PublishFailed) as failure:
+            await client.publish_many([("e", "x"), ("f", "x"), ("e", "x")], mandatory=True)
+        assert (failure.value.confirmed, failure.value.failed[0].number) == (2, 1)
+        await client.publish("f", "x", mandatory=True, id="unheard")
+        await client.ping()
+        assert await ready(client, "q") == 6
+    assert "request unheard failed" in caplog.text
+
+
+async def test_a_refused_message_may_come_again(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        publish = partial(
+            client.publish_many, [("e", "x")], id_prefix="p", once=True, mandatory=True
+        )
+        with pytest.raises(PublishFailed):
+            await publish()
+        await client.subscribe("q", ["e"])
+        assert [await publish(), await publish()] == [1, 1]
+        assert await ready(client, "q") == 1
+
+
+async def test_the_reason_of_a_refusal_can_be_asked_for(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        with pytest.raises(RequestFailed) as failure:
+            await client.publish("e", "x", confirm=True, mandatory=True)
+        reason = "publish: no queue is bound to 'e'"
+        assert await client.reason(failure.value.error_id) == reason
+        assert await client.reason("0" * 24) is None
+    async with connect(mqks_broker.url) as another:
+        assert await another.reason(failure.value.error_id) == reason
+
+
+@pytest.mark.parametrize("answer", [b"ok ", b"ok no JSON", b'ok [{"id": 1}]', b"ok [1]"])
+async def test_a_peer_that_tells_no_reason_and_no_number(connect: Any, answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line.split(b" ")[0] + b" " + answer + b"\n")
+
+    with Peer(serve) as peer:
+        async with connect(peer.url, QUICK) as client:
+            with pytest.raises(ProtocolViolation):
+                await client.reason("0" * 24)
+            with pytest.raises(ProtocolViolation):
+                await client.purge("q")
 
 
 async def test_an_exception_passes_as_it_is(connect: Any, mqks_broker: Broker) -> None:

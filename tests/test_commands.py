@@ -10,6 +10,7 @@ import pytest
 
 import mqks
 from mqks.commands import main
+from mqks.commands.options import duration
 from mqks.errors import ConfigurationError, DatabaseLocked, JournalFailed, MqksError
 from mqks.settings import SETTINGS
 
@@ -138,6 +139,80 @@ def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
 
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [["version"], ["check-config", "--json"], ["--help"]])
+def test_a_full_disk_is_told_in_one_line(words: list[str]) -> None:
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*MQKS, *words], stdout=full, stderr=subprocess.PIPE, env=environment, check=False
+        )
+
+    assert done.returncode == 74
+    assert done.stderr == b"mqks: can't read or write: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "code", "told"),
+    [
+        (">&-", "version", 74, b"mqks: can't read or write: Bad file descriptor\n"),
+        (">&-", "check-config", 74, b"mqks: can't read or write: Bad file descriptor\n"),
+        (
+            "<&-",
+            "user add x --users users --password-file -",
+            74,
+            b"mqks: can't read or write: Bad file descriptor\n",
+        ),
+        ("2>&-", "verify nothing.db", 65, b""),
+    ],
+)
+def test_a_stream_that_was_closed_before(closed: str, words: str, code: int, told: bytes) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *MQKS, *words.split()],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", told)
+
+
+@pytest.mark.parametrize("words", ["verify", "inspect queues --db", "export --db", "backup x --db"])
+@pytest.mark.parametrize(
+    ("path", "code", "told"),
+    [
+        (".", 65, "mqks: .: is a directory\n"),
+        ("", 65, "mqks: .: is a directory\n"),
+        ("/dev/null/x", 65, "mqks: /dev/null/x: no such file\n"),
+        ("x" * 300, 74, "File name too long\n"),
+    ],
+)
+def test_what_is_no_file_is_told(
+    capsys: pytest.CaptureFixture[str], words: str, path: str, code: int, told: str
+) -> None:
+    ended, out, err = run(capsys, *words.split(), path)
+
+    assert (ended, out) == (code, "")
+    assert err.endswith(told)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0s"),
+        (0.25, "0.25s"),
+        (42.42, "42.4s"),
+        (60, "1m00s"),
+        (200, "3m20s"),
+        (3599.9, "59m59s"),
+        (5 * 3600 + 7 * 60 + 59, "5h07m"),
+        (12 * 86400 + 3 * 3600, "12d03h"),
+    ],
+)
+def test_a_span_of_time_is_told_in_two_units(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
 
 
 def test_a_reader_that_has_gone_is_no_drama() -> None:

@@ -140,6 +140,7 @@ def test_data_the_wire_cannot_carry(
         ["publish", "e", "x", "--once"],
         ["publish", "e", "-", "--once", "--id", "x"],
         ["publish", "e", "x", "--id-prefix", "x"],
+        ["publish", "e", "x", "--mandatory", "--no-confirm"],
         ["publish", "e", "x", "--timeout", "nan"],
         ["publish"],
         ["publish", "e"],
@@ -416,6 +417,18 @@ def test_a_reader_that_goes_ends_it_quietly(shell: Shell) -> None:
     assert left.issuperset(range(written, len(lines))), "what was not written is still there"
 
 
+def test_a_reader_that_is_not_there_ends_anything_quietly(shell: Shell) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell.environ.pop("PYTHONUNBUFFERED", None)  # What is buffered is written at the very end.
+
+    with os.fdopen(writer, "wb") as gone:
+        for words in (["eval", "1"], ["export"], ["inspect", "stats"], ["ping"]):
+            with shell.start(*words, stdout=gone) as process:
+                assert process.communicate(timeout=WAIT_S)[1] == b""
+            assert process.returncode == 1
+
+
 def test_head_ends_it_although_no_more_messages_come(shell: Shell) -> None:
     fill(shell, 1)
     command = f"{sys.executable} -m mqks consume q | head -1"
@@ -454,10 +467,11 @@ def test_requeue_gives_messages_back(shell: Shell) -> None:
         first, *_ = [consumer.receive(WAIT_S) for _ in range(3)]
         consumer_id = first.consumer_id.decode()
 
-        assert shell("requeue", consumer_id, "b") == (0, b"", b"")
+        assert shell("requeue", consumer_id, "b") == (0, b"1 message requeued\n", b"")
         again = consumer.receive(WAIT_S)
         assert (again.id, again.retry) == ("b", 1)
-        assert shell("requeue", consumer_id, "--all") == (0, b"", b"")
+        told = json.loads(shell("requeue", consumer_id, "--all", "--json")[1])
+        assert told == {"consumer": consumer_id, "messages": None, "requeued": 3}
         assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
 
 
@@ -471,8 +485,8 @@ def test_the_life_of_a_queue(
 ) -> None:
     monkeypatch.setenv("MQKS_URL", server.url)
 
-    def done(*words: object) -> None:
-        assert run(capsys, *words) == (0, "", "")
+    def done(*words: object, told: str = "") -> None:
+        assert run(capsys, *words) == (0, told, "")
 
     def value(expression: str) -> Any:
         code, out, err = run(capsys, "eval", expression)
@@ -488,9 +502,13 @@ def test_the_life_of_a_queue(
         assert value("len(state.queues['q'])") == 3
         found = list(client.request("range", "q").split())
         first = int(next(word for word in found if word.startswith("first="))[6:])
-        done("trim", "q", first + 1)
+        done("trim", "q", first + 1, told="1 message trimmed\n")
         assert value("len(state.queues['q'])") == 2
-        done("purge", "q")
+        done("purge", "q", told="2 messages purged\n")
+        done("purge", "q", "--json", told='{"queue": "q", "purged": 0}\n')
+        seq = first + 1
+        trimmed = {"queue": "q", "seq": seq, "trimmed": 0}
+        done("trim", "q", seq, "--json", told=f"{json.dumps(trimmed)}\n")
         assert value("len(state.queues['q'])") == 0
         done("rebind", "q", "--yes")
         client.publish("d", "x", confirm=True)
@@ -499,6 +517,26 @@ def test_the_life_of_a_queue(
         assert value("sorted(state.queues)") == ["q"]
         done("delete-queue", "q")
         assert value("sorted(state.queues)") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["purge", "q e"],
+        ["trim", "q 9", "9"],
+        ["requeue", "c --all", "m"],
+        ["requeue", "c", "m --all"],
+        ["delete-queue", "q --when-unused"],
+    ],
+    ids=" ".join,
+)
+def test_a_name_is_one_word(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, out, err = run(capsys, *words, "--url", server.url)
+
+    assert (code, out) == (65, "")
+    assert " is no name: " in err
 
 
 # ------------------------------------------------------------------------------ no server, errors
@@ -564,7 +602,7 @@ def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "ping", "--url", "http://example.org")
 
     assert (code, out) == (78, "")
-    assert err == "mqks: the URL starts with 'http' instead of mqks, mqkss or mqks+unix\n"
+    assert err == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://\n"
 
 
 def test_ping(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
@@ -585,22 +623,59 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     [database] = tmp_path.glob("*.db")
-    refused = ("eval", "no_such_name", "--url", server.url)
+    # Who is not let in is told nothing.
+    refused = ("ping", "--url", server.url.replace("//", "//no-such-token@"))
 
     monkeypatch.setenv("MQKS_DB", str(tmp_path / "other.db"))
     code, _, err = run(capsys, *refused)
     assert code == 65
     error_id = err.split()[-3]
     assert err == (
-        f"mqks: the server refused the request, error {error_id}; "
+        f"mqks: the server refused us, error {error_id}; "
         f"see on the server's machine: mqks inspect error {error_id} --db FILE\n"
     )
 
     monkeypatch.setenv("MQKS_DB", str(database))
     code, _, err = run(capsys, *refused)
     assert code == 65
-    assert "no_such_name" in err
+    assert err.endswith(": wrong credentials\n")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "reason"),
+    [
+        (["publish", "f", "x", "--mandatory"], "the request", "no queue is bound to 'f'"),
+        (["publish", "f", "-", "--mandatory"], "line 1", "no queue is bound to 'f'"),
+        (["consume", "other"], "the consumer", "there are 1 queues already"),
+        (["subscribe", "other", "e"], "the request", "there are 1 queues already"),
+        (["eval", "nobody"], "the request", "not known or not allowed: nobody"),
+    ],
+)
+def test_a_refusal_tells_the_reason_that_the_server_tells(
+    tmp_path: Path,
+    words: list[str],
+    what: str,
+    reason: str,
+) -> None:
+    with ServerProcess(tmp_path / "small.db", "--queues-max", "1") as broker:
+        shell = Shell(broker.url, tmp_path)
+        shell.subscribe()
+
+        code, out, err = shell(*words, stdin=b"x\n")
+
+        assert (code, out) == (65, b"")
+        assert err.decode().startswith(f"mqks: the server refused {what}, ")
+        assert err.decode().endswith(f": {reason}\n")
+        assert err.count(b"\n") == 1
+
+
+def test_a_mandatory_message_that_a_queue_gets(shell: Shell) -> None:
+    shell.subscribe()
+
+    assert shell("publish", "e", "-", "--mandatory", stdin=b"x\n") == (0, b"1 confirmed\n", b"")
+    assert shell("publish", "e", "y", "--mandatory", "--id", "m") == (0, b"m\n", b"")
+    assert shell.ready("q") == 2
 
 
 # ------------------------------------------------------------------------------------- terminals

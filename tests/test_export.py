@@ -187,6 +187,41 @@ def test_messages_go_into_their_own_queue_alone(
     assert found == [(name, id_) for name, _, id_ in wanted]
 
 
+def test_one_queue_of_many_is_imported(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    filled(server)
+    rows = tool.exported("--url", server.url, "--messages")
+    assert tool.imported(rows, other, "--queue", "twin") == 0
+    again = tool.exported("--url", other.url, "--messages")
+    mine = [row for row in rows if row.get("queue", row.get("name")) == "twin"]
+    assert without(again[1:-1], "time", "seq") == without(mine, "time", "seq")
+    assert tool.imported(rows, other, "--queue", "q", "--queue", "none") == BAD_INPUT
+    assert "there is no queue none in this export" in tool.err
+    assert tool.imported([HEADER, end()], other, "--queue", "none") == BAD_INPUT
+    assert len(tool.exported("--url", other.url)) == 4, "the header, twin, its binding, the end"
+
+
+def test_another_event_leads_into_the_queue_alone_where_others_are_in_use(
+    other: ServerProcess, tool: Tool
+) -> None:
+    ask(other, b"s subscribe --confirm mine e", b"s subscribe --confirm others e")
+    rows = [HEADER, queue("mine"), message("mine", "m1"), message("mine", "m2", "f"), end(1, 2)]
+    assert tool.imported(rows, other, "--merge") == BAD_INPUT
+    assert "its event leads to queue others of this server, too" in tool.err
+    ask(other, b"r rebind --confirm others --add taken")
+    assert tool.imported(rows, other, "--merge", "--event", "taken") == BAD_INPUT
+
+    assert tool.imported(rows, other, "--merge", "--event", "restored") == 0
+
+    again = tool.exported("--url", other.url, "--messages")
+    assert [
+        (row["queue"], row["id"], row["event"]) for row in again if row["kind"] == "message"
+    ] == [("mine", "m1", "restored"), ("mine", "m2", "restored")]
+    bindings = [(row["queue"], row["event"]) for row in again if row["kind"] == "binding"]
+    assert bindings == [("mine", "e"), ("others", "e"), ("others", "taken")]
+
+
 def test_many_events_are_bound_for_a_while_only(other: ServerProcess, tool: Tool) -> None:
     messages = [message("q", f"m{number}", f"e{number}") for number in range(2500)]
     assert tool.imported([HEADER, queue("q"), *messages, end(1, 2500)], other) == 0
@@ -295,3 +330,4 @@ def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool)
         rows = [HEADER, queue("a"), queue("b"), queue("c"), end(3)]
         assert tool.imported(rows, small) == BAD_INPUT
         assert tool.err.startswith("mqks: line 4: the server refused it, error ")
+        assert ": there are 2 queues already; others up to line" in tool.err

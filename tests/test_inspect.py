@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -282,11 +283,24 @@ def test_an_error_is_told_as_it_is_kept(
     assert (row["id"], row["action"], row["request_id"]) == (
         world.error_id,
         "frob",
-        "e\\xff\x1b[2J",
+        "e\udcff\x1b[2J",
     )
     code, out, _ = run(capsys, "error", world.error_id)
     assert code == 0
     assert re.search(r"^request_id +e\\xff\\x1b\[2J$", out, re.M)
+
+
+def test_errors_are_told_from_afar(
+    world: World, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ("--url", world.server.url)
+    later = world.client.ask(b"e frob").split(b" error ")[1].decode()
+    assert [row["id"] for row in told("errors", *url)] == [later, world.error_id]
+    assert [row["id"] for row in told("errors", *url, "--limit", 1)] == [later]
+    [row], [same] = told("error", world.error_id), told("error", world.error_id, *url)
+    assert same == row | {"user": None}
+    code, _, err = run(capsys, "error", "nope", *url)
+    assert (code, err.partition(";")[0]) == (65, f"mqks: {url[1][7:]}: no error nope")
 
 
 def test_errors_come_newest_first(world: World, told: Told) -> None:
@@ -327,6 +341,23 @@ def test_a_terminal_gets_ruled_tables_and_a_total(world: World) -> None:
     assert "┃ name" in shown
     world.server.stop()
     assert "4 queues, 6 ready, 3 unacked" in on_a_terminal("queues")
+
+
+def test_a_narrow_terminal_gets_each_row_by_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = on_a_terminal("queues").replace("\r", "")
+    mail = next(block for block in shown.split("\n\n") if block.startswith("name       mail\n"))
+    assert re.fullmatch(
+        r"name       mail\nready      4\nunacked    0\nconsumers  0\nbindings   2\n"
+        r"next_seq   5\noldest     \S+s\nrule       delete after 10m00s",
+        mail,
+    )
+    cut = on_a_terminal("messages", "mail", "--data", "--after", "3")
+    assert max(map(len, cut.split("\r\n"))) == 40
+    full = on_a_terminal("messages", "mail", "--data", "--after", "3", "--full")
+    assert full.count("=") == 100
 
 
 def test_a_terminal_gets_data_as_wide_as_it_is_or_in_full(
@@ -437,7 +468,7 @@ def test_what_is_not_there_is_told_in_one_line(
         ("messages none", 65, f"{url[7:]}: there is no queue none"),
         (f"errors --url {url} --db none.db", 65, "none.db: no such file"),
         ("queues --url mqks://127.0.0.1:1", 69, "no server at 127.0.0.1:1: Connection refused"),
-        ("queues --url http://x", 78, "the URL starts with 'http'"),
+        ("queues --url http://x", 78, "the URL must start with mqks://"),
         ("queue --", 64, ""),
     ]:
         found, out, err = run(capsys, *command.split())
@@ -449,26 +480,20 @@ def test_what_is_not_there_is_told_in_one_line(
     world.server.stop()
     code, _, err = run(capsys, "queue", "none")
     assert (code, err) == (65, "mqks: mqks.db: there is no queue none\n")
-    Path("mqks.db").unlink()
     code, _, err = run(capsys, "errors", "--url", url)
-    assert code == 65
-    assert "name the file with --db" in err
+    assert (code, err) == (69, f"mqks: no server at {url[7:]}: Connection refused\n")
 
 
+@pytest.mark.parametrize("words", ["inspect queues", "export", "import empty"])
 def test_a_server_that_says_nothing_is_not_waited_for_long(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
-    import socket
-
-    from mqks.client.options import Options
-
-    monkeypatch.setattr("mqks.client.dialogue.Options", lambda: Options(timeout_s=0.1))
+    Path("empty").write_text('{"kind": "mqks", "version": 1}\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        code, out, err = run(
-            capsys, "queues", "--url", f"mqks://127.0.0.1:{silent.getsockname()[1]}"
-        )
-    assert (code, out) == (75, "")
-    assert "no answer in 0.1 s" in err
+        url = f"mqks://127.0.0.1:{silent.getsockname()[1]}"
+        code = main([*words.split(), "--url", url, "--timeout", "0.1"])
+    assert code == 75
+    assert "no answer in 0.1 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

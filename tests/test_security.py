@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -104,6 +102,7 @@ EVERYBODY = {"root", "worker", "none"}
 CASES: list[tuple[bytes, set[str]]] = [
     (b"publish --confirm job.1 x", {"root", "worker"}),
     (b"publish --confirm --once job.1 x", {"root", "worker"}),
+    (b"publish --confirm --mandatory e-work-1 x", {"root"}),
     (b"publish --confirm job.1.2 x", {"root"}),
     (b"publish --confirm secret x", {"root"}),
     (b"publish --confirm --once secret x", {"root"}),
@@ -147,6 +146,9 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"trim --confirm other 0", {"root"}),
     (b"stats", {"root"}),
     (b"stats queues", {"root"}),
+    (b"stats errors", EVERYBODY),
+    (b"stats --limit=1 errors", EVERYBODY),
+    (b"stats bindings errors", {"root"}),
     (b"_eval 1", {"root"}),
     (b"ping x", EVERYBODY),
     (b"help", EVERYBODY),
@@ -177,6 +179,66 @@ def test_what_each_user_may_do(
 
 def test_every_action_is_in_the_table() -> None:
     assert {line.split()[0] for line, _ in CASES} == ACTIONS.keys()
+
+
+def errors(client: LineClient, arguments: bytes = b"") -> list[dict[str, Any]]:
+    answer = client.ask(b"st stats errors " + arguments)
+    found: list[dict[str, Any]] = json.loads(answer.removeprefix(b"st ok "))
+    return found
+
+
+def test_everybody_is_told_the_own_errors_only(server: ServerProcess, client: LineClient) -> None:
+    login(client, "worker")
+    with LineClient(server.address) as other:
+        mine = client.ask(b"r\xff publish secret x").split()[2]
+        # Of a stranger, of another user, and of one that has just been another.
+        theirs = [other.ask(b"r dance").split()[2]]
+        login(other, "none")
+        theirs.append(other.ask(b"r publish secret x").split()[2])
+        assert errors(other, theirs[0]) == []
+        assert errors(other, mine) == []
+        assert errors(other)[-1]["id"].encode() == theirs[1]
+        assert {row["user"] for row in errors(other)} == {"none"}
+        login(other, "root")
+        assert {row["id"].encode() for row in errors(other)} >= {mine, *theirs}
+        [row] = errors(other, theirs[0])
+        assert (row["user"], row["action"], row["reason"]) == (
+            None,
+            "dance",
+            "there is no action 'dance'",
+        )
+
+    assert mine in [row["id"].encode() for row in errors(client)]
+    assert {row["user"] for row in errors(client)} == {"worker"}
+    assert [errors(client, each) for each in theirs] == [[], []]
+    [row] = errors(client, mine)
+    assert (row["request_id"], row["reason"]) == ("r\udcff", "no permission to publish 'secret'")
+    # The user's other connections are told, too.
+    with LineClient(server.address) as again:
+        login(again, "worker")
+        assert errors(again, mine) == [row]
+        assert errors(again, b"--after=" + mine) == errors(client, b"--after=" + mine)
+
+
+def test_no_reason_names_a_queue_that_the_user_may_not_have() -> None:
+    world = BareWorld(queue_messages_max=1)
+    for name in ("boss", "worker"):
+        world.connect(name)
+    world.send("boss", b"theirs consume hidden-1 --manual-ack\ns subscribe hidden-2 job.1\n")
+    world.send("boss", b"m publish job.1 x\n")
+    connection = world.connection("worker")
+    connection.user = "worker"
+    world.broker.grant(connection, WORKER.permissions())
+    for line in (b"ack theirs m", b"reject theirs m", b"publish job.1 x"):
+        world.send("worker", b"r " + line + b"\n")
+    world.send("worker", b"theirs consume work-1\n")
+    world.received("worker")
+
+    world.send("worker", b"st stats errors\n")
+
+    told = world.received("worker")
+    assert told.count(b'"reason"') == 4
+    assert b"hidden" not in told
 
 
 def test_an_id_of_anothers_consumer(server: ServerProcess, client: LineClient) -> None:
@@ -616,15 +678,10 @@ def test_a_peer_that_is_gone_before_it_is_accepted(tmp_path: Path) -> None:
     """What it sent is read, and the socket does not tell any more from where: not from here."""
     users_file.write(tmp_path / "users", [WORKER])
     with ServerProcess(tmp_path / "mqks.db", "--users", str(tmp_path / "users")) as server:
-        os.kill(server.pid, signal.SIGSTOP)
-        threads = [*Path(f"/proc/{server.pid}/task").glob("*/stat")]
-        until(
-            lambda: all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
-        )
-        gone = LineClient(server.address)
-        gone.send(b"s subscribe q e\n")
-        gone.break_off()
-        os.kill(server.pid, signal.SIGCONT)
+        with server.paused():
+            gone = LineClient(server.address)
+            gone.send(b"s subscribe q e\n")
+            gone.break_off()
         until(lambda: "authenticate first" in server.log)
         with LineClient(server.address) as client:
             assert is_error(client.ask(b"r stats queue q"))

@@ -39,11 +39,11 @@ ALTERNATE_ON, ALTERNATE_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class Terminal:
-    """A command on a terminal of its own, of 24 lines of 80 characters."""
+    """A command on a terminal of its own, of 24 lines."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, columns: int = 80) -> None:
         self._ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self._theirs = theirs
         self.before = termios.tcgetattr(theirs)
         self.seen = b""
@@ -52,7 +52,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+            env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"},
             start_new_session=True,
         )
 
@@ -142,6 +142,16 @@ def test_it_shows_the_server_and_gives_the_terminal_back(
         terminal.press(leave)
         assert terminal.end() == 0
         assert terminal.now == terminal.before
+
+
+def test_a_narrow_terminal_gets_fewer_columns(server: ServerProcess) -> None:
+    published(server, b"mails", 12345)
+    with Terminal(*TOP, "--url", server.url, columns=40) as terminal:
+        shown = terminal.until(rb"mails +12,345 +0 +0\.0 +0\.0")
+        assert b"consumers" not in shown.rsplit(b"queue", 1)[1]
+        assert b"acknowledged" in shown
+        terminal.press(b"q")
+        assert terminal.end() == 0
 
 
 def test_it_gives_the_terminal_back_when_it_is_terminated(server: ServerProcess) -> None:

@@ -18,7 +18,7 @@ from mqks.commands import main
 from mqks.users import User, Users
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_list(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     }
     header, *lines = run(capsys, "list", "--users", path)[1].splitlines()
     assert header.split() == list(rows[0])
-    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "**", "no", "no"]
+    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "-", "**", "no", "no"]
 
 
 def test_a_user_that_goes(capsys: pytest.CaptureFixture[str], path: Path) -> None:
@@ -202,6 +202,87 @@ def test_a_new_token(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     assert users.by_token(first.encode()) is None
     assert users.by_token(second.encode()) is users.get("alice")
     assert run(capsys, "token", "bob", "--users", path)[0] == 78
+
+
+def test_what_a_user_may_do_grows_and_shrinks(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
+    before = only(path)
+
+    more = ("--publish", "x", "--publish", "y", "--consume", "q", "--bind", "z", "--admin")
+    assert run(capsys, "grant", "alice", *more, "--users", path) == (0, "", "")
+
+    user = only(path)
+    assert (user.publish, user.consume, user.bind) == (["x", "y"], ["q"], ["**", "z"])
+    assert (user.token, user.admin, user.eval) == (before.token, True, False)
+
+    less = ("--publish", "x", "--consume", "q", "--bind", "**", "--admin", "--eval")
+    assert run(capsys, "revoke", "alice", *less, "--users", path) == (0, "", "")
+
+    user = only(path)
+    assert (user.publish, user.consume, user.bind) == (["y"], [], ["z"])
+    assert (user.token, user.admin, user.eval) == (before.token, False, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["grant", "bob", "--admin"], 78),
+        (["revoke", "bob", "--admin"], 78),
+        (["password", "bob", "--password-file", "-"], 78),
+        (["grant", "alice", "--publish", "a b"], 64),
+        (["grant", "alice", "--publish", "x" * 5000], 64),
+        (["revoke", "alice", "--publish", "x", "--publish", "x.*"], 78),
+        (["revoke", "alice", "--bind", "x"], 78),
+    ],
+)
+def test_what_cannot_be_changed_changes_nothing(
+    capsys: pytest.CaptureFixture[str], path: Path, arguments: list[str], code: int
+) -> None:
+    run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
+    before = path.read_text()
+
+    ended, out, err = run(capsys, *arguments, "--users", path)
+
+    assert (ended, out) == (code, "")
+    assert err
+    assert path.read_text() == before
+
+
+def test_a_new_password(
+    capsys: pytest.CaptureFixture[str], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
+    before = only(path)
+    for word in ("first", "second"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{word}\n"))
+        assert run(capsys, "password", "alice", "--password-file", "-", "--users", path)[0] == 0
+
+    user = only(path)
+    users = Users([user], b"k")
+    assert (user.token, user.publish) == (before.token, before.publish)
+    assert users.verify(b"alice", b"first") is None
+    assert users.verify(b"alice", b"second") is not None
+
+
+def test_a_running_server_learns_what_was_granted_by_a_hang_up(
+    capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path
+) -> None:
+    token = run(capsys, "add", "alice", "--token", "--users", path)[1].strip()
+    flags = ("--users", str(path), "--auth", "always")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"a auth --confirm " + token.encode()) == b"a ok "
+        assert client.ask(b"m publish --confirm e x").startswith(b"m error ")
+
+        run(capsys, "grant", "alice", "--publish", "e", "--users", path)
+        server.hang_up()
+
+        until(lambda: "event=reloaded" in server.log)
+        assert client.ask(b"m publish --confirm e x") == b"m ok "
 
 
 def test_the_setting_names_the_file(

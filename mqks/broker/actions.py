@@ -46,14 +46,18 @@ from mqks.protocol.requests import (
 
 
 class Action(NamedTuple):
-    run: Callable[[Broker, Connection, Request], None]
+    run: Callable[[Broker, Connection, Request], int | None]
+    """A number that it returns is told by its confirm."""
     needs: permits.Needs
     usage: str
 
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
-    event, data, once = parse_publish(request.rest)
-    broker.check_room(event, is_known=once and broker.is_known(connection, request.id))
+    event, data, once, mandatory = parse_publish(request.rest)
+    is_known = once and broker.is_known(connection, request.id)
+    broker.check_room(event, is_known=is_known)
+    if mandatory and not is_known:
+        broker.check_route(event)
     body = replies.body(request.id, event, data)
     if once:
         broker.publish_once(connection, event, request.id, body)
@@ -104,9 +108,9 @@ def ack(broker: Broker, connection: Connection, request: Request) -> None:
     broker.ack(consumer_id, None if message_id == ALL else [message_id])
 
 
-def reject(broker: Broker, connection: Connection, request: Request) -> None:
+def reject(broker: Broker, connection: Connection, request: Request) -> int:
     consumer_id, message_id = parse_settle("reject", request.rest)
-    broker.reject(consumer_id, None if message_id == ALL else [message_id])
+    return broker.reject(consumer_id, None if message_id == ALL else [message_id])
 
 
 def delete_consumer(broker: Broker, connection: Connection, request: Request) -> None:
@@ -129,11 +133,11 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> No
         broker.unused(queue)
 
 
-def purge(broker: Broker, connection: Connection, request: Request) -> None:
-    broker.trim(parse_name("purge", request.rest), None)
+def purge(broker: Broker, connection: Connection, request: Request) -> int:
+    return broker.trim(parse_name("purge", request.rest), None)
 
 
-def trim(broker: Broker, connection: Connection, request: Request) -> None:
+def trim(broker: Broker, connection: Connection, request: Request) -> int:
     words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
     if len(words) != 2:
         raise BadRequest("trim: a queue and a sequence number are needed")
@@ -145,7 +149,7 @@ def trim(broker: Broker, connection: Connection, request: Request) -> None:
         and epoch != broker.facts.epoch_of(queue.id).encode()
     ):
         raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
-    broker.trim(name, number)
+    return broker.trim(name, number)
 
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:
@@ -204,7 +208,7 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> None
     )
     after = texts.get(b"--after", b""), texts.get(b"--then", b"")
     limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
-    result = json.dumps(stats.ask(broker, words, after, limit))
+    result = json.dumps(stats.ask(broker, connection, words, after, limit))
     broker.write(connection, replies.ok(request.id, result.encode()))
 
 
@@ -254,7 +258,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 ACTIONS = {
-    b"publish": Action(publish, permits.publish, "[--once] {event} {data}"),
+    b"publish": Action(publish, permits.publish, "[--once] [--mandatory] {event} {data}"),
     b"subscribe": Action(subscribe, permits.subscribe, "{queue} {event} ... {event}"),
     b"consume": Action(
         consume,
@@ -278,7 +282,7 @@ ACTIONS = {
     b"read": Action(read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}]"),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
-        tell_stats, permits.admin, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"
+        tell_stats, permits.stats, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"
     ),
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),

@@ -9,6 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
@@ -17,6 +18,7 @@ from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
+from mqks.broker.gathering import Gathering
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
@@ -31,6 +33,7 @@ from mqks.errors import (
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
+    ERRORS_TOLD_MAX,
     LOGINS_WAITING_MAX,
     READS_WAITING_MAX,
     REASON_CHARACTERS_MAX,
@@ -84,6 +87,7 @@ class Broker:
         self.connections: dict[int, Connection] = {}
         self.queues: dict[bytes, Queue] = {}
         self.bindings = Bindings(settings.bindings_per_queue_max)
+        self._gathering = Gathering(self.bindings, self.publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
@@ -92,6 +96,10 @@ class Broker:
         self.purged = self.errors = 0
         self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
         """Counters since the start; `docs/protocol.md` tells them under stats."""
+        self.last_errors: deque[ErrorRecord] = deque(
+            maxlen=min(settings.errors_kept_max, ERRORS_TOLD_MAX)
+        )
+        """As `stats` tells them, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
@@ -105,6 +113,11 @@ class Broker:
         self.disk_full = False
         """While true, publishes are refused."""
 
+        self.chunk_s = inf
+        """How long a chunk may take, about; the server sets it."""
+        self.stopwatch = clock
+        """It must go on within a turn of the event loop, which not every loop's clock does."""
+        self._chunk_end_s = inf
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.users = Users([], b"")
@@ -192,8 +205,13 @@ class Broker:
     # -- the way of a chunk
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes; `connection.expelled` tells afterwards
-        whether it must be closed."""
+        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
+        whether it must be closed, and `connection.overrun` whether this is to be called again, be
+        it with nothing more."""
+        self._chunk_end_s = self.stopwatch() + self.chunk_s
+        if connection.overrun:
+            data = b"".join([*(connection.kept or ()), data])
+            connection.kept, connection.overrun = None, False
         start = 0
         while connection.permissions is STRANGER and connection.kept is None and start < len(data):
             # Line by line: the next one may be meant for a user.
@@ -234,6 +252,11 @@ class Broker:
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
 
+    def _break_off(self, connection: Connection, lines: Iterator[bytes]) -> None:
+        """Others have their turn before the rest."""
+        connection.kept, connection.overrun = [], True
+        self._keep(connection, lines)
+
     @staticmethod
     def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
         """Keep these lines as they came, one carriage return aside that is dropped again."""
@@ -241,16 +264,20 @@ class Broker:
         connection.kept += [line + b"\r\n" for line in lines]
 
     def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes to one event, and acks to one
-        consumer, gather until something else comes, and are then done in one go.
+        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
+        until something else comes, and are then done in one go.
 
         `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
         does not gather: `_request` finds the words for it.
         """
+        now, chunk_end_s = self.stopwatch, self._chunk_end_s
+        outbox_bytes_max = self.settings.outbox_bytes_max
+        gathering = self._gathering
         event = acker = NOTHING
         middle = b""
         ids: list[bytes] = []
         bodies: list[bytes] = []
+        acked: list[bytes] = []
         confirms: list[bytes] = []
         others: list[bytes] = []
         for line in lines:
@@ -280,9 +307,13 @@ class Broker:
                         or permissions.may_publish(argument)
                     )
                 ):
-                    self._gathered(event, acker, ids, bodies)
-                    event, middle, acker = argument, b" event=" + argument + b" ", NOTHING
-                    ids, bodies = [], []
+                    if acked:
+                        self.ack(acker, acked)
+                        acker, acked = NOTHING, []
+                    _, ids, bodies = gathering.lane(argument)
+                    event, middle = argument, b" event=" + argument + b" "
+                    if now() > chunk_end_s:
+                        self._break_off(connection, lines)
                 if argument == event and request_id:
                     if confirm:
                         confirms.append(request_id)
@@ -304,39 +335,41 @@ class Broker:
                     )
                 ):
                     if argument != acker:
-                        self._gathered(event, acker, ids, bodies)
-                        event, acker = NOTHING, argument
-                        ids, bodies = [], []
-                    ids.append(rest)
+                        self._flush(acker, acked)
+                        event, acker, acked = NOTHING, argument, []
+                        if now() > chunk_end_s:
+                            self._break_off(connection, lines)
+                    acked.append(rest)
                     if confirm:
                         others.append(request_id)
                     continue
-            if ids:
-                self._gathered(event, acker, ids, bodies)
-                ids, bodies = [], []
-            event = acker = NOTHING
+            self._flush(acker, acked)
+            event, acker, acked = NOTHING, NOTHING, []
             if line:
                 request = self._request(connection, line)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
                 if connection.kept is not None:
                     self._keep(connection, lines)
-        self._gathered(event, acker, ids, bodies)
+                elif now() > chunk_end_s or connection.outbox_bytes > outbox_bytes_max:
+                    self._break_off(connection, lines)
+        self._flush(acker, acked)
         if confirms or others:
             self.pending.confirmed += len(confirms)
             confirms += others
             connection.unconfirmed += len(confirms)
             self.pending.confirms.append((connection, confirms))
 
-    def _gathered(self, event: bytes, acker: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        if bodies:
-            self.publish(event, ids, bodies)
-        elif ids:
-            self.ack(acker, ids)
+    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
+        """Do what has gathered: it is either the one or the other."""
+        if acked:
+            self.ack(acker, acked)
+        else:
+            self._gathering.flush()
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
-        """One request off the fast path; None is one that failed. The one place where an error
-        becomes a reply."""
+        """One request off the fast path; None is one that failed, or has no plain confirm now. The
+        one place where an error becomes a reply."""
         try:
             request = parse_request(line)
             action = self.actions.get(request.action)
@@ -344,12 +377,16 @@ class Broker:
                 raise BadRequest(f"there is no action {shown(request.action)}")
             if connection.permissions is not None:
                 permits.check(action.needs, self, connection.permissions, request)
-            action.run(self, connection, request)
+            amount = action.run(self, connection, request)
         except BadRequest as failure:
             self._refuse(connection, line, failure)
             return None
+        if amount is not None and request.confirm:
+            connection.unconfirmed += 1
+            self.pending.counts.append((connection, request.id, amount))
+            return None
         # What must be verified first, or was refused, is not confirmed now.
-        return request if connection.kept is None else None
+        return None if connection.awaits_login else request
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -369,7 +406,7 @@ class Broker:
                 failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: with its traceback it would keep what was sent.
-            connection.kept, connection.expelled = [], True
+            connection.kept, connection.overrun, connection.expelled = [], False, True
 
     def expel(self, connection: Connection, reason: str) -> None:
         """Have a connection closed for what no single request has done."""
@@ -382,6 +419,7 @@ class Broker:
             action,
             reason,
             stranger=connection.permissions is STRANGER,
+            user=connection.user,
         )
         if not connection.closed:
             self.write(connection, reply)
@@ -394,6 +432,7 @@ class Broker:
         reason: str,
         *,
         stranger: bool,
+        user: str | None = None,
     ) -> bytes:
         """Record an error under a new id and return the reply that tells it. Strangers fill the
         database no faster than the log."""
@@ -406,10 +445,13 @@ class Broker:
             request_id[:256],
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
+            user,
         )
         told = self.on_error(record)
-        if (told or not stranger) and len(self.pending.errors) < self.settings.errors_kept_max:
-            self.pending.errors.append(record)
+        if told or not stranger:
+            self.last_errors.append(record)
+            if len(self.pending.errors) < self.settings.errors_kept_max:
+                self.pending.errors.append(record)
         return replies.error(request_id, error_id)
 
     # -- users
@@ -489,8 +531,14 @@ class Broker:
             if queue.full:
                 raise LimitExceeded(
                     "queue_messages_max",
-                    f"queue {shown(queue.name)} has {self.queue_messages_max} waiting messages",
+                    # Whoever publishes is told the reason, but not whose queue it is.
+                    f"{self.queue_messages_max} messages wait in a queue bound to {shown(event)}",
                 )
+
+    def check_route(self, event: bytes) -> None:
+        """Raise if a message of this event would go nowhere."""
+        if event not in self.bindings.routes:
+            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
 
     def queue_filled(self, queue: Queue) -> None:
         self.full_queues[queue] = None
@@ -520,11 +568,15 @@ class Broker:
         self.pending_records += 1
         return True
 
-    def trim(self, name: bytes, end: int | None) -> None:
-        """Drop the waiting messages of a queue, or those with numbers below `end`."""
+    def trim(self, name: bytes, end: int | None) -> int:
+        """Drop the waiting messages of a queue, or those with numbers below `end`; return how
+        many."""
         queue = self.queues.get(name)
-        if queue is not None:
-            self.purged += queue.trim(queue.next_seq if end is None else end)
+        if queue is None:
+            return 0
+        count = queue.trim(queue.next_seq if end is None else end)
+        self.purged += count
+        return count
 
     def read(self, connection: Connection, read: Read) -> None:
         """Have the server answer this, in its turn."""
@@ -541,24 +593,26 @@ class Broker:
         """Settle these deliveries, None for all; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
 
-    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
-        """Put these deliveries, None for all, back to the tail; what is not there is no error."""
-        self._settle(consumer_id, message_ids, Queue.requeue)
+    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> int:
+        """Put these deliveries, None for all, back to the tail; return how many. What is not there
+        is no error."""
+        return len(self._settle(consumer_id, message_ids, Queue.requeue))
 
     def _settle(
         self,
         consumer_id: bytes,
         message_ids: Iterable[bytes] | None,
         how: Callable[[Queue, list[Delivery]], None],
-    ) -> None:
+    ) -> list[Delivery]:
         consumer = self.consumers.get(consumer_id)
         if consumer is None:
-            return
+            return []
         deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
             if not consumer.in_ring:
                 self.wake(consumer)
+        return deliveries
 
     # -- queues and consumers
 
@@ -721,7 +775,7 @@ class Broker:
     @property
     def has_pending(self) -> bool:
         """Whether there is something to write or to confirm."""
-        return bool(self.pending.confirms or self.pending.held) or self.has_changes
+        return self.pending.awaited or self.has_changes
 
     def take_batch(self, *, settled_only: bool = False) -> Batch:
         """Take everything pending; the next batch begins.
@@ -751,6 +805,7 @@ class Broker:
         if waiting:
             self.pending.confirms[:0] = batch.confirms
             self.pending.confirmed += batch.confirmed
+            self.pending.counts[:0] = batch.counts
             self.pending.held[:0] = batch.held
         for change, (queue, boundary) in zip(batch.changes, batch.taken, strict=True):
             if not queue.deleted:
@@ -770,6 +825,10 @@ class Broker:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 self.write(connection, replies.confirms(ids))
+        for connection, request_id, amount in batch.counts:
+            connection.unconfirmed -= 1
+            if not connection.closed:
+                self.write(connection, replies.ok(request_id, b"%d" % amount))
         for consumer in batch.held:
             consumer.held = False
             if not consumer.deleted:
@@ -782,14 +841,15 @@ class Broker:
     def failed(self, batch: Batch, failure: BadRequest) -> None:
         """This batch could not be written: what waits for it gets errors instead, and consumers
         that waited for their confirm end."""
-        for connection, ids in batch.confirms:
+        counted = [(connection, [request_id]) for connection, request_id, _ in batch.counts]
+        for connection, ids in batch.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
                 self._error(connection, request_id, b"", str(failure))
         for consumer in batch.held:
             if not consumer.deleted:
                 self.delete_consumers([consumer])
-        batch.confirms, batch.held, batch.confirmed = [], [], 0
+        batch.confirms, batch.counts, batch.held, batch.confirmed = [], [], [], 0
 
     # -- recovery
 

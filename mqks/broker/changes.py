@@ -49,7 +49,10 @@ class QueueState(NamedTuple):
 
 
 class ErrorRecord(NamedTuple):
-    """Details of one error reply, as log and database keep them; never a payload."""
+    """Details of one error reply, as log and database keep them; never a payload.
+
+    The user is known to the running server only.
+    """
 
     id: str
     time_us: int
@@ -57,6 +60,7 @@ class ErrorRecord(NamedTuple):
     request_id: bytes
     action: bytes
     reason: str
+    user: str | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +78,8 @@ class Batch:
     confirms: list[tuple[Connection, list[bytes]]] = field(default_factory=list)
     confirmed: int = 0
     """How many of the confirms are those of messages."""
+    counts: list[tuple[Connection, bytes, int]] = field(default_factory=list)
+    """Confirms that tell how many: apart, so that all the others are joined in one go."""
     held: list[Consumer] = field(default_factory=list)
     """Consumers that get nothing before their confirm."""
     records: int = 0
@@ -84,6 +90,11 @@ class Batch:
     @property
     def has_metadata(self) -> bool:
         return bool(self.queues or self.bindings or self.errors or self.once)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self.confirms or self.counts or self.held)
 
     @property
     def writes(self) -> bool:

@@ -36,6 +36,7 @@ class Connection:
         "local",
         "outbox",
         "outbox_bytes",
+        "overrun",
         "permissions",
         "reads",
         "splitter",
@@ -79,10 +80,16 @@ class Connection:
         """None: it may do everything."""
         self.kept: list[bytes] | None = None
         """While there is a list, lines are not handled but kept in it: they wait for the outcome
-        of `auth`, or nobody needs them any more."""
+        of `auth`, for the next turn, or nobody needs them any more."""
+        self.overrun = False
+        """Its lines took their time: those that are kept are due in its next turn."""
         self.expelled = False
         """It must be closed, and has been told why."""
         self.auth_failures = self.stranger_errors = self.stranger_lines = 0
+
+    @property
+    def awaits_login(self) -> bool:
+        return self.kept is not None and not self.overrun
 
     def once_id(self, message_id: bytes) -> bytes:
         """What is remembered of a message published once. Each user has ids of its own: nobody can

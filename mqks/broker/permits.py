@@ -43,8 +43,14 @@ def eval_(broker: "Broker", permissions: Permissions, request: Request) -> None:
     _require(permissions.eval, "this needs the permission eval")
 
 
+def stats(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """Of the errors everybody is told their own."""
+    if b"errors" not in _first_word(request):
+        admin(broker, permissions, request)
+
+
 def publish(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    event, _, _ = parse_publish(request.rest)
+    event = parse_publish(request.rest).event
     _require(permissions.may_publish(event), f"no permission to publish {shown(event)}")
 
 
@@ -86,7 +92,9 @@ def _first_word(request: Request) -> Iterator[bytes]:
 def _consumer(broker: "Broker", permissions: Permissions, consumer_id: bytes) -> None:
     found = broker.consumers.get(consumer_id)
     if found is not None:
-        _consume(permissions, found.queue.name)
+        # The user is told the reason, but not the queue of somebody else's consumer.
+        allowed = permissions.may_consume(found.queue.name)
+        _require(allowed, f"no permission for the consumer {shown(consumer_id)}")
 
 
 def _consume(permissions: Permissions, name: bytes) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mqks.broker.broker import Broker
+from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
 from mqks.broker.queue import Queue
 from mqks.errors import BadRequest
@@ -155,6 +156,33 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> list[
     return rows
 
 
+def errors(
+    broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
+) -> list[Row]:
+    """The last ones, or those that came after one. Only administrators are told others' errors."""
+    sees_all = viewer.permissions is None or viewer.permissions.admin
+    wanted, last = error_id and _text(error_id), _text(after)
+    found = sorted(
+        record
+        for record in broker.last_errors
+        if (sees_all or record.user == viewer.user)
+        and wanted in (None, record.id)
+        and record.id > last
+    )
+    return [
+        {
+            "id": record.id,
+            "time_us": record.time_us,
+            "connection": record.connection,
+            "user": record.user,
+            "request_id": _text(record.request_id),
+            "action": _text(record.action),
+            "reason": record.reason,
+        }
+        for record in (found[:limit] if after else found[-limit:])
+    ]
+
+
 def _held(consumer: Consumer) -> Iterable[tuple[int, bytes]]:
     yield from consumer.unacked.values()
     for later in consumer.repeated.values():
@@ -174,7 +202,9 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def ask(broker: Broker, words: list[bytes], after: Key, limit: int) -> Row | list[Row]:
+def ask(
+    broker: Broker, viewer: Connection, words: list[bytes], after: Key, limit: int
+) -> Row | list[Row]:
     """What a request asks for: `words` are its plain arguments. Raises BadRequest."""
     match words:
         case []:
@@ -191,6 +221,8 @@ def ask(broker: Broker, words: list[bytes], after: Key, limit: int) -> Row | lis
             return connections(broker, _number(after[0]), limit)
         case [b"unacked", *name]:
             return unacked(broker, name[0] if name else None, after, limit)
+        case [b"errors", *error_id]:
+            return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
             return broker.facts.journal()
     raise BadRequest(f"stats: there is nothing to tell of {shown(b' '.join(words))}")

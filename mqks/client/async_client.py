@@ -244,20 +244,22 @@ class AsyncClient:
         confirm: bool = False,
         id: str | None = None,
         once: bool = False,
+        mandatory: bool = False,
         timeout_s: float | None = None,
     ) -> str:
         """Publish one message and give its id.
 
         With `confirm`, wait until the server has it on disk; sent again after a reconnect, it may
         arrive twice. Without, it is sent with the next write, and lost if the connection is. With
-        `once`, the server drops it if it has seen the `id` already.
+        `once`, the server drops it if it has seen the `id` already; with `mandatory`, it refuses
+        it if no queue is bound to the event, which without `confirm` is only logged.
         """
         session = self._session
         if confirm:
             ids = [b""]
 
             def send(call: Call) -> bytes:
-                ids[0] = session.publish(event, data, id, call, once)
+                ids[0] = session.publish(event, data, id, call, once, mandatory)
                 return ids[0]
 
             await self._ask(send, timeout_s)
@@ -267,7 +269,7 @@ class AsyncClient:
                 await self._room()
             if limit.cancelled_caught:
                 Call().result()
-        return requests.decoded(session.publish(event, data, id, None, once))
+        return requests.decoded(session.publish(event, data, id, None, once, mandatory))
 
     async def publish_many(
         self,
@@ -275,21 +277,26 @@ class AsyncClient:
         *,
         id_prefix: str | None = None,
         once: bool = False,
+        mandatory: bool = False,
         timeout_s: float | None = None,
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
         With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
-        those whose ids it has seen already. Raises PublishFailed, which names those that were
-        refused. Raises InvalidRequest at the first that cannot be sent, when those before it may
-        have been.
+        those whose ids it has seen already; with `mandatory`, it refuses those that no queue is
+        bound to. Raises PublishFailed, which names those that were refused. Raises InvalidRequest
+        at the first that cannot be sent, when those before it may have been.
         """
 
         async def batches() -> AsyncIterator[Iterable[tuple[str, requests.Data]]]:
             yield messages
 
         return await self.publish_batches(
-            batches(), id_prefix=id_prefix, once=once, timeout_s=timeout_s
+            batches(),
+            id_prefix=id_prefix,
+            once=once,
+            mandatory=mandatory,
+            timeout_s=timeout_s,
         )
 
     async def publish_batches(
@@ -298,6 +305,7 @@ class AsyncClient:
         *,
         id_prefix: str | None = None,
         once: bool = False,
+        mandatory: bool = False,
         timeout_s: float | None = None,
     ) -> int:
         """As `publish_many`, for messages of which some come now and some later: each batch is
@@ -312,7 +320,7 @@ class AsyncClient:
             async for messages in batches:
                 deadline_s = self._limit(timeout_s).deadline
                 with anyio.CancelScope(deadline=deadline_s) as limit:
-                    for bodies in requests.bodies(messages, once):
+                    for bodies in requests.bodies(messages, once, mandatory):
                         await self._room()
                         session.publish_many(bodies, call, prefix)
                 if limit.cancelled_caught:
@@ -366,6 +374,24 @@ class AsyncClient:
     ) -> None:
         """Delete the queue with all it holds; or let that happen when it has no consumer."""
         await self._request(requests.delete_queue(queue, when_unused), timeout_s)
+
+    async def purge(self, queue: str, *, timeout_s: float | None = None) -> int:
+        """Drop all messages that wait in the queue; give how many."""
+        return requests.number_told(await self._request(requests.purge(queue), timeout_s))
+
+    async def trim(
+        self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Drop the messages with numbers below `seq` that wait in the queue; give how many. With
+        an `epoch`, only if it is still the queue's."""
+        body = requests.trim(queue, seq, epoch)
+        return requests.number_told(await self._request(body, timeout_s))
+
+    async def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
+        """Why the server refused a request, as the `error_id` of RequestFailed names it; None when
+        it does not know any more, or the request was another user's."""
+        body = requests.reason(error_id)
+        return requests.reason_told(await self._request(body, timeout_s))
 
     async def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
         """Give the data back from the server."""

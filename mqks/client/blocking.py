@@ -256,20 +256,22 @@ class BlockingClient:
         confirm: bool = False,
         id: str | None = None,
         once: bool = False,
+        mandatory: bool = False,
         timeout_s: float | None = None,
     ) -> str:
         """Publish one message and give its id.
 
         With `confirm`, wait until the server has it on disk; sent again after a reconnect, it may
         arrive twice. Without, it is sent with the next write, and lost if the connection is. With
-        `once`, the server drops it if it has seen the `id` already.
+        `once`, the server drops it if it has seen the `id` already; with `mandatory`, it refuses
+        it if no queue is bound to the event, which without `confirm` is only logged.
         """
         session = self._session
         if confirm:
             ids = [b""]
 
             def send(call: Call) -> bytes:
-                ids[0] = session.publish(event, data, id, call, once)
+                ids[0] = session.publish(event, data, id, call, once, mandatory)
                 return ids[0]
 
             self._ask(send, timeout_s)
@@ -277,7 +279,7 @@ class BlockingClient:
         with self._connection.changed:
             if not session.has_room and not self._room(self._deadline(timeout_s)):
                 Call().result()
-            return requests.decoded(session.publish(event, data, id, None, once))
+            return requests.decoded(session.publish(event, data, id, None, once, mandatory))
 
     def publish_many(
         self,
@@ -285,16 +287,23 @@ class BlockingClient:
         *,
         id_prefix: str | None = None,
         once: bool = False,
+        mandatory: bool = False,
         timeout_s: float | None = None,
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
         With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
-        those whose ids it has seen already. Raises PublishFailed, which names those that were
-        refused. Raises InvalidRequest at the first that cannot be sent, when those before it may
-        have been.
+        those whose ids it has seen already; with `mandatory`, it refuses those that no queue is
+        bound to. Raises PublishFailed, which names those that were refused. Raises InvalidRequest
+        at the first that cannot be sent, when those before it may have been.
         """
-        return self.publish_batches([messages], id_prefix=id_prefix, once=once, timeout_s=timeout_s)
+        return self.publish_batches(
+            [messages],
+            id_prefix=id_prefix,
+            once=once,
+            mandatory=mandatory,
+            timeout_s=timeout_s,
+        )
 
     def publish_batches(
         self,
@@ -302,6 +311,7 @@ class BlockingClient:
         *,
         id_prefix: str | None = None,
         once: bool = False,
+        mandatory: bool = False,
         timeout_s: float | None = None,
     ) -> int:
         """As `publish_many`, for messages of which some come now and some later: each batch is
@@ -315,7 +325,7 @@ class BlockingClient:
         try:
             for messages in batches:
                 deadline_s = self._deadline(timeout_s)
-                for bodies in requests.bodies(messages, once):
+                for bodies in requests.bodies(messages, once, mandatory):
                     with connection.changed:
                         if not self._room(deadline_s):
                             call.result()
@@ -370,6 +380,24 @@ class BlockingClient:
     ) -> None:
         """Delete the queue with all it holds; or let that happen when it has no consumer."""
         self._request(requests.delete_queue(queue, when_unused), timeout_s)
+
+    def purge(self, queue: str, *, timeout_s: float | None = None) -> int:
+        """Drop all messages that wait in the queue; give how many."""
+        return requests.number_told(self._request(requests.purge(queue), timeout_s))
+
+    def trim(
+        self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Drop the messages with numbers below `seq` that wait in the queue; give how many. With
+        an `epoch`, only if it is still the queue's."""
+        body = requests.trim(queue, seq, epoch)
+        return requests.number_told(self._request(body, timeout_s))
+
+    def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
+        """Why the server refused a request, as the `error_id` of RequestFailed names it; None when
+        it does not know any more, or the request was another user's."""
+        body = requests.reason(error_id)
+        return requests.reason_told(self._request(body, timeout_s))
 
     def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
         """Give the data back from the server."""

@@ -15,6 +15,7 @@ from mqks.client import requests, urls
 from mqks.client.blocking import CHUNK_BYTES, open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
+    ClientError,
     ConfirmTimeout,
     ConnectionLost,
     ProtocolViolation,
@@ -28,7 +29,8 @@ ID, END = b"q", b"--end"
 
 class Dialogue:
     """A connected context. Raises ConnectionLost, ConfirmTimeout, ProtocolViolation,
-    AuthenticationFailed, and RequestFailed with the id of the server's error reply."""
+    AuthenticationFailed, and RequestFailed with the id of the server's error reply; one that leaves
+    the context gets the reason as a note."""
 
     def __init__(self, url: str | None, options: Options | None = None) -> None:
         self._options = options or Options()
@@ -59,7 +61,16 @@ class Dialogue:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._socket.close()
+        with self._socket:
+            if isinstance(error, RequestFailed) and (reason := self.reason(error.error_id)):
+                error.add_note(reason)
+
+    def reason(self, error_id: str) -> str | None:
+        """Why the server refused something, if that can be had."""
+        try:
+            return requests.reason_told(self.ask(requests.reason(error_id)))
+        except ClientError:
+            return None
 
     def ask(self, body: bytes) -> bytes:
         """What follows `ok` in the one line of the answer."""

@@ -6,7 +6,7 @@
         ├── InvalidRequest      65  refused before it reached the wire (a ValueError, too)
         ├── ConnectionLost      69  no connection within the time given, or the client is closed
         ├── ConfirmTimeout      75  no answer in time; whether it was done is not known
-        ├── RequestFailed       65  the server's error reply: `error_id` finds the reason in its log
+        ├── RequestFailed       65  the server's error reply: a client's `reason` asks why
         │   ├── PublishFailed       some messages of a publish_many: `failed` names them
         │   └── AuthenticationFailed  the server does not take these credentials
         └── ProtocolViolation   69  the peer does not speak the protocol
@@ -44,7 +44,8 @@ class ConfirmTimeout(ClientError, TimeoutError):
 
 
 class RequestFailed(ClientError):
-    """The server answered with an error; `mqks inspect errors` and its log know the id."""
+    """The server answered with an error; `reason` of a client asks it why, `mqks inspect error` and
+    its log know it, too."""
 
     exit_code = 65
 

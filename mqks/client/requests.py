@@ -8,9 +8,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import compress, product
 from typing import Any, TypedDict
 
-from mqks.client.errors import InvalidRequest
+from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.limits import DELETE_DELAY_S_MAX
 from mqks.protocol.requests import DeleteRule
 
@@ -18,12 +19,11 @@ Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
 """Text and bytes go as they are; anything else goes as JSON."""
 
 PUBLISH = {
-    (False, False): b" publish",
-    (False, True): b" publish --once",
-    (True, False): b" publish --confirm",
-    (True, True): b" publish --confirm --once",
+    chosen: b"".join([b" publish", *compress([b" --confirm", b" --once", b" --mandatory"], chosen)])
+    for chosen in product((False, True), repeat=3)
 }
-"""A publish up to its event, by whether it asks for a confirm and whether its id counts once."""
+"""A publish up to its event, by whether it asks for a confirm, whether its id counts once and
+whether it must reach a queue."""
 
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """Messages of a `publish_many` handed over at a time."""
@@ -61,11 +61,13 @@ def payload(data: Data) -> bytes:
     return raw
 
 
-def bodies(messages: Iterable[tuple[str, Data]], once: bool = False) -> Iterator[list[bytes]]:
+def bodies(
+    messages: Iterable[tuple[str, Data]], once: bool = False, mandatory: bool = False
+) -> Iterator[list[bytes]]:
     """What follows the ids of confirmed publishes, some at a time."""
     some: list[bytes] = []
     some_bytes = 0
-    form = PUBLISH[True, once] + b" %b %b\n"
+    form = PUBLISH[True, once, mandatory] + b" %b %b\n"
     for event, data in messages:
         body = form % (name(event), payload(data))
         some.append(body)
@@ -159,6 +161,35 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
         flag = DeleteRule(_delay_s(when_unused)).flag()
         words.append(flag.replace(b"--delete-queue-when-unused", b"--when-unused"))
     return b" ".join(words)
+
+
+def purge(queue: str) -> bytes:
+    return b"purge --confirm " + name(queue)
+
+
+def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
+    guard = b"" if epoch is None else b" --epoch=" + name(epoch)
+    return b"trim --confirm %b %d%b" % (name(queue), seq, guard)
+
+
+def reason(error_id: str) -> bytes:
+    return b"stats errors " + name(error_id)
+
+
+def number_told(answer: bytes) -> int:
+    """Raises ProtocolViolation."""
+    if not answer.isdigit():
+        raise ProtocolViolation(f"the peer sent {answer[:80]!r} for a number")
+    return int(answer)
+
+
+def reason_told(answer: bytes) -> str | None:
+    """What the answer to `reason` tells. Raises ProtocolViolation."""
+    try:
+        rows = json.loads(answer)
+        return str(rows[0]["reason"]) if rows else None
+    except (ValueError, LookupError, TypeError):
+        raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
 
 
 def _delay_s(rule: float | bool) -> float | None:

@@ -168,10 +168,11 @@ class Session:
         message_id: str | None,
         call: Call | None,
         once: bool = False,
+        mandatory: bool = False,
     ) -> bytes:
         """Publish one message and give its id; with a `call`, ask for a confirm."""
         id_ = self.new_id() if message_id is None else requests.name(message_id)
-        form = requests.PUBLISH[call is not None, once]
+        form = requests.PUBLISH[call is not None, once, mandatory]
         line = b"%b%b %b %b\n" % (id_, form, requests.name(event), requests.payload(data))
         if call is not None:
             self._ask(id_, line, call)

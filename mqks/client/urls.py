@@ -54,9 +54,7 @@ def parse(url: str | None = None) -> Address:
             raise ConfigurationError("a mqks+unix URL has three slashes and a path")
         return Address("", 0, unquote(parts.path), credentials=credentials)
     if parts.scheme not in ("mqks", "mqkss"):
-        raise ConfigurationError(
-            f"the URL starts with {parts.scheme!r} instead of mqks, mqkss or mqks+unix"
-        )
+        raise ConfigurationError("the URL must start with mqks://, mqkss:// or mqks+unix://")
     if not parts.hostname or parts.path not in ("", "/"):
         raise ConfigurationError("the URL must have a host and no path")
     return Address(parts.hostname, port, tls=parts.scheme == "mqkss", credentials=credentials)

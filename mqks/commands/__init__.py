@@ -1,10 +1,12 @@
 """The command line.
 
 The one rule: a command parses, calls one function and prints; what goes wrong is raised as an
-`MqksError` and becomes one line on stderr and an exit code here, and nowhere else.
+`MqksError`, or by the system as an `OSError`, and becomes one line on stderr and an exit code here,
+and nowhere else.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -17,7 +19,7 @@ from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.export import export
 from mqks.commands.import_ import import_
-from mqks.commands.options import printable
+from mqks.commands.options import AsJson, printable, reason, tell
 from mqks.commands.serve import serve
 from mqks.commands.top import top
 from mqks.errors import MqksError
@@ -67,9 +69,9 @@ app.add_typer(user.app, name="user", rich_help_panel=RUN)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=PIPELINE)
 
 
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    typer.echo(f"mqks {__version__}")
+    tell({"version": __version__}, as_json, f"mqks {__version__}")
 
 
 def _version(wanted: bool) -> None:
@@ -93,11 +95,29 @@ _add(RUN, "version", version, "mqks version")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line, by default that of this process, and return its exit code."""
+    _open_streams()
     try:
-        app(arguments, prog_name="mqks")
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _give_up_output()
+        return 1
     except MqksError as error:
         typer.echo(printable(f"mqks: {_told(error)}"), err=True)
         return error.exit_code
+    except OSError as error:
+        told = reason(error)
+        if error.filename is None:  # No file of its own, so it is the output: a full disk, say.
+            _give_up_output()
+            told = f"can't read or write: {told}"
+        typer.echo(printable(f"mqks: {told}"), err=True)
+        return os.EX_IOERR
+    return code
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        app(arguments, prog_name="mqks")
     except SystemExit as stop:
         # Typer always leaves this way, with 2 for a command line it does not understand. Of
         # what a reader has no more use for (EPIPE) it makes a quiet 1.
@@ -106,12 +126,26 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _open_streams() -> None:
+    """A stream that was closed before the start (`>&-`) is taken up, or a database would get its
+    number. To read or write there is an error, as for any program; messages may go nowhere."""
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def _give_up_output() -> None:
+    """What could not be written would be tried, and complained about, once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _told(error: MqksError) -> str:
-    """Of a server's refusal the reason, too, where its database can be read from here."""
+    """Of a server's refusal the reason, too, if it has told it or its database can be read here."""
     error_id = getattr(error, "error_id", None)
     if error_id is None:
         return str(error)
-    reason = inspect.reason_of(error_id)
+    reason = (getattr(error, "__notes__", None) or [inspect.reason_of(error_id)])[0]
     if reason:
         return f"{error}: {reason}"
     return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, printable
+from mqks.commands.options import AsJson, Url, printable, tell
 
 
 def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
@@ -20,10 +20,7 @@ def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> N
         client.ping("command")
         took_ms = round((time.perf_counter() - began) * 1000, 3)
     server = str(urls.parse(url))
-    if as_json:
-        typer.echo(json.dumps({"server": server, "ms": took_ms}))
-    else:
-        typer.echo(f"{server} answered in {took_ms} ms")
+    tell({"server": server, "ms": took_ms}, as_json, f"{server} answered in {took_ms} ms")
 
 
 def evaluate(
@@ -32,11 +29,15 @@ def evaluate(
     ],
     url: Url = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Print what an expression over the server's state gives: a text as it is, else JSON."""
     with connected(url, timeout) as client:
-        answer = client.evaluate(expression)
-    if sys.stdout.isatty():
+        # In a list a text is JSON, too, and not to be taken for a number.
+        answer = client.evaluate(f"[({expression})]" if as_json else expression)
+    if as_json:
+        tell({"value": json.loads(answer)[0]}, as_json)
+    elif sys.stdout.isatty():
         typer.echo(printable(answer))
     else:
         sys.stdout.buffer.write(answer.encode("utf-8", "surrogateescape") + b"\n")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.options import AsJson, Database, progress, table
+from mqks.commands.options import AsJson, Database, progress, table, tell
 from mqks.errors import DatabaseLocked, JournalDamaged
 from mqks.settings import load
 
@@ -20,6 +20,7 @@ def backup(
     to: Annotated[Path, typer.Argument(metavar="TO", help="The file to make.")],
     db: Database = None,
     force: Annotated[bool, typer.Option("--force", help="Replace TO if it is there.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a database, served or not, and verify the copy.
 
@@ -32,38 +33,59 @@ def backup(
     copied = 0
     with progress("Copying", pages) as advance:
 
-        def tell(done: int, _: int) -> None:
+        def copying(done: int, _: int) -> None:
             nonlocal copied
             advance(done - copied)
             copied = done
 
-        verdict = backup(source, to, force=force, progress=tell)
-    typer.echo(
+        verdict = backup(source, to, force=force, progress=copying)
+    told = {
+        "file": str(to),
+        "bytes": verdict.facts.db_bytes,
+        "queues": verdict.queues,
+        "messages": verdict.messages,
+    }
+    tell(
+        told,
+        as_json,
         f"{to}: {verdict.facts.db_bytes:,} bytes, {verdict.queues:,} queues, "
-        f"{verdict.messages:,} messages, verified"
+        f"{verdict.messages:,} messages, verified",
     )
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A database or a backup.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A database or a backup.", readable=False)
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Check that a database is whole; exit code 65 if it is not."""
     from mqks.journal.verify import verify  # here, as above
 
-    verdict = verify(file)
+    with progress("Verifying"):
+        verdict = verify(file)
     if verdict.is_served:
-        typer.echo("It is served: SQLite's own structure was not looked at.", err=True)
-    if verdict.damage or as_json:
-        rows = ({"place": place, "what": what} for place, what in verdict.damage)
-        table(rows, ["place", "what"], as_json=as_json)
-    if verdict.damage:
-        raise JournalDamaged(f"{file} is damaged: {len(verdict.damage)} places")
-    if not as_json:
-        typer.echo(
+        typer.echo(f"mqks: {file} is served: SQLite's structure was not looked at", err=True)
+    damage = [{"place": place, "what": what} for place, what in verdict.damage]
+    if as_json or not damage:
+        told = {
+            "file": str(file),
+            "is_served": verdict.is_served,
+            "queues": verdict.queues,
+            "messages": verdict.messages,
+            "segments": verdict.facts.segments,
+            "damage": damage,
+        }
+        tell(
+            told,
+            as_json,
             f"{file} is whole: {verdict.queues:,} queues, {verdict.messages:,} messages, "
-            f"{verdict.facts.segments:,} segments"
+            f"{verdict.facts.segments:,} segments",
         )
+    else:
+        table(damage, ["place", "what"])
+    if damage:
+        raise JournalDamaged(f"{file} is damaged: {len(damage)} places")
 
 
 def compact(db: Database = None, as_json: AsJson = False) -> None:
@@ -78,7 +100,4 @@ def compact(db: Database = None, as_json: AsJson = False) -> None:
     except DatabaseLocked as error:
         raise DatabaseLocked(f"{error}, which compacts by itself while it is idle") from None
     sizes = {"db": str(settings.db), "bytes_before": before, "bytes_after": after}
-    if as_json:
-        table([sizes], [], as_json=True)
-    else:
-        typer.echo(f"{settings.db}: {before:,} bytes before, {after:,} after")
+    tell(sizes, as_json, f"{settings.db}: {before:,} bytes before, {after:,} after")

@@ -4,7 +4,6 @@ The one rule: nothing is done per message while the clock runs, everything that 
 it has stopped, and the queues, which are the bench's own, are deleted whatever happened.
 """
 
-import json
 import secrets
 import socket
 import time
@@ -15,14 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from mqks.commands.options import Url, table
+from mqks.commands.connection import Timeout, limited
+from mqks.commands.options import AsJson, Url, table, tell
 from mqks.errors import BenchFailed
 from mqks.protocol import replies
 
 if TYPE_CHECKING:
+    from mqks.client.options import Options
     from mqks.client.urls import Address
 
-CHUNK_BYTES, SILENCE_S = 1 << 18, 30.0
+CHUNK_BYTES = 1 << 18
 IN_FLIGHT, FAN_OUT, PER_SECOND = 1_000, 10, 1_000
 FEWER = 20  # Works that send one message at a time get this part of the count.
 ABANDONED_S = 600  # The server deletes the queues by itself when the bench had no chance to.
@@ -38,7 +39,8 @@ def bench(
     url: Url = None,
     count: Annotated[int, typer.Option(min=20, max=10_000_000, help="Messages.")] = 100_000,
     payload_bytes: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of each.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a running server: stream, acked, confirm, confirm-one, fanout, latency.
 
@@ -46,15 +48,16 @@ def bench(
     """
     from mqks.client import urls  # here, so that --help need not load it
 
+    options = limited(timeout)
     if unknown := set(works or []) - WORKS.keys():
         raise typer.BadParameter(f"no work {min(unknown)}; there are {', '.join(WORKS)}")
     address = urls.parse(url)
     told = {}
     for work in works or WORKS:
-        with Bench(address, count, payload_bytes) as running:
+        with Bench(address, options, count, payload_bytes) as running:
             told[work] = WORKS[work](running)
     if as_json:
-        typer.echo(json.dumps({"count": count, "payload_bytes": payload_bytes, "works": told}))
+        tell({"count": count, "payload_bytes": payload_bytes, "works": told}, as_json)
     else:
         rows = (
             {"work": work, "figure": figure, "value": value}
@@ -67,8 +70,11 @@ def bench(
 class Bench:
     """One work: its queues, its messages and its connections. Raises BenchFailed."""
 
-    def __init__(self, address: "Address", count: int, payload_bytes: int) -> None:
+    def __init__(
+        self, address: "Address", options: "Options", count: int, payload_bytes: int
+    ) -> None:
         self.address = address
+        self.options = options
         self.event = b"mqks-bench-%b" % secrets.token_hex(6).encode()
         self.queues: list[bytes] = []
         self.ids = [b"%09d" % number for number in range(count)]
@@ -98,13 +104,12 @@ class Bench:
         """A connection that is closed in the end."""
         from mqks.client import requests
         from mqks.client.blocking import open_socket
-        from mqks.client.options import Options
 
         try:
-            sock = open_socket(self.address, Options())
+            sock = open_socket(self.address, self.options)
         except OSError as error:
             raise BenchFailed(f"no server at {self.address}: {error.strerror or error}") from None
-        sock.settimeout(SILENCE_S)
+        sock.settimeout(self.options.timeout_s)
         self._sockets.append(sock)
         if self.address.credentials:
             ask(sock, b"a " + requests.auth(self.address.credentials), b"a ok ")

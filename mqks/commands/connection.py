@@ -5,7 +5,7 @@ not there.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,38 +14,56 @@ if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
     from mqks.client.options import Options
 
+REASON_S = 2.0
+"""How long the server may take to tell why it refused something."""
+TIMEOUT_S_MAX = 1e6
+"""Eleven days; a socket takes no endless number."""
+
 Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long the server may take to answer.")
 ]
 
 
-@contextmanager
-def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
-    """A client that gives up at once when nobody listens, and otherwise after `timeout_s`.
-
-    Raises what clients raise: ConfigurationError, ConnectionLost and the others.
-    """
+def limited(timeout_s: float) -> "Options":
+    """Limits of a client that gives up at once when nobody listens, and else after `timeout_s`."""
     from mqks.client.options import Options  # here, so that --help does not load it
 
     if not timeout_s > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
-    options = Options(
+    timeout_s = min(timeout_s, TIMEOUT_S_MAX)
+    return Options(
         timeout_s=timeout_s,
         connect_timeout_s=min(timeout_s, Options().connect_timeout_s),
         close_timeout_s=min(timeout_s, Options().close_timeout_s),
         connect_again=False,
     )
-    with connected_with(url, options) as client:
+
+
+def checked(name: str) -> str:
+    """A name that may stand in a request as a word of its own. Raises InvalidRequest."""
+    from mqks.client import requests  # here, as above
+
+    requests.name(name)
+    return name
+
+
+@contextmanager
+def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
+    """A client with these limits.
+
+    Raises what clients raise: ConfigurationError, ConnectionLost and the others.
+    """
+    with connected_with(url, limited(timeout_s)) as client:
         yield client
 
 
 @contextmanager
 def connected_with(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
-    """The same with other limits."""
+    """The same with other limits. What the server refuses gets the reason as a note."""
     # Here, as above.
     from mqks.client import urls
     from mqks.client.blocking import connect_blocking
-    from mqks.client.errors import ConnectionLost
+    from mqks.client.errors import ClientError, ConnectionLost, RequestFailed
 
     address, client = urls.parse(url), connect_blocking(url, options)
     with ExitStack() as leaving:
@@ -54,4 +72,11 @@ def connected_with(url: str | None, options: "Options") -> Iterator["BlockingCli
         except ConnectionLost as error:
             reason = str(error).removeprefix(f"{address}: ")
             raise ConnectionLost(f"no server at {address}: {reason}") from None
-        yield client
+        try:
+            yield client
+        except RequestFailed as error:
+            with suppress(ClientError):
+                limit_s = min(REASON_S, options.timeout_s)
+                if told := client.reason(error.error_id, timeout_s=limit_s):
+                    error.add_note(told)
+            raise

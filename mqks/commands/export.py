@@ -17,10 +17,12 @@ The one rule: nothing is held in memory that grows with the messages.
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mqks.commands.connection import Timeout
 from mqks.commands.inspect import source_of
 from mqks.commands.options import Database, Url, data_as_text, progress
 from mqks.errors import InspectionFailed
@@ -40,12 +42,15 @@ def export(
     queue: Annotated[
         list[str] | None, typer.Option("--queue", metavar="QUEUE", help="Only this one; repeat.")
     ] = None,
+    timeout: Timeout = 30.0,
 ) -> None:
     """Write queues, bindings and, if asked, messages as JSON lines.
 
     From a server while it runs, or from the file of one that does not.
     """
-    with source_of(context, url, db) as opened, progress("Exporting") as advance:
+    # On a terminal the bar would stand between the lines.
+    bar = nullcontext(lambda more: None) if sys.stdout.isatty() else progress("Exporting")
+    with source_of(context, url, db, timeout) as opened, bar as advance:
         for row in lines(opened, messages, queue or []):
             sys.stdout.write(json.dumps(row) + "\n")
             advance(1)

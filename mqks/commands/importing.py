@@ -2,7 +2,8 @@
 
 A queue gets its messages by publishing them under their own events, while it is bound to these
 events and to nothing else; all bindings come last. A message would go to any other queue that is
-bound to its event, too: where the server has one, the import stops before that message.
+bound to its event, too: where the server has one, the import stops before that message. Another
+event for all of them, which nothing is bound to, is the way around that.
 
 Messages get new numbers and times, and their retry begins at 0. Delete rules are set in the end,
 but for those without a delay, which would delete the queue at once.
@@ -13,7 +14,7 @@ The one rule: a line is done as a whole or not at all, and what is wrong is told
 import json
 import secrets
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -86,7 +87,7 @@ class Line(NamedTuple):
 
 
 def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]:
-    """The lines of an export; `advance` is told of each that is done. Raises ImportFailed."""
+    """The lines of an export; `advance` is told the bytes of what is done. Raises ImportFailed."""
     number = 0
     while raw := file.readline(LINE_BYTES_MAX + 1):
         number += 1
@@ -97,14 +98,27 @@ def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]
         if not isinstance(row, dict) or len(raw) > LINE_BYTES_MAX:
             raise ImportFailed(f"line {number}: no object, or too long")
         yield Line(number, row)
-        advance(1)
+        advance(len(raw))
 
 
 class Import:
-    """One import. `run` raises ImportFailed, and what a Dialogue raises when the server is gone."""
+    """One import. `run` raises ImportFailed, and what a Dialogue raises when the server is gone.
 
-    def __init__(self, server: Dialogue, *, merge: bool) -> None:
+    `only` names the queues that are wanted, all if it is empty; `event` stands in place of each
+    message's own.
+    """
+
+    def __init__(
+        self,
+        server: Dialogue,
+        *,
+        only: Sequence[bytes] = (),
+        event: bytes | None = None,
+        merge: bool = False,
+    ) -> None:
         self._server = server
+        self._only = only
+        self._event = event
         self._merge = merge
         self._last = Line(0, {})
         self._there: set[bytes] = set()
@@ -113,6 +127,8 @@ class Import:
         self._batch: list[tuple[int, bytes]] = []
         self._batch_bytes = 0
         self._counts = {"queues": 0, "messages": 0, "bindings": 0}
+        self._left_out = dict.fromkeys(self._counts, 0)
+        """Of the same, what was not wanted."""
 
     def run(self, lines: Iterable[Line]) -> dict[str, int]:
         """Import it all; give the counts."""
@@ -140,6 +156,14 @@ class Import:
         for self._last in lines:
             yield self._last
 
+    def _wanted(self, lines: Iterable[Line], what: str, field: str) -> Iterator[Line]:
+        """Those whose queue, in this field, is to be imported; `what` they are."""
+        for line in lines:
+            if self._only and line.name(field) not in self._only:
+                self._left_out[what] += 1
+            else:
+                yield line
+
     def _begin(self, lines: Iterator[Line]) -> None:
         for line in lines:
             if line.number != 1 or line.row.get("version") != VERSION:
@@ -147,10 +171,11 @@ class Import:
         self._there = {_raw(row["name"]) for row in self._rows(b"queues", "name")}
 
     def _make_queues(self, lines: Iterator[Line]) -> None:
-        for line in lines:
+        for line in self._wanted(lines, "queues", "name"):
             line.rule()
             if self._queues.setdefault(line.name("name"), line) is not line:
                 raise line.wrong("this queue was told before")
+        self._check_all_are_told()
         bound: dict[bytes, list[bytes]] = {}
         for row in self._rows(b"bindings", "queue", "event"):
             if (name := _raw(row["queue"])) in self._queues and name not in self._there:
@@ -171,8 +196,13 @@ class Import:
             if first is nothing:
                 self._ask(line, b"rebind --confirm %b --remove %b" % (name, nothing))
 
+    def _check_all_are_told(self) -> None:
+        if missing := set(self._only) - self._queues.keys():
+            raise self._last.wrong(f"there is no queue {_shown(min(missing))} in this export")
+
     def _fill_queues(self, lines: Iterator[Line]) -> None:
-        for name, found in groupby(lines, key=lambda line: line.name("queue")):
+        wanted = self._wanted(lines, "messages", "queue")
+        for name, found in groupby(wanted, key=lambda line: line.name("queue")):
             self._fill(name, found)
 
     def _fill(self, name: bytes, lines: Iterator[Line]) -> None:
@@ -182,7 +212,8 @@ class Import:
             for line in lines:
                 if name not in self._queues:
                     raise line.wrong("its queue was not told before")
-                message_id, event, data = line.name("id"), line.name("event"), line.data()
+                message_id, data = line.name("id"), line.data()
+                event = self._event or line.name("event")
                 if event not in bound:
                     if len(bound) >= BOUND_MAX:
                         self._unbind(name, bound)
@@ -206,7 +237,7 @@ class Import:
         if others := names - {name}:
             raise line.wrong(
                 f"its event leads to queue {_shown(min(others))} of this server, too; "
-                "unbind that, or import into another server"
+                "unbind that, give the messages another --event, or import into another server"
             )
         return not names
 
@@ -219,7 +250,7 @@ class Import:
         self._flush()
 
     def _bind(self, lines: Iterator[Line]) -> None:
-        for line in lines:
+        for line in self._wanted(lines, "bindings", "queue"):
             name, event = line.name("queue"), line.name("event")
             if name in self._there and not self._merge:
                 raise line.wrong("there is such a queue; --merge adds to it")
@@ -230,8 +261,10 @@ class Import:
         line = next(lines)
         if more := next(lines, None):
             raise more.wrong("the export has ended already")
-        if (told := {what: line.row.get(what) for what in self._counts}) != self._counts:
-            raise line.wrong(f"it tells of {told}, and there were {self._counts}")
+        self._check_all_are_told()
+        were = {what: count + self._left_out[what] for what, count in self._counts.items()}
+        if (told := {what: line.row.get(what) for what in were}) != were:
+            raise line.wrong(f"it tells of {told}, and there were {were}")
         for name, line in self._queues.items():
             has_rule, delay_s = line.rule()
             if not has_rule or name in self._there:
@@ -274,9 +307,10 @@ class Import:
         refused = self._server.ask_many([request for _, request in batch])
         for request_id, error_id in refused:
             number = next(n for n, request in batch if request.startswith(request_id + b" "))
+            reason = self._server.reason(error_id) or "the server does not tell why"
             raise ImportFailed(
-                f"line {number}: the server refused it, error {error_id}; others up to line "
-                f"{batch[-1][0]} are imported"
+                f"line {number}: the server refused it, error {error_id}: {reason}; others up to "
+                f"line {batch[-1][0]} are imported"
             )
 
 

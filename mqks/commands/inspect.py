@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqks.commands.options import AsJson, Database, Url, data_as_text, table
+from mqks.commands.connection import Timeout, limited
+from mqks.commands.options import AsJson, Database, Url, data_as_text, duration, table, tell
 from mqks.errors import InspectionFailed, MqksError
 from mqks.settings import load
 
@@ -65,10 +65,11 @@ def queues(
     url: Url = None,
     db: Database = None,
     sort: Annotated[Sort, typer.Option(help="All but name: the most first.")] = Sort.NAME,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the queues: what waits in them, who consumes them."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         rows = source.queues()
         if sort is not Sort.NAME:
             rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
@@ -104,10 +105,11 @@ def queue(
     name: Name,
     url: Url = None,
     db: Database = None,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Tell all of one queue, with its events and consumers."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _object(source.queue(name), as_json)
 
 
@@ -117,28 +119,37 @@ def bindings(
     event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this one.")] = None,
     url: Url = None,
     db: Database = None,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List which queues get which events."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _list(source.bindings(event), BINDING, as_json)
 
 
 @app.command(epilog="Example: mqks inspect consumers")
 def consumers(
-    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+    context: typer.Context,
+    url: Url = None,
+    db: Database = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """List the consumers of a running server."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _list(source.consumers(), CONSUMER, as_json)
 
 
 @app.command(epilog="Example: mqks inspect connections")
 def connections(
-    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+    context: typer.Context,
+    url: Url = None,
+    db: Database = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """List the connections of a running server."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _list(source.connections(), CONNECTION, as_json)
 
 
@@ -158,11 +169,12 @@ def messages(
     ] = None,
     data: Annotated[bool, typer.Option("--data", help="Show their data, too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Do not cut data on a terminal.")] = False,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the messages of a queue, unacked ones as well, without consuming them."""
     matches = re.compile(_pattern(event_mask or "**"), re.DOTALL).fullmatch
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         found = (row for row in source.messages(name, after) if matches(row["event"]))
         rows = map(partial(_message, data=data, as_json=as_json), islice(found, limit))
         columns = (*MESSAGE, "data") if data else MESSAGE
@@ -175,65 +187,77 @@ def unacked(
     name: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only of this.")] = None,
     url: Url = None,
     db: Database = None,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the messages that consumers hold, or held when the server ended."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _list(source.unacked(name), UNACKED, as_json)
 
 
 @app.command(epilog="Example: mqks inspect journal --json")
 def journal(
-    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+    context: typer.Context,
+    url: Url = None,
+    db: Database = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Tell of the journal on disk."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _object(source.journal(), as_json)
 
 
 @app.command(epilog="Example: mqks inspect stats --json")
 def stats(
-    context: typer.Context, url: Url = None, db: Database = None, as_json: AsJson = False
+    context: typer.Context,
+    url: Url = None,
+    db: Database = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Tell how much there is of everything, and what was done since the start."""
-    with source_of(context, url, db) as source:
+    with source_of(context, url, db, timeout) as source:
         _object(source.totals(), as_json)
 
 
 @app.command(epilog="Example: mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db")
 def error(
-    context: typer.Context,
     id: Annotated[str, typer.Argument(metavar="ID", help="As in the reply: m1 error ID.")],
     url: Url = None,
     db: Database = None,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Tell what stands behind one error reply."""
-    path = _file(context, url, db)
-    for row in _error(path, id):
+    where, rows = _errors(url, db, timeout, 1, id)
+    for row in rows:
         return _object(row, as_json)
-    raise InspectionFailed(f"{path}: no error {id}; only the last errors_kept_max are kept")
+    raise InspectionFailed(f"{where}: no error {id}; only the last ones are kept")
 
 
 @app.command(epilog="Example: mqks inspect errors --db mqks.db --limit 5 --json")
 def errors(
-    context: typer.Context,
     url: Url = None,
     db: Database = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
+    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the latest errors, the newest first."""
-    table(_errors(_file(context, url, db), limit), ERROR, as_json=as_json)
+    _, rows = _errors(url, db, timeout, limit)
+    table(rows, ERROR, as_json=as_json)
 
 
 def reason_of(error_id: str) -> str | None:
     """Why a server refused something, if its database is the one that is meant here."""
+    from mqks.commands.sources import errors_of  # here, so that --help need not load them
+
     with suppress(MqksError):
         path, ends_s = load({}, environ).db, time.monotonic() + REASON_S
         # The reply may be a moment ahead of the commit that holds the reason.
         while path.is_file():
-            for row in _error(path, error_id):
+            for row in errors_of(path, 1, error_id):
                 return str(row["reason"])
             if time.monotonic() > ends_s:
                 break
@@ -244,23 +268,16 @@ def reason_of(error_id: str) -> str | None:
 # ------------------------------------------------------------------------------ where to look
 
 
-def source_of(context: typer.Context, url: str | None, db: Path | None) -> "Source":
+def source_of(
+    context: typer.Context, url: str | None, db: Path | None, timeout_s: float
+) -> "Source":
     """What was named: a flag means more than a variable, a URL more than a file."""
     from mqks.commands.sources import Live, source_of  # here, so that --help need not load them
 
+    options = limited(timeout_s)
     if url and (db is None or _is_flag(context, "url")):
-        return Live(url)
-    return source_of(load({"db": db}, environ).db, is_named=db is not None)
-
-
-def _file(context: typer.Context, url: str | None, db: Path | None) -> Path:
-    path = load({"db": db}, environ).db
-    if url and db is None and not path.exists():
-        raise InspectionFailed(
-            f"errors are kept in the database and not told by {url}: "
-            "name the file with --db, on the machine of the server"
-        )
-    return path
+        return Live(url, options)
+    return source_of(load({"db": db}, environ).db, options, is_named=db is not None)
 
 
 def _is_flag(context: typer.Context, name: str) -> bool:
@@ -268,16 +285,21 @@ def _is_flag(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _errors(path: Path, limit: int, before: str | None = None) -> Iterator[Row]:
-    from mqks.commands.sources import errors_of
+def _errors(
+    url: str | None, db: Path | None, timeout_s: float, limit: int, error_id: str | None = None
+) -> tuple[object, list[Row]]:
+    """Where they are kept, and the latest ones, the newest first, or that one, if it is there.
 
-    return errors_of(path, limit, before)
+    The file knows more of them than the server, and can be read while it is served.
+    """
+    from mqks.client import urls  # here, as above
+    from mqks.commands.sources import Live, errors_of
 
-
-def _error(path: Path, error_id: str) -> list[Row]:
-    """That one, if it is there."""
-    # No id has a space, so it is the last one below that.
-    return [row for row in _errors(path, 1, f"{error_id} ") if row["id"] == error_id]
+    if url and db is None:
+        with Live(url, limited(timeout_s)) as server:
+            return urls.parse(url), server.errors(limit, error_id)
+    path = load({"db": db}, environ).db
+    return path, errors_of(path, limit, error_id)
 
 
 # ------------------------------------------------------------------------------ what is shown
@@ -285,13 +307,14 @@ def _error(path: Path, error_id: str) -> list[Row]:
 
 def _object(row: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        table([row], (), as_json=True)
+        tell(row, as_json)
     else:
-        shown = {name: _text(value) for name, value in row.items()}
-        lines = [
-            {"what": name, "value": None if value is None else str(value)}
-            for name, value in shown.items()
-        ]
+        lines = []
+        for name, value in row.items():
+            if name.endswith("_s"):
+                name, value = name[:-2], _duration(value)
+            text = _text(value)
+            lines.append({"what": name, "value": None if text is None else str(text)})
         table(lines, ("what", "value"))
 
 
@@ -320,13 +343,11 @@ def _text(value: object) -> object:
 
 def _rule(delay_s: float | None) -> str:
     """When a queue without consumers is deleted."""
-    return "delete at once" if delay_s is None else f"delete after {delay_s:g} s"
+    return "delete at once" if delay_s is None else f"delete after {duration(delay_s)}"
 
 
 def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    return str(timedelta(seconds=int(seconds)))
+    return None if seconds is None else duration(seconds)
 
 
 def _message(row: Row, *, data: bool, as_json: bool) -> Row:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, data_as_text, printable, progress
+from mqks.commands.connection import Timeout, checked, connected
+from mqks.commands.options import AsJson, Url, counted, data_as_text, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.protocol.lines import LineSplitter
 
@@ -50,6 +50,9 @@ def publish(
     once: Annotated[
         bool, typer.Option("--once", help="The server drops what it has had under the same id.")
     ] = False,
+    mandatory: Annotated[
+        bool, typer.Option("--mandatory", help="An error if no queue is bound to the event.")
+    ] = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
@@ -62,33 +65,42 @@ def publish(
         raise typer.BadParameter("--id is for one message, --id-prefix for those of stdin")
     if once and not (id_prefix if many else id):
         raise typer.BadParameter(f"--once needs {'--id-prefix' if many else '--id'}")
+    if mandatory and not confirm:
+        raise typer.BadParameter("--mandatory needs the confirm: nobody would hear of the error")
     with connected(url, timeout) as client:
         if many:
-            count = _publish_lines(client, event, confirm, id_prefix, once)
+            count = _publish_lines(client, event, confirm, id_prefix, once, mandatory)
             told: dict[str, Any] = {"messages": count, "confirmed": confirm}
             line = f"{count} {'confirmed' if confirm else 'sent'}"
         else:
-            given = client.publish(event, data, confirm=confirm, id=id, once=once)
+            given = client.publish(
+                event, data, confirm=confirm, id=id, once=once, mandatory=mandatory
+            )
             told = {"id": given, "confirmed": confirm}
             line = printable(given)
-    typer.echo(json.dumps(told) if as_json else line)
+    tell(told, as_json, line)
 
 
 def _publish_lines(
-    client: "BlockingClient", event: str, confirm: bool, id_prefix: str | None, once: bool
+    client: "BlockingClient",
+    event: str,
+    confirm: bool,
+    id_prefix: str | None,
+    once: bool,
+    mandatory: bool,
 ) -> int:
     """Publish the lines of stdin and give their number. Raises BadData and RequestFailed."""
     from mqks.client.errors import PublishFailed, RequestFailed
     from mqks.client.options import Options
 
-    around = f"{id_prefix or 24 * '-'}-{LAST_NUMBER} publish --confirm --once {event} "
+    around = f"{id_prefix or 24 * '-'}-{LAST_NUMBER} publish --confirm --once --mandatory {event} "
     line_bytes_max = Options().line_bytes_max - len(os.fsencode(around))
     with _progress_of_stdin() as advance:
         lines = Lines(_stdin(advance), line_bytes_max)
         try:
             if confirm:
                 batches = ([(event, line) for line in batch] for batch in lines)
-                client.publish_batches(batches, id_prefix=id_prefix, once=once)
+                client.publish_batches(batches, id_prefix=id_prefix, once=once, mandatory=mandatory)
             else:
                 every = chain.from_iterable(lines)
                 for number, line in enumerate(every, 1):
@@ -301,10 +313,18 @@ def requeue(
     all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
     url: Url = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Put unacked messages of a consumer back into their queue, at its end."""
+    from mqks.client.requests import number_told  # here, so that --help need not load it
+
     if all_messages == bool(messages):
         raise typer.BadParameter("name messages, or all of them with --all")
     with connected(url, timeout) as client:
-        for message in messages or ["--all"]:
-            client.request("reject", "--confirm", consumer, message)
+        told = [
+            client.request("reject", "--confirm", checked(consumer), message)
+            for message in (map(checked, messages) if messages else ["--all"])
+        ]
+    count = sum(number_told(each.encode()) for each in told)
+    result = {"consumer": consumer, "messages": messages, "requeued": count}
+    tell(result, as_json, counted(count, "requeued"))

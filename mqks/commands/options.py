@@ -9,6 +9,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,15 +25,20 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+# What can't be read is told by whoever opens it, as with any other file.
 Database = Annotated[
-    Path | None, typer.Option("--db", metavar="PATH", help="The database; as for serve.")
+    Path | None,
+    typer.Option("--db", metavar="PATH", help="The database; as for serve.", readable=False),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Row = Mapping[str, Any]
 
+UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 PAGE_ROWS, PAGE_CHARACTERS = 1000, 1 << 20
 """What is printed at a time, so that much to tell neither waits nor fills the memory."""
+FOLDED_TEXT, FOLDED_HEADER = 10, 6
+"""Characters to which a ruled table narrows its columns; with less room rows are told singly."""
 
 
 def printable(text: object) -> str:
@@ -44,12 +50,38 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def duration(seconds: float) -> str:
+    """A time span for people, of two units at most: 0.25s, 42s, 3m20s, 5h07m, 12d03h."""
+    for (unit, length), (next_unit, next_length) in pairwise(UNITS):
+        if seconds >= length:
+            rest = seconds % length // next_length
+            return f"{seconds // length:.0f}{unit}{rest:02.0f}{next_unit}"
+    return f"{seconds:.3g}s"
+
+
+def reason(error: OSError) -> str:
+    """What the system had against it, with the file if it was one."""
+    told = error.strerror or str(error)
+    return told if error.filename is None else f"{error.filename}: {told}"
+
+
+def tell(result: Row, as_json: bool, line: str = "") -> None:
+    """Print what a command has done: one JSON object, or a line for people where there is one."""
+    if as_json or line:
+        typer.echo(json.dumps(result) if as_json else line)
+
+
 def data_as_text(data: bytes) -> dict[str, str]:
     """Data as they stand in JSON: bytes that are no UTF-8 go as Base64."""
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
         return {"data_base64": b64encode(data).decode()}
+
+
+def counted(count: int, done: str) -> str:
+    """To how many messages something was done."""
+    return f"{count} message{'' if count == 1 else 's'} {done}"
 
 
 def table(
@@ -111,25 +143,52 @@ def _ruled(
     columns: Sequence[str], cells: list[list[str]], right: Sequence[bool], cut: int | None
 ) -> None:
     from rich import get_console  # here, so that --help need not load them
+    from rich.cells import cell_len
     from rich.table import Column, Table
     from rich.text import Text
 
     console = get_console()
+    room = console.width - 3 * len(columns) - 1
+    lengths = [list(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    widths = list(map(max, lengths))
+    # Numbers stay whole, while headings and text may be folded.
+    least = [
+        max(min(header, FOLDED_HEADER), *numbers) if is_right else min(width, FOLDED_TEXT)
+        for (header, *numbers), width, is_right in zip(lengths, widths, right, strict=True)
+    ]
     if cut is not None:
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        room = max(10, console.width - sum(widths) + widths[cut] - 3 * len(columns) - 1)
-        for line in cells:
-            if len(line[cut]) > room:
-                line[cut] = line[cut][: room - 1] + "…"
+        widths[cut] = min(widths[cut], max(least[cut], room - sum(widths) + widths[cut]))
+    if sum(least) > room or sum(widths) > 2 * room:
+        return _one_by_one(columns, cells, None if cut is None else console.width)
+    while sum(widths) > room:
+        slack = [width - smallest for width, smallest in zip(widths, least, strict=True)]
+        widths[slack.index(max(slack))] -= 1
     ruled = Table(
         *(
-            Column(name, justify="right" if is_right else "left", overflow="fold")
-            for name, is_right in zip(columns, right, strict=True)
+            Column(name, width=width, justify="right" if is_right else "left", overflow="fold")
+            for name, width, is_right in zip(columns, widths, right, strict=True)
         )
     )
     for line in cells:
+        if cut is not None:
+            line[cut] = _shortened(line[cut], widths[cut])
         ruled.add_row(*map(Text, line))  # As Text, brackets are not taken for markup.
     console.print(ruled)
+    return None
+
+
+def _one_by_one(columns: Sequence[str], cells: list[list[str]], width: int | None) -> None:
+    """Each row as lines, one for each column, cut to a width if one is given."""
+    names = max(map(len, columns))
+    for line in cells:
+        for column, cell in zip(columns, line, strict=True):
+            text = f"{column.ljust(names)}  {cell}"
+            typer.echo(text if width is None else _shortened(text, width))
+        typer.echo()
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def confirm(question: str, yes: bool) -> None:

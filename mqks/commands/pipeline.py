@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mqks.commands.options import AsJson, Row, Url, table
+from mqks.commands.options import AsJson, Row, Url, duration, reason, table, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,12 +126,12 @@ def archive(
             for progress in job.run(spark, opened, _stop_on_signal()):
                 messages += progress.messages
                 if as_json:
-                    typer.echo(json.dumps(asdict(progress)))
+                    tell(asdict(progress), as_json)
                 else:
                     rate = progress.messages / progress.seconds
                     unparsed = f", {progress.unparsed:,} unparsed" if progress.unparsed else ""
                     typer.echo(
-                        f"{progress.messages:,} messages in {progress.seconds:.2f} s"
+                        f"{progress.messages:,} messages in {duration(progress.seconds)}"
                         f" ({rate:,.0f}/s), {progress.files} files{unparsed}, lag {progress.lag:,}",
                         err=True,
                     )
@@ -244,12 +244,11 @@ def replay(
         began_s = time.monotonic()
         for progress in job.run(spark, _stop_on_signal()):
             if as_json:
-                typer.echo(json.dumps(asdict(progress)))
+                tell(asdict(progress), as_json)
             else:
-                passed_s = time.monotonic() - began_s
+                passed = duration(time.monotonic() - began_s)
                 typer.echo(
-                    f"{progress.messages:,} of {progress.total:,} messages, {passed_s:.0f} s",
-                    err=True,
+                    f"{progress.messages:,} of {progress.total:,} messages, {passed}", err=True
                 )
 
 
@@ -268,7 +267,7 @@ def _show(report: "Report", top: int) -> None:
         "Top events": [
             shown(**asdict(event) | {"retries": event.retries}) for event in report.events[:top]
         ],
-        f"Windows of {report.window_s} s": [
+        f"Windows of {duration(report.window_s)}": [
             shown(start=start, messages=count) for start, count in sorted(counts.items())
         ],
         f"Seconds from {report.delay_of}": [shown(**asdict(delay)) for delay in report.delays],
@@ -326,7 +325,7 @@ def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[Spa
     except (ConnectionError, TimeoutError, gaierror) as error:
         raise ServerAway(f"the server cannot be reached: {error}") from None
     except OSError as error:
-        raise JobFailed(str(error)) from None
+        raise JobFailed(reason(error)) from None
     finally:
         try:
             spark.stop()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import Url, Yes, confirm, printable
+from mqks.commands.options import AsJson, Url, Yes, confirm, counted, printable, tell
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
@@ -18,10 +18,12 @@ def subscribe(
     events: Annotated[list[str], typer.Argument(metavar="EVENT...")],
     url: Url = None,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Make a queue if it is missing, and bind it to these events alone."""
     with connected(url, timeout) as client:
         client.subscribe(queue, events)
+    tell({"queue": queue, "events": events}, as_json)
 
 
 def rebind(
@@ -43,6 +45,7 @@ def rebind(
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Change the events a queue is bound to; with none named, unbind all of them."""
     if not (events or remove or remove_mask or add):
@@ -56,13 +59,21 @@ def rebind(
             remove_mask=remove_mask or (),
             add=add or (),
         )
+    tell({"queue": queue}, as_json)
 
 
-def purge(queue: Queue, url: Url = None, yes: Yes = False, timeout: Timeout = 30.0) -> None:
+def purge(
+    queue: Queue,
+    url: Url = None,
+    yes: Yes = False,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
     """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
     confirm(f"Drop all messages that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        client.request("purge", "--confirm", queue)
+        count = client.purge(queue)
+    tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
 
 def trim(
@@ -71,11 +82,13 @@ def trim(
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Drop the messages that wait in a queue below a number."""
     confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        client.request("trim", "--confirm", queue, str(seq))
+        count = client.trim(queue, seq)
+    tell({"queue": queue, "seq": seq, "trimmed": count}, as_json, counted(count, "trimmed"))
 
 
 def delete_queue(
@@ -89,8 +102,10 @@ def delete_queue(
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a queue with its messages and bindings."""
     confirm(f"Delete {printable(queue)} with all its messages?", yes)
     with connected(url, timeout) as client:
         client.delete_queue(queue, when_unused=False if when_unused is None else when_unused)
+    tell({"queue": queue, "when_unused_s": when_unused}, as_json)

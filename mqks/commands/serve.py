@@ -26,7 +26,11 @@ def serve(config: Path | None, **flags: object) -> None:
     settings = load(flags, os.environ, config)
     from mqks.server import run  # here, so that --help does not load the broker
 
-    raise typer.Exit(run(settings))
+    try:
+        code = run(settings)
+    except OSError as error:  # A fault: it is told in full, not in the one line of other commands.
+        raise RuntimeError("the server has failed") from error
+    raise typer.Exit(code)
 
 
 def _flag(setting: Setting) -> Parameter:

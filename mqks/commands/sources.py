@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 from mqks.client import requests
 from mqks.client.dialogue import Dialogue
 from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
+from mqks.client.options import Options
 from mqks.commands.options import printable
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.lock import server_of
@@ -59,43 +60,41 @@ class Source(Protocol):
     ) -> None: ...
 
 
-def source_of(database: Path, *, is_named: bool) -> Source:
+def source_of(database: Path, options: Options, *, is_named: bool) -> Source:
     """The server that has this file, or the file, or, unless it was named, the usual server."""
-    try:
-        url = server_of(database)
-    except OSError as error:
-        raise InspectionFailed(f"{error.filename}: {error.strerror}") from None
+    url = server_of(database)
     if url:
-        return Live(url)
+        return Live(url, options)
     if url is not None:
         note(f"{database}: a server is starting on it; this is what the file says")
     elif not is_named and not database.exists():
-        return Live(None, f"there is no file {database} and ")
+        return Live(None, options, f"there is no file {database} and ")
     return Stopped(database)
 
 
-def errors_of(database: Path, limit: int, before: str | None) -> Iterator[Row]:
-    """Error replies, the newest first; those with an id before this one."""
+def errors_of(database: Path, limit: int, error_id: str | None = None) -> list[Row]:
+    """Error replies, the newest first; or that one, if it is there."""
     if not database.is_file():
         raise no_file(database)
     with DatabaseFile(database, thorough=False) as file:
-        found = file.errors(limit) if before is None else file.errors(limit, before)
-    for each in found:
-        row = each._asdict()
-        yield {
-            "id": each.id,
-            "time": time_text(row.pop("time_us")),
-            **{name: _readable(value) for name, value in row.items()},
-        }
+        # No id has a space, so it is the last one below that.
+        found = file.errors(limit) if error_id is None else file.errors(1, f"{error_id} ")
+    return [_error(each._asdict()) for each in found if error_id in (None, each.id)]
+
+
+def _error(row: Row) -> Row:
+    """Of a file or a server, as it is told."""
+    told = {
+        name: requests.decoded(value) if isinstance(value, bytes) else value
+        for name, value in row.items()
+    }
+    del told["time_us"]
+    return {"id": row["id"], "time": time_text(row["time_us"])} | told
 
 
 def time_text(time_us: int) -> str:
     """Microseconds since 1970 as ISO 8601, in UTC."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")
-
-
-def _readable(value: str | bytes | None) -> str | None:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def note(text: str) -> None:
@@ -105,8 +104,8 @@ def note(text: str) -> None:
 class Live:
     """A running server, page by page."""
 
-    def __init__(self, url: str | None, otherwise: str = "") -> None:
-        self._server = Dialogue(url)
+    def __init__(self, url: str | None, options: Options, otherwise: str = "") -> None:
+        self._server = Dialogue(url, options)
         self._otherwise = otherwise
 
     def __enter__(self) -> Self:
@@ -150,6 +149,11 @@ class Live:
 
     def journal(self) -> Row:
         return self._object("journal")
+
+    def errors(self, limit: int, error_id: str | None = None) -> list[Row]:
+        """As `errors_of`."""
+        rows = self._ask(["errors", *_given(error_id), f"--limit={limit}"])
+        return [_error(row) for row in reversed(rows)]
 
     def messages(self, queue: str, after: int) -> Iterator[Row]:
         self.queue(queue)

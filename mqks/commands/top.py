@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import connected_with
-from mqks.commands.options import AsJson, Url, printable
+from mqks.commands.options import AsJson, Url, duration, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,6 +31,8 @@ ROWS_MAX, PAGE_ROWS = 10_000, 1_000
 """Queues and consumers looked at each time, the first by name, and how many of them at once."""
 PATIENCE_S = 2.0
 """A server that does not answer for so long is told as not connected."""
+RATE_WIDTH, WORD_WIDTH, GAP = 26, 12, 2
+"""Characters, when a terminal is narrow."""
 COUNTERS = (
     *("received", "routed", "unroutable", "confirmed", "delivered"),
     *("redelivered", "acknowledged", "rejected", "errors"),
@@ -177,11 +179,13 @@ def _shown(as_json: bool) -> Iterator[tuple[Show, Pause]]:
         if as_json:
             yield (lambda seen: typer.echo(json.dumps(seen))), _sleep
         elif not console.is_terminal or console.is_dumb_terminal:
-            yield (lambda seen: console.print(_view(seen))), _sleep
+            yield (lambda seen: console.print(_view(seen, console.width))), _sleep
         else:
             with _keys() as pause, Live(console=console, screen=True, auto_refresh=False) as live:
                 yield (
-                    lambda seen: live.update(_view(_fit(seen, console.height)), refresh=True),
+                    lambda seen: live.update(
+                        _view(_fit(seen, console.height), console.width), refresh=True
+                    ),
                     pause,
                 )
     except KeyboardInterrupt:
@@ -229,7 +233,7 @@ def _keys() -> Iterator[Pause]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def _view(seen: Row) -> "RenderableType":
+def _view(seen: Row, width: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -237,7 +241,7 @@ def _view(seen: Row) -> "RenderableType":
         return Text("not connected: waiting for the server", style="bold red")
     totals, journal = seen["totals"], seen["journal"]
     head = Text(
-        f"mqks {totals['version']}  up {_span(totals['uptime_s'])}  "
+        f"mqks {totals['version']}  up {duration(totals['uptime_s'])}  "
         f"{totals['connections']:,} connections  {totals['queues']:,} queues  "
         f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings"
     )
@@ -253,7 +257,14 @@ def _view(seen: Row) -> "RenderableType":
     if totals["disk_full"]:
         disk.append("  DISK FULL", style="bold red")
     told = [f"{key} {_rate(seen['rates_per_s'][key])}/s" for key in COUNTERS]
-    rates = _table(("",) * 3, [tuple(told[start::3]) for start in range(3)], show_header=False)
+    beside = max(1, min(3, width // RATE_WIDTH))
+    lines = -(-len(told) // beside)
+    rates = _table(
+        ("",) * beside,
+        [tuple(told[start::lines]) for start in range(lines)],
+        width,
+        show_header=False,
+    )
     queues = _table(
         ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest"),
         [
@@ -261,10 +272,12 @@ def _view(seen: Row) -> "RenderableType":
                 printable(queue["name"]),
                 *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
                 *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
-                _span(queue["oldest_age_s"]),
+                "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
             )
             for queue in seen["queues"]
         ],
+        width,
+        spare=("consumers", "oldest", "in/s", "out/s"),
     )
     consumers = _table(
         ("consumer", "unacked", "queue", "address"),
@@ -277,17 +290,35 @@ def _view(seen: Row) -> "RenderableType":
             )
             for consumer in seen["consumers"]
         ],
+        width,
+        spare=("address",),
     )
     return Group(head, waiting, disk, Text(), rates, Text(), queues, Text(), consumers)
 
 
 def _table(
-    columns: tuple[str, ...], rows: list[tuple[str, ...]], *, show_header: bool = True
+    columns: tuple[str, ...],
+    rows: list[tuple[str, ...]],
+    width: int,
+    *,
+    spare: tuple[str, ...] = (),
+    show_header: bool = True,
 ) -> "RenderableType":
+    """As wide as it may be; `spare` are columns to leave out, the first ones first."""
     from rich.table import Column, Table
     from rich.text import Text
 
     words = ("", "queue", "consumer", "address")
+    for name in spare:
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        least = [
+            min(each, WORD_WIDTH) if column in words else each
+            for column, each in zip(columns, widths, strict=True)
+        ]
+        if sum(least) + GAP * (len(columns) - 1) <= width:
+            break
+        at = columns.index(name)
+        columns, *rows = [(*line[:at], *line[at + 1 :]) for line in (columns, *rows)]
     table = Table(
         *(
             Column(name, no_wrap=True, max_width=28)
@@ -313,13 +344,3 @@ def _size(size: int) -> str:
     from rich.filesize import decimal
 
     return decimal(size)
-
-
-def _span(seconds: float | None) -> str:
-    """A duration in its largest unit."""
-    if seconds is None:
-        return "-"
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f}{unit}"
-    return f"{seconds:.0f}s"

@@ -7,16 +7,27 @@ shown once, and is nowhere after that.
 import os
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mqks import users_file
-from mqks.commands.options import AsJson, Row, table
-from mqks.errors import ConfigurationError
+from mqks.commands.options import AsJson, Row, table, tell
+from mqks.errors import BadRequest, ConfigurationError
 from mqks.settings import load
-from mqks.users import SALT_BYTES, TOKEN_BYTES, User, check_word, hash_password, hash_token
+from mqks.users import (
+    SALT_BYTES,
+    TOKEN_BYTES,
+    Permissions,
+    User,
+    check_word,
+    hash_password,
+    hash_token,
+)
 
 app = typer.Typer(
     help="Change the file of users. A running server reads it again on SIGHUP.",
@@ -28,10 +39,24 @@ COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "
 SHOWN = {True: "yes", False: "no"}
 
 UsersFile = Annotated[
-    Path | None, typer.Option("--users", metavar="PATH", help="The file; as for serve.")
+    Path | None,
+    typer.Option("--users", metavar="PATH", help="The file; as for serve.", readable=False),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="Take its first line as password; - is stdin.", readable=False
+    ),
+]
 Masks = list[str] | None
+Publish = Annotated[
+    Masks, typer.Option(metavar="MASK", help="Events it may publish; may be repeated.")
+]
+Consume = Annotated[Masks, typer.Option(metavar="MASK", help="Queues it may consume.")]
+Bind = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may bind to its queues.")]
+Admin = Annotated[bool, typer.Option("--admin", help="It may delete, purge, see all.")]
+Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
 
 @app.command(epilog="Example: mqks user add alice --token --publish 'orders.**'")
@@ -39,24 +64,19 @@ def add(
     name: Name,
     users: UsersFile = None,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Take its first line as password; - is stdin."),
-    ] = None,
+    password_file: PasswordFile = None,
     token: Annotated[bool, typer.Option("--token", help="Make a token, and print it.")] = False,
-    publish: Annotated[
-        Masks, typer.Option(metavar="MASK", help="Events it may publish; may be repeated.")
-    ] = None,
-    consume: Annotated[Masks, typer.Option(metavar="MASK", help="Queues it may consume.")] = None,
-    bind: Annotated[
-        Masks, typer.Option(metavar="MASK", help="Events it may bind to its queues. \\[all]")
-    ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Let it delete, purge, see all.")] = False,
-    eval: Annotated[bool, typer.Option("--eval", help="Let it send _eval.")] = False,
+    publish: Publish = None,
+    consume: Consume = None,
+    bind: Bind = None,
+    admin: Admin = False,
+    eval: Eval = False,
+    as_json: AsJson = False,
 ) -> None:
     """Add a user with a password, a token or both.
 
-    In masks * stands for any run without a dot, ** for any run at all.
+    In masks * stands for any run without a dot, ** for any run at all. Without --bind it may bind
+    all events.
     """
     if not (password or password_file or token):
         raise typer.BadParameter("one of --password, --password-file and --token is needed")
@@ -64,19 +84,12 @@ def add(
         raise typer.BadParameter("--password and --password-file exclude each other")
     path = _path(users)
     _check("name", name)
-    words = [
-        ("publish", publish),
-        ("consume", consume),
-        ("bind", bind),
-    ]
-    for option, masks in words:
-        for mask in masks or []:
-            _check(f"mask for --{option}", mask)
+    _check_masks(publish, consume, bind)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""
     user = User(
         name,
-        hash_password(secret, secrets.token_bytes(SALT_BYTES)) if secret else "",
+        _hash(secret) if secret else "",
         hash_token(new) if new else "",
         publish or [],
         consume or [],
@@ -84,14 +97,12 @@ def add(
         admin,
         eval,
     )
-    user.permissions()
     with users_file.locked(path):
         entries = users_file.read(path) if path.exists() else []
         if any(entry.name == name for entry in entries):
             raise ConfigurationError(f"{path}: there is a user {name} already")
         users_file.write(path, [*entries, user])
-    if new:
-        typer.echo(new)
+    tell({"name": name, "token": new or None}, as_json, new)
 
 
 @app.command("list", epilog="Example: mqks user list --json")
@@ -111,30 +122,102 @@ def _row(entry: User, *, as_lists: bool) -> Row:
         if name in ("password", "token"):
             row[name] = value != ""
         elif isinstance(value, list) and not as_lists:
-            row[name] = " ".join(value)
+            row[name] = " ".join(value) or "-"
     return row if as_lists else {name: SHOWN.get(value, value) for name, value in row.items()}
 
 
+@app.command(epilog="Example: mqks user grant alice --publish 'orders.**' --admin")
+def grant(
+    name: Name,
+    users: UsersFile = None,
+    publish: Publish = None,
+    consume: Consume = None,
+    bind: Bind = None,
+    admin: Admin = False,
+    eval: Eval = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a user do more than before; its password and token stay."""
+    given = {"publish": publish, "consume": consume, "bind": bind}
+    _check_masks(*given.values())
+    with _changed(users, name) as user:
+        for what, masks in given.items():
+            kept: list[str] = getattr(user, what)
+            kept += [mask for mask in masks or [] if mask not in kept]
+        user.admin |= admin
+        user.eval |= eval
+    tell(_row(user, as_lists=True), as_json)
+
+
+@app.command(epilog="Example: mqks user revoke alice --bind '**' --eval")
+def revoke(
+    name: Name,
+    users: UsersFile = None,
+    publish: Publish = None,
+    consume: Consume = None,
+    bind: Bind = None,
+    admin: Admin = False,
+    eval: Eval = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take from a user some of what `list` shows, mask for mask; password and token stay."""
+    given = {"publish": publish, "consume": consume, "bind": bind}
+    with _changed(users, name) as user:
+        for what, masks in given.items():
+            kept: list[str] = getattr(user, what)
+            for mask in masks or []:
+                if mask not in kept:
+                    raise ConfigurationError(f"user {name} has no mask {mask} for --{what}")
+                kept.remove(mask)
+        user.admin &= not admin
+        user.eval &= not eval
+    tell(_row(user, as_lists=True), as_json)
+
+
 @app.command(epilog="Example: mqks user remove alice")
-def remove(name: Name, users: UsersFile = None) -> None:
+def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     """Remove a user; on SIGHUP the server closes its connections."""
     path = _path(users)
     with users_file.locked(path):
         entries = users_file.read(path)
         _find(path, entries, name)
         users_file.write(path, [entry for entry in entries if entry.name != name])
+    tell({"name": name}, as_json)
 
 
 @app.command(epilog="Example: mqks user token alice")
-def token(name: Name, users: UsersFile = None) -> None:
+def token(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     """Give a user a new token, and print it; the old one is worth nothing."""
-    path = _path(users)
     new = secrets.token_hex(TOKEN_BYTES)
+    with _changed(users, name) as user:
+        user.token = hash_token(new)
+    tell({"name": name, "token": new}, as_json, new)
+
+
+@app.command(epilog="Example: mqks user password alice")
+def password(
+    name: Name,
+    users: UsersFile = None,
+    password_file: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a user a new password, which is asked for; the old one is worth nothing."""
+    path = _path(users)
+    _find(path, users_file.read(path), name)  # Before somebody thinks of a password in vain.
+    new = _hash(_password(password_file))
+    with _changed(users, name) as user:
+        user.password = new
+    tell({"name": name}, as_json)
+
+
+@contextmanager
+def _changed(users: Path | None, name: str) -> Iterator[User]:
+    """A user whose changes are written in the end."""
+    path = _path(users)
     with users_file.locked(path):
         entries = users_file.read(path)
-        _find(path, entries, name).token = hash_token(new)
+        yield _find(path, entries, name)
         users_file.write(path, entries)
-    typer.echo(new)
 
 
 def _path(flag: Path | None) -> Path:
@@ -149,6 +232,19 @@ def _check(what: str, word: str) -> None:
         check_word(what, word)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _check_masks(*given: Masks) -> None:
+    for mask in chain.from_iterable(masks or [] for masks in given):
+        _check("mask", mask)
+    try:
+        Permissions(*(masks or [] for masks in given))
+    except BadRequest as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _hash(password: str) -> str:
+    return hash_password(password, secrets.token_bytes(SALT_BYTES))
 
 
 def _find(path: Path, entries: list[User], name: str) -> User:

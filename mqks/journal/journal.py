@@ -354,7 +354,10 @@ class Journal:
             statements += self.once.statements(batch.once)
         if batch.errors:
             statements.append(
-                ("insert or ignore into error values (?, ?, ?, ?, ?, ?)", list(batch.errors))
+                (
+                    "insert or ignore into error values (?, ?, ?, ?, ?, ?)",
+                    [record[:6] for record in batch.errors],
+                )
             )
             statements.append(
                 (

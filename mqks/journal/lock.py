@@ -17,6 +17,10 @@ TRIES = 20
 TRY_S = 0.01
 
 
+def _path(database: Path) -> Path:
+    return Path(f"{database}.lock")
+
+
 def _lock(descriptor: int) -> None:
     """Again and again for a moment: `server_of` holds the lock while it looks."""
     for _ in range(TRIES):
@@ -31,7 +35,7 @@ class FileLock:
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._path = database.with_name(database.name + ".lock")
+        self._path = _path(database)
         self._descriptor = -1
 
     def take(self) -> Self:
@@ -62,11 +66,13 @@ class FileLock:
 
 
 def server_of(database: Path) -> str | None:
-    """URL of the server that has this file now, empty while it starts; None without a server."""
-    path = database.with_name(database.name + ".lock")
+    """URL of the server that has this file now, empty while it starts; None without a server.
+
+    Raises OSError when the lock can't be read.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = os.open(_path(database), os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         # Shared, so that two who look at once do not take each other for a server.

@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from mqks.broker.broker import Broker
+from mqks.broker.changes import ErrorRecord
 from mqks.broker.queue import Queue
 from mqks.broker.ranges import Range
 from mqks.errors import JournalDamaged
@@ -58,6 +59,7 @@ class Recovery:
             self._report(f"salvaged without it: {line}")
         for queue_id, queue in queues.items():
             await self._messages(queue_id, queue, whole=queue_id not in gaps)
+        await self._errors()
         while self._index.droppable:
             await self._journal.maintain(idle=True)
 
@@ -153,6 +155,20 @@ class Recovery:
         queue.restore(index.next_seq, cursor, returned, waiting)
         if not whole:
             queue.tell_cursor()
+
+    async def _errors(self) -> None:
+        """The last error replies. Nothing depends on them, so damage is told and no more."""
+        last, kinds = self._broker.last_errors, [str, int, str, bytes, bytes, str]
+        try:
+            rows = await self._journal.db.execute_fetchall(
+                "select id, time_us, connection, request_id, action, reason from error"
+                " order by id desc limit ?",
+                (last.maxlen,),
+            )
+        except sqlite3.DatabaseError as error:
+            self._report(f"the last errors can't be read: {error}")
+        else:
+            last.extendleft(ErrorRecord(*row) for row in rows if [*map(type, row)] == kinds)
 
 
 def _living_below(queue: QueueIndex, cursor: int) -> dict[int, list[Range]]:

@@ -13,6 +13,7 @@ from mqks.limits import DELETE_DELAY_S_MAX, MASKS_MAX
 
 ALL = b"--all"
 ONCE = b"--once"
+MANDATORY = b"--mandatory"
 CONFIRM = b"--confirm"
 
 
@@ -23,6 +24,13 @@ class Request(NamedTuple):
     action: bytes
     confirm: bool
     rest: bytes
+
+
+class Publish(NamedTuple):
+    event: bytes
+    data: bytes
+    once: bool
+    mandatory: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +86,17 @@ def parse_request(line: bytes) -> Request:
     return Request(request_id, action, confirm, rest)
 
 
-def parse_publish(rest: bytes) -> tuple[bytes, bytes, bool]:
-    """Return event, data and whether `--once` stands before them; no data at all is empty data."""
+def parse_publish(rest: bytes) -> Publish:
+    """Flags in any order, each once, then the event; no data at all is empty data."""
+    flags = {ONCE: False, MANDATORY: False}
     event, _, data = rest.partition(b" ")
-    once = event == ONCE
-    if once:
+    while flags.get(event) is False:
+        flags[event] = True
         event, _, data = data.partition(b" ")
     if not event:
         raise BadRequest("publish: the event is missing")
     _refuse_flag("publish", event)
-    return event, data, once
+    return Publish(event, data, flags[ONCE], flags[MANDATORY])
 
 
 def parse_subscribe(rest: bytes) -> tuple[bytes, list[bytes]]:

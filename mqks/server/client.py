@@ -28,7 +28,7 @@ class Hold(IntFlag):
     """Why a client is not read for now."""
 
     TURN = 1
-    """It has sent a large chunk: let the others have a turn."""
+    """It has sent a large chunk, or a costly one: let the others have a turn."""
     JOURNAL = 2
     """Too much waits for the journal."""
     OUTBOX = 4
@@ -149,6 +149,9 @@ class Client(asyncio.Protocol):
         self._holds |= why
 
     def release(self, why: Hold) -> None:
-        if self._holds and not self._holds & ~why and not self.transport.is_closing():
+        """Read from this client again, when nothing else holds it, after what is left to do."""
+        held, self._holds = self._holds, self._holds & ~why
+        if held and not self._holds and not self.transport.is_closing():
             self.transport.resume_reading()
-        self._holds &= ~why
+            if self.connection.overrun:
+                self._server.receive(self, b"")

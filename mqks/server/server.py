@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ from mqks.errors import (
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
+from mqks.limits import CHUNK_S
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
 from mqks.server.error_ids import ErrorIds
@@ -165,7 +167,7 @@ class Server:
         broker, connection = self._broker, client.connection
         published, pending = broker.published, broker.pending_records
         broker.receive(connection, data)
-        if client.stranger or connection.kept is not None:
+        if client.stranger or connection.awaits_login:
             self._look_at_auth(client)
         size = len(data)
         self._turn_bytes += size
@@ -179,11 +181,11 @@ class Server:
                 client.hold(Hold.JOURNAL)
         if size >= LARGE_CHUNK_BYTES:
             self._flush()
-            if size >= FAIR_CHUNK_BYTES:
-                client.hold(Hold.TURN)
-                self._loop.call_soon(client.release, Hold.TURN)
         else:
             self._schedule_flush()
+        if size >= FAIR_CHUNK_BYTES or connection.overrun:
+            client.hold(Hold.TURN)
+            self._loop.call_soon(client.release, Hold.TURN)
 
     # -- strangers
 
@@ -205,7 +207,7 @@ class Server:
         connection = client.connection
         if connection.expelled:
             self._expelled(client)
-        elif connection.kept is not None:
+        elif connection.awaits_login:
             client.hold(Hold.AUTH)
             # It waits for us now: nobody takes its place.
             self._gate.remove_stranger(client)
@@ -337,9 +339,9 @@ class Server:
     def _release_publishers(self) -> None:
         """What they sent is durable: publishers may go on."""
         self._pending_bytes = 0
-        for client in self._publishers_held:
+        held, self._publishers_held = self._publishers_held, set()
+        for client in held:
             client.release(Hold.JOURNAL)
-        self._publishers_held.clear()
 
     # -- tasks
 
@@ -603,6 +605,7 @@ async def serve(
             new_error_id=ErrorIds(),
             on_error=errors,
         )
+        broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
         broker.users = users

@@ -69,7 +69,7 @@ class Writer:
             return
         if broker.disk_full:
             # The messages that can't be written are no news.
-            if broker.pending.confirms or broker.pending.held:
+            if broker.pending.awaited:
                 self._wake.set()
         elif self._busy or self._failure:
             self._wake.set()

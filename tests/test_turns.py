@@ -1,0 +1,106 @@
+"""A chunk that takes its time is handled in turns, and comes to the same."""
+
+import re
+from math import inf
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bare import BareWorld
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+
+MIB = 1024 * 1024
+CONFIRM = re.compile(rb"\S+ ok \d*\n")
+LINES = [
+    b"p%d publish e x",
+    b"p%d publish f y",
+    b"p%d publish g y",
+    b"p%d publish nowhere y",
+    b"p%d publish --confirm e x",
+    b"p%d publish --once f y",
+    b"p%d publish --mandatory e x",
+    b"p%d publish --mandatory nowhere y",
+    b" publish e %d",
+    b"p%d publish",
+    b"p%d publish e a\tb",
+    b"p%d publish --confirm f y\r",
+    b"p%d ack c p3",
+    b"p%d ack --confirm d p5",
+    b"p%d reject --confirm c p1",
+    b"p%d ack d --all",
+    b"p%d rebind --confirm q e f",
+    b"p%d consume --confirm empty --manual-ack",
+    b"p%d help publish",
+    b"p%d peculiar",
+    b"%d",
+    b"",
+    b"p%d publish e " + b"x" * 120,
+]
+
+
+def replies_of(chunks: list[bytes], chunk_s: float = inf) -> tuple[list[bytes], list[bytes], bytes]:
+    """Confirms, whose order is free, other replies, and where all has come to."""
+    world = BareWorld(line_bytes_max=100)
+    world.broker.chunk_s = chunk_s
+    for name in ("k", "c", "d", "g", "watcher"):
+        world.connect(name)
+    world.send("c", b"c consume q e --manual-ack\n")
+    world.send("d", b"d consume r e f --manual-ack\n")
+    world.send("g", b"g consume s g\n")
+    for chunk in chunks:
+        world.send("k", chunk)
+    lines = world.received("k").splitlines(keepends=True)
+    confirms = [line for line in lines if CONFIRM.fullmatch(line)]
+    world.send("watcher", b"s stats\nq stats queues\nu stats unacked\nb stats bindings\n")
+    state = b"".join(world.received(name) for name in ("c", "d", "g", "watcher"))
+    return sorted(confirms), [line for line in lines if line not in confirms], state
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=30), st.integers(0, 200))
+def test_turns_make_no_difference(templates: list[bytes], cut: int) -> None:
+    """However short they are, and whatever is gathered from a chunk or comes line by line."""
+    lines = [
+        (line % number if b"%d" in line else line) + b"\n" for number, line in enumerate(templates)
+    ]
+    stream = b"".join(lines)
+    pieces = [stream[:cut], stream[cut:]]
+    assert replies_of(lines) == replies_of(pieces) == replies_of(pieces, chunk_s=-1.0)
+
+
+def test_others_have_their_turn_between_costly_lines(tmp_path: Path) -> None:
+    """Each of them takes milliseconds, all of them seconds; they come in one chunk."""
+    events, count = 20_000, 200
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as busy,
+        LineClient(server.address) as other,
+    ):
+        names = b" ".join(b"e%d" % number for number in range(events))
+        assert busy.ask(b"s subscribe --confirm q " + names) == b"s ok "
+        with server.paused():
+            busy.send(b"r rebind q --remove-mask *nothing*\n" * count + b"end help nothing\n")
+            other.send(b"s stats\n")
+        assert b'"errors": 0' in other.line(), "it came when all was done"
+        assert busy.line().startswith(b"end error ")
+
+
+def test_a_chunk_has_no_more_replies_waiting_than_it_may(tmp_path: Path) -> None:
+    """A few bytes ask for megabytes; who does not take them gets them later."""
+    queues, count = 5000, 250
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as asking,
+        LineClient(server.address) as other,
+    ):
+        asking.send(b"".join(b"s subscribe q%d e\n" % number for number in range(queues)))
+        assert asking.ask(b"s subscribe --confirm q e") == b"s ok "
+        before = server.resident_bytes
+        asking.send(b"s stats queues --limit=10000\n" * count)
+        for _ in range(20):
+            assert other.ask(b"p ping") == b"p ok "
+        assert server.resident_bytes - before < 100 * MIB
+        replies = [len(asking.line()) for _ in range(count)]
+        assert min(replies) > 500_000
+        assert server.resident_bytes - before < 100 * MIB
