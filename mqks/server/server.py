@@ -594,7 +594,7 @@ def _within_open_files(settings: Settings) -> Settings:
     room = max(1, hard - OTHER_FILES)
     if hard == resource.RLIM_INFINITY or settings.connections_max <= room:
         return settings
-    log.warning("few_open_files", open_files=hard, connections_max=room)
+    log.event("few_open_files", open_files=hard, connections_max=room)
     return replace(settings, connections_max=room)
 
 
