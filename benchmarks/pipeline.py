@@ -4,10 +4,11 @@
     parsed      the same with a schema: rows pass through Spark's expressions
     spark       Spark's own reader and Parquet writer over format("mqks"), for comparison
     batches     batches of 1,000 messages, one after the other, beside Spark's own rate source
+    publishing  what publishing pays for an archive beside it, as benchmarks/beside.py tells
 
 100-byte payloads of random text under three events; broker, JVM and Python workers share the
 machine. Each work is done `--rounds` times in one session, so that the first round shows what
-starting costs.
+starting costs; `publishing` comes last, on its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import beside
 from mqks.client.blocking import connect_blocking
 from mqks.pipeline.archive import Archive
 from mqks.pipeline.lake import LAKES
@@ -139,23 +141,32 @@ def _rate(bench: Bench, work: Callable[[], object]) -> str:
     return f"{bench.count / seconds:,.0f} messages/s"
 
 
+PUBLISHING = "publishing"
 WORKS = {work.__name__: work for work in (archive, parsed, spark, batches)}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description="How fast a queue gets into a lake.")
-    options.add_argument("works", nargs="*", choices=[[], *WORKS], help="by default all of them")
+    names = [*WORKS, PUBLISHING]
+    options.add_argument("works", nargs="*", choices=[[], *names], help="by default all of them")
     options.add_argument("--count", type=int, default=2_000_000)
     options.add_argument("--rounds", type=int, default=3)
-    given = options.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        BrokerProcess(Path(directory, "mqks.db")) as broker,
-    ):
+    options.add_argument("--seconds", type=float, default=10, help="of a paced turn of publishing")
+    given = options.parse_args(arguments)
+    works = given.works or names
+    with tempfile.TemporaryDirectory() as directory:
+        if in_session := [name for name in works if name != PUBLISHING]:
+            run(Path(directory), in_session, given.count, given.rounds)
+        if PUBLISHING in works:
+            beside.compare(Path(directory), given.seconds, given.rounds)
+
+
+def run(root: Path, works: list[str], count: int, rounds: int) -> None:
+    with BrokerProcess(root / "mqks.db") as broker:
         spark = session("local[2]")
-        bench = Bench(Path(directory), broker.url, spark, given.count)
-        for number in range(given.rounds):
-            for name in given.works or WORKS:
+        bench = Bench(root, broker.url, spark, count)
+        for number in range(rounds):
+            for name in works:
                 print(f"round {number + 1}: {name:<8} {WORKS[name](bench)}", flush=True)
         spark.stop()
 

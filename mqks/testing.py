@@ -27,7 +27,7 @@ from anyio.from_thread import start_blocking_portal
 from mqks.server.server import serve
 from mqks.settings import Settings
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LOG_LINES_SHOWN = 40
 _LISTENING = re.compile(r"\bevent=listening .*?address=(\S+):(\d+)")
 
@@ -137,8 +137,13 @@ class BrokerProcess:
         self._log: list[str] = []
         self._listens = False
         self._listens_or_ended = threading.Event()
-        self._process = subprocess.Popen(
-            [*self._command, "--port", str(self.port), *self._flags],
+        self._process = self._spawn([*self._command, "--port", str(self.port), *self._flags])
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _spawn(self, command: list[str]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -147,8 +152,6 @@ class BrokerProcess:
             text=True,
             errors="backslashreplace",
         )
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
 
     def _read_log(self) -> None:
         assert self._started.stdout is not None

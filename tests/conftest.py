@@ -1,6 +1,7 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run."""
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,19 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["mqks.testing"]
 
-# How long something took is never a test's verdict.
-settings.register_profile("mqks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
+"""Beginnings of variables: our own, and what service managers and terminals set."""
+
+# How long something took, or what chance gave, is never a test's verdict.
+settings.register_profile(
+    "mqks",
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ],
+)
 settings.load_profile("mqks")
 
 
@@ -27,15 +39,32 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in [name for name in os.environ if name.startswith("MQKS_")]:
+    for variable in [name for name in os.environ if name.startswith(FROM_OUTSIDE)]:
         monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """Where a server that the test starts has its database."""
+    return tmp_path / "mqks.db"
+
+
+@pytest.fixture
+def tls_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile, and that a server may still listen on."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
-"""Starts sooner, and is slower only in runs longer than a test's."""
+"""Starts sooner, compiles nothing, and is slower only in runs longer than a test's."""
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,15 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-WAIT_SECONDS = 10.0
+from tests.waiting import WAIT_S
+
 _CHUNK_BYTES = 256 * 1024
 
 
 class LineClient:
     """One connection to `address` (host, port); `seconds` limits each single wait."""
 
-    def __init__(self, address: tuple[str, int], seconds: float = WAIT_SECONDS) -> None:
+    def __init__(self, address: tuple[str, int], seconds: float = WAIT_S) -> None:
         self._socket = socket.create_connection(address, seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._lines: deque[bytes] = deque()

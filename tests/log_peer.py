@@ -13,6 +13,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from tests.waiting import WAIT_S
+
 Reply = bytes
 ROWS_A_REPLY = 4
 
@@ -53,11 +55,12 @@ class LogPeer:
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._accepting.join(WAIT_S)  # Then nobody comes any more.
         for sock in self._open:
             with suppress(OSError):  # The other end may have gone before.
                 sock.shutdown(socket.SHUT_RDWR)
-        for thread in [self._accepting, *self._threads]:
-            thread.join(10)
+        for thread in self._threads:
+            thread.join(WAIT_S)
 
     def _accept(self) -> None:
         while True:

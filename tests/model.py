@@ -142,13 +142,11 @@ class Model:
     def ack(self, consumer_id: str, message_id: str) -> None:
         self._settle(consumer_id, message_id)
 
-    def reject(self, consumer_id: str, message_id: str) -> int:
-        rejected = self._settle(consumer_id, message_id)
-        for message in rejected:
+    def reject(self, consumer_id: str, message_id: str) -> None:
+        for message in self._settle(consumer_id, message_id):
             message.retry += 1
             self._append(self.consumers[consumer_id].queue, message)
             self.deliver(self.consumers[consumer_id].queue)
-        return len(rejected)
 
     def delete_consumer(self, consumer_id: str) -> None:
         if consumer_id in self.consumers:

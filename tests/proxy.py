@@ -89,6 +89,7 @@ class Proxy(Peer):
         """How long each chunk takes, in either direction."""
         self.is_frozen = False
         """Swallows everything, as a machine that has lost its power would."""
+        self.swallowed = b""
         self.is_refusing = False
         """Closes new connections at once."""
         self._target_port = target_port
@@ -105,7 +106,9 @@ class Proxy(Peer):
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):
             await asyncio.sleep(self.delay_s)
-            if not self.is_frozen:
+            if self.is_frozen:
+                self.swallowed += data
+            else:
                 writer.write(data)
                 await writer.drain()
         if writer.can_write_eof() and not self.is_frozen:

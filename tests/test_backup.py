@@ -1,12 +1,12 @@
 """A backup, made of a server under load, is whole; one that is not made whole has no name."""
 
+import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,20 +17,15 @@ from mqks.commands import main
 from mqks.journal.reader import DatabaseFile
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
+from tests.waiting import WAIT_S, until
 
 DAMAGED, IN_USE, CANNOT_WRITE = 65, 69, 73
 MIB = 1024 * 1024
-WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "mqks.db"
 
 
 @pytest.fixture
@@ -127,10 +122,7 @@ class Load:
                 thread.join(WAIT_S)
 
     def until(self, confirmed: int) -> None:
-        limit_s = time.monotonic() + WAIT_S
-        while len(self.confirmed) < confirmed or len(self.acked) < 20:
-            assert time.monotonic() < limit_s, (len(self.confirmed), len(self.acked))
-            time.sleep(0.01)
+        until(lambda: len(self.confirmed) >= confirmed and len(self.acked) >= 20)
 
 
 def test_a_backup_under_load_holds_all_that_was_confirmed_before(db: Path, copy: Path) -> None:
@@ -231,15 +223,16 @@ def test_what_is_damaged_is_not_backed_up(db: Path, copy: Path) -> None:
     assert beside(copy) == []
 
 
-def test_a_killed_backup_has_no_name_and_the_next_one_tidies_up(db: Path, copy: Path) -> None:
-    filled(db, 40, b"x" * 1_000_000)
-    partial = copy.with_name("copy.db.partial")
+def test_a_killed_backup_has_no_name_and_the_next_one_tidies_up(
+    db: Path, copy: Path, sync_library: Path
+) -> None:
+    filled(db, 40)
+    partial, hangs = copy.with_name("copy.db.partial"), db.with_name("sync-hangs")
+    hangs.touch()  # It never comes to syncing what it has copied.
+    preload = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(hangs)}
     command = [sys.executable, "-m", "mqks", "backup", str(copy), "--db", str(db)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as backup:
-        limit_s = time.monotonic() + WAIT_S
-        while not (partial.exists() and partial.stat().st_size):
-            assert backup.poll() is None
-            assert time.monotonic() < limit_s
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | preload) as backup:
+        until(lambda: partial.exists() and partial.stat().st_size)
         backup.kill()
     assert backup.returncode == -signal.SIGKILL
     assert not copy.exists()

@@ -18,6 +18,7 @@ from mqks.commands import main
 from mqks.commands.bench import WORKS
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S
 from tests.wrong_server import WrongServer
 
 
@@ -33,10 +34,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, out, err
 
 
-def url_of(server: ServerProcess) -> str:
-    return f"mqks://127.0.0.1:{server.address[1]}"
-
-
 def queues(server: ServerProcess) -> list[str]:
     with LineClient(server.address) as client:
         names: list[str] = json.loads(client.ask(b"v _eval state.queues").removeprefix(b"v ok "))
@@ -48,7 +45,7 @@ def queues(server: ServerProcess) -> list[str]:
 def test_a_work_tells_its_figures(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], work: str, payload_bytes: int
 ) -> None:
-    url = url_of(server)
+    url = server.url
 
     code, out, err = run(
         capsys, work, "--url", url, "--count", 400, "--payload-bytes", payload_bytes, "--json"
@@ -65,7 +62,7 @@ def test_a_work_tells_its_figures(
 def test_the_table_tells_all_works(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MQKS_URL", url_of(server))
+    monkeypatch.setenv("MQKS_URL", server.url)
 
     code, out, _ = run(capsys, "--count", 40)
 
@@ -94,7 +91,7 @@ def test_without_a_server_it_says_so(
     host, port = server.address
     server.kill()
 
-    assert run(capsys, "stream", "--url", url_of(server)) == (
+    assert run(capsys, "stream", "--url", server.url) == (
         os.EX_UNAVAILABLE,
         "",
         f"mqks: no server at {host}:{port}: Connection refused\n",
@@ -104,18 +101,19 @@ def test_without_a_server_it_says_so(
 def test_a_server_that_dies_is_told(
     server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watch = LineClient(server.address)
+    watch, ended = LineClient(server.address), threading.Event()
     assert watch.ask(b"w consume --confirm watch mqks") == b"w ok "
 
     def kill_once_busy() -> None:
-        while watch.ask(b"v _eval len(state.queues)") == b"v ok 1":
+        while not ended.is_set() and watch.ask(b"v _eval len(state.queues)") == b"v ok 1":
             pass
         server.kill()
 
     killer = threading.Thread(target=kill_once_busy)
     killer.start()
-    code, out, err = run(capsys, "latency", "--url", url_of(server), "--count", 1_000_000)
-    killer.join()
+    code, out, err = run(capsys, "latency", "--url", server.url, "--count", 1_000_000)
+    ended.set()
+    killer.join(WAIT_S)
     watch.close()
 
     assert (code, out) == (os.EX_UNAVAILABLE, "")
@@ -141,10 +139,8 @@ def test_a_wrong_answer_is_noticed(
     right: bytes,
     wrong: bytes,
 ) -> None:
-    with WrongServer(server.address, right, wrong) as between:
-        code, out, err = run(
-            capsys, work, "--url", f"mqks://127.0.0.1:{between.port}", "--count", 60
-        )
+    with WrongServer(server.port, right, wrong) as between:
+        code, out, err = run(capsys, work, "--url", between.url, "--count", 60)
 
     assert (code, out) == (os.EX_UNAVAILABLE, "")
     assert err.startswith("mqks: the server has answered wrongly")
@@ -156,12 +152,12 @@ def test_an_interrupt_leaves_no_queue_behind(server: ServerProcess) -> None:
 
     with (
         LineClient(server.address) as client,
-        subprocess.Popen([*command, "--url", url_of(server)], stderr=subprocess.PIPE) as process,
+        subprocess.Popen([*command, "--url", server.url], stderr=subprocess.PIPE) as process,
     ):
         while client.ask(b"v _eval state.published") == b"v ok 0":
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=WAIT_S)
 
     assert process.returncode != 0
     assert b"Traceback" not in err

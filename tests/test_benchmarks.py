@@ -31,13 +31,18 @@ from benchmarks.servers.rabbitmq import (
 )
 from benchmarks.servers.sink import FAULTS, Sink
 from benchmarks.work import Size
-from benchmarks.works import WORKS
-from benchmarks.works.wal_reader import reader
+from benchmarks.works import WORKS, paging, wal_reader
 
 MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
 PLAYED = sorted(name for name in WORKS if takes_part(Sink(), name))
 DIFFERENCES = "_each_bytes"
 """Too small in a tiny run to be told from chance."""
+
+
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for work in (paging, wal_reader):
+        monkeypatch.setattr(work, "REST_S", 0)
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -200,7 +205,7 @@ def test_wal_reader_keeps_its_view(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as writer:
         writer.execute("pragma journal_mode = wal")
         writer.execute("create table t(x)")
-        with reader(file):
+        with wal_reader.reader(file):
             writer.execute("create table u(x)")
         assert writer.execute("select count(*) from sqlite_schema").fetchone() == (2,)
 

@@ -9,10 +9,9 @@ import pytest
 
 from mqks import App, ConnectionLost, Message, Options, RequestFailed, connect
 from mqks.testing import Broker
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
-
-WAIT_S = 20.0
 
 
 async def test_stopping_finishes_what_is_in_hand(mqks_broker: Broker) -> None:

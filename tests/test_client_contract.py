@@ -7,7 +7,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,10 +32,10 @@ from mqks import (
 from mqks.testing import Broker
 from tests.proxy import Peer, Proxy
 from tests.skins import SKINS
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 
-WAIT_S = 20.0
 QUICK = Options(
     timeout_s=WAIT_S,
     connect_timeout_s=WAIT_S,
@@ -350,7 +349,6 @@ async def test_nobody_listens(connect: Any, proxy: Proxy) -> None:
     with pytest.raises(ConnectionLost, match=r"not within 0\.1 s"):
         async with connect(proxy.url, Options(connect_timeout_s=0.1, reconnect_min_s=0.01)):
             pass
-    assert proxy.accepted > 1
 
 
 async def test_a_server_that_comes_later_is_waited_for(connect: Any, proxy: Proxy) -> None:
@@ -380,14 +378,13 @@ async def test_confirmed_publishes_outlive_lost_connections(
         await client.subscribe("q", ["e"])
         proxy.delay_s = 0.005  # So that there is something in flight.
 
-        async def interrupt() -> None:
-            for _ in range(3):
-                await anyio.sleep(0.05)
-                getattr(proxy, how)()
+        def messages() -> Iterator[tuple[str, int]]:
+            for n in range(count):
+                if n in (5_000, 11_000, 17_000):
+                    getattr(proxy, how)()
+                yield "e", n
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt)
-            assert await client.publish_many(("e", n) for n in range(count)) == count
+        assert await client.publish_many(messages()) == count
         proxy.delay_s = 0.0
         assert proxy.accepted > 1
         firsts: dict[str, int] = {}
@@ -440,17 +437,14 @@ async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker)
         message.ack()
 
 
-async def test_silence_is_noticed_within_a_bound(connect: Any, proxy: Proxy) -> None:
+async def test_silence_is_noticed(connect: Any, proxy: Proxy) -> None:
     async with connect(proxy.url, QUICK) as client, client.consume("q", ["e"]) as consumer:
         connections = proxy.accepted
         earlier = await consumers(client)
         proxy.is_frozen = True
-        began = time.monotonic()
         with anyio.fail_after(WAIT_S):
             while proxy.accepted < connections + 2:
                 await anyio.sleep(0.01)
-        # Twice keep_alive_s, then the first delay; the rest is for a slow machine.
-        assert 0.2 < time.monotonic() - began < 4.0
         proxy.is_frozen = False
         # The server did not see the old connection end: the client ends its old consumer.
         with anyio.fail_after(WAIT_S):
@@ -460,16 +454,29 @@ async def test_silence_is_noticed_within_a_bound(connect: Any, proxy: Proxy) -> 
         assert (await consumer.receive(WAIT_S)).data == b"x"
 
 
-async def test_a_quiet_connection_stays(connect: Any, proxy: Proxy) -> None:
-    async with connect(proxy.url, QUICK) as client, client.consume("q", ["e"]):
-        connections = proxy.accepted
-        await anyio.sleep(5 * QUICK.keep_alive_s)
-        assert proxy.accepted == connections
-        assert await client.ping("x") == "x"
+async def test_a_quiet_connection_stays(connect: Any) -> None:
+    lines: list[int] = []
+    """That came over each connection."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(lines)
+        lines.append(0)
+        while line := await reader.readline():
+            lines[number] += 1
+            writer.write(line.split(b" ")[0] + b" ok \n")
+
+    with Peer(answer) as peer:
+        async with connect(peer.url, QUICK) as client, client.consume("q", ["e"]):
+            # The client's and the consumer's: a connection that counts as lost although it is
+            # answered would never come so far, and one whose answers were late has a successor.
+            with anyio.fail_after(WAIT_S):
+                while sum(count > 5 for count in lines) < 2:
+                    await anyio.sleep(0.01)
+            assert await client.ping("x") == ""
 
 
 async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy) -> None:
-    options = Options(keep_alive_s=0.5, reconnect_min_s=0.01)
+    options = Options(keep_alive_s=WAIT_S, reconnect_min_s=0.01)
     async with connect(proxy.url, options) as client:
         await client.subscribe("q", ["e"])
         proxy.is_frozen = True
@@ -479,6 +486,9 @@ async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy)
             await client.publish_many([("e", "x")] * 1000, timeout_s=0.05)
         with pytest.raises(ConfirmTimeout):
             await client.ping("x", timeout_s=0.05)
+        with anyio.fail_after(WAIT_S):
+            while b" ping x\n" not in proxy.swallowed:
+                await anyio.sleep(0.01)
         proxy.is_frozen = False
         assert await client.publish("e", "last", confirm=True, id="last") == "last"
         async with client.consume("q") as consumer:
@@ -587,7 +597,7 @@ async def test_tls(connect: Any, tls_proxy: Proxy, authority: trustme.CA) -> Non
 
 
 async def test_an_untrusted_server_is_refused(connect: Any, tls_proxy: Proxy) -> None:
-    options = Options(connect_timeout_s=0.5)
+    options = Options(connect_again=False, connect_timeout_s=WAIT_S)
     with pytest.raises(ConnectionLost, match=r"(?i)certificate"):
         async with connect(f"mqkss://localhost:{tls_proxy.port}", options):
             pass
@@ -707,11 +717,11 @@ async def test_any_action_that_is_answered_with_one_line(connect: Any, mqks_brok
 
 async def test_batches_end_when_nothing_comes(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
-        batches = consumer.batches(None, 0.05)
         await client.publish("e", "x", confirm=True)
-        assert [message.text for message in await anext(batches)] == ["x"]
+        [message] = await anext(consumer.batches(None, WAIT_S))
+        assert message.text == "x"
         with pytest.raises(TimeoutError):
-            await anext(batches)
+            await anext(consumer.batches(None, 0.05))
 
 
 async def test_a_first_connection_that_fails_may_be_the_last(connect: Any) -> None:

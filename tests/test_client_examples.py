@@ -12,9 +12,9 @@ import pytest
 
 from mqks import connect_blocking
 from mqks.testing import Broker, BrokerProcess
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[1]
-WAIT_S = 60.0
 
 
 def environ(url: str) -> dict[str, str]:

@@ -126,7 +126,6 @@ def test_exit_codes_are_those_of_sysexits() -> None:
     assert JournalFailed.exit_code == os.EX_IOERR
 
 
-@pytest.mark.timeout(30)
 def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
     fifo = tmp_path / "settings"
     os.mkfifo(fifo)

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,11 +27,11 @@ import pytest
 
 from mqks import connect_blocking
 from mqks.commands import main
-from mqks.testing import BrokerProcess
 from tests.proxy import Peer
+from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S, until
 
 MQKS = [sys.executable, "-m", "mqks"]
-WAIT_S = 60.0
 
 
 class Shell:
@@ -58,19 +57,33 @@ class Shell:
         with connect_blocking(self.url) as client:
             return int(client.evaluate(f"len(state.queues['{queue}'])"))
 
+    def subscribe(self) -> None:
+        with connect_blocking(self.url) as client:
+            client.subscribe("q", ["e"])
+
+    def rest(self, queue: str) -> list[bytes]:
+        """The data of all that waits there, taken away."""
+        count = self.ready(queue)
+        with connect_blocking(self.url) as client, client.consume(queue) as consumer:
+            return [consumer.receive(WAIT_S).data for _ in range(count)]
+
+    def is_unused(self) -> bool:
+        """Whether the server knows of no consumer any more."""
+        with connect_blocking(self.url) as client:
+            return client.evaluate("len(state.queues_by_consumer_ids)") == "0"
+
 
 @pytest.fixture
-def shell(mqks_broker_process: BrokerProcess, tmp_path: Path) -> Shell:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "mqks.db") as running:
+        yield running
+
+
+@pytest.fixture
+def shell(server: ServerProcess, tmp_path: Path) -> Shell:
     directory = tmp_path / "elsewhere"
     directory.mkdir()
-    return Shell(mqks_broker_process.url, directory)
-
-
-def until(predicate: Callable[[], object]) -> None:
-    limit_s = time.monotonic() + WAIT_S
-    while not predicate():
-        assert time.monotonic() < limit_s, "it did not happen"
-        time.sleep(0.01)
+    return Shell(server.url, directory)
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -103,19 +116,19 @@ def test_publish_as_json_with_an_id_of_ones_own(shell: Shell) -> None:
 
 
 def test_one_message_once(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
 
     for data in ("first", "again"):
         assert shell("publish", "e", data, "--id", "mine", "--once")[0] == 0
 
-    assert shell("consume", "q", "--timeout", 0.5) == (0, b"first\n", b"")
+    assert shell.rest("q") == [b"first"]
 
 
 @pytest.mark.parametrize("data", ["a\tb", "a\nb", "a\r"])
 def test_data_the_wire_cannot_carry(
-    mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str], data: str
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], data: str
 ) -> None:
-    code, out, err = run(capsys, "publish", "e", data, "--url", mqks_broker_process.url)
+    code, out, err = run(capsys, "publish", "e", data, "--url", server.url)
 
     assert (code, out) == (65, "")
     assert err == "mqks: data must not have a tab or newline, nor end with a carriage return\n"
@@ -153,7 +166,7 @@ def test_a_hundred_thousand_lines_through_and_through(shell: Shell, tmp_path: Pa
     lines = b"".join(b"%d and some more\n" % number for number in range(100_000))
     given, got = tmp_path / "given", tmp_path / "got"
     given.write_bytes(lines)
-    shell("subscribe", "q", "e")
+    shell.subscribe()
 
     with given.open("rb") as stdin, shell.start("publish", "e", "-", stdin=stdin) as publish:
         assert [*publish.communicate(timeout=WAIT_S)] == [b"100000 confirmed\n", b""]
@@ -167,7 +180,7 @@ def test_a_hundred_thousand_lines_through_and_through(shell: Shell, tmp_path: Pa
 
 
 def test_lines_without_a_confirm(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
 
     told = shell("publish", "e", "-", "--no-confirm", "--id-prefix", "p", stdin=b"a\n\nb")
 
@@ -182,7 +195,7 @@ def test_lines_without_a_confirm(shell: Shell) -> None:
 
 
 def test_a_repeated_run_adds_only_what_is_missing(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
     publish = ("publish", "e", "-", "--once", "--id-prefix", "file")
 
     assert shell(*publish, stdin=b"a\nb\n")[1] == b"2 confirmed\n"
@@ -190,11 +203,11 @@ def test_a_repeated_run_adds_only_what_is_missing(shell: Shell) -> None:
         b'{"messages": 3, "confirmed": true}\n'
     )
 
-    assert shell("consume", "q", "--timeout", 0.5)[1] == b"a\nb\nc\n"
+    assert shell.rest("q") == [b"a", b"b", b"c"]
 
 
 def test_lines_are_published_as_they_come(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
     with (
         shell.start("publish", "e", "-", stdin=subprocess.PIPE) as publish,
         shell.start("consume", "q") as consume,
@@ -209,7 +222,7 @@ def test_lines_are_published_as_they_come(shell: Shell) -> None:
 
 
 def test_bytes_pass_untouched(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
     lines = [bytes(b for b in range(256) if b not in b"\t\n\r"), b"\r in it", b"\xff\xfe", b"\x00"]
 
     assert shell("publish", "e", "-", stdin=b"\r\n".join(lines))[0] == 0
@@ -234,14 +247,14 @@ def test_bytes_pass_untouched(shell: Shell) -> None:
 def test_a_line_that_cannot_be_sent_is_told_by_its_number(
     shell: Shell, stdin: bytes, fault: bytes
 ) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
 
     code, out, err = shell("publish", "e", "-", stdin=stdin)
 
     assert (code, out) == (65, b"")
     assert err.startswith(b"mqks: " + fault)
     assert err.count(b"\n") == 1
-    assert shell("consume", "q", "--timeout", 0.5)[1] == b"a\nb\n"
+    assert shell.rest("q") == [b"a", b"b"]
 
 
 ERROR_ID = "6741f3c2a90be4d5c8123456"
@@ -299,16 +312,25 @@ def test_count_leaves_the_rest_in_the_queue(shell: Shell) -> None:
     code, out, err = shell("consume", "q", "--count", 3)
 
     assert (code, out.splitlines(), err) == (0, lines[:3], b"")
-    code, out, err = shell("consume", "q", "--count", 998, "--timeout", 0.5)
+    # How long the first message may take on a busy machine is part of the time.
+    code, out, err = shell("consume", "q", "--count", 998, "--timeout", 3)
     assert (code, out.splitlines()) == (75, lines[3:])
-    assert err == b"mqks: no message for 0.5 s, 1 of 998 are missing\n"
+    assert err == b"mqks: no message for 3 s, 1 of 998 are missing\n"
 
 
-def test_auto_ack_and_the_end_when_nothing_comes(shell: Shell) -> None:
+def test_auto_ack(shell: Shell) -> None:
     lines = fill(shell, 1000)
 
-    assert shell("consume", "q", "--auto-ack", "--timeout", 0.5)[1].splitlines() == lines
+    with shell.start("consume", "q", "--auto-ack") as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().rstrip(b"\n") for _ in lines] == lines
+        process.kill()
+
     assert shell.ready("q") == 0
+
+
+def test_it_ends_when_nothing_comes(shell: Shell) -> None:
+    assert shell("consume", "q", "--timeout", 0.2) == (0, b"", b"")
 
 
 def test_events_rule_and_add(shell: Shell) -> None:
@@ -371,10 +393,9 @@ def test_killed_in_the_middle_nothing_is_acked_that_was_not_written(shell: Shell
         written += process.stdout.readall()  # type: ignore[attr-defined]
 
     first = written[: written.rfind(b"\n")].split(b"\n")
-    code, out, _ = shell("consume", "q", "--timeout", 1)
-    second = sorted(out.splitlines(), key=lambda line: int(line.split()[0]))
+    until(shell.is_unused)  # And what it held is back.
+    second = sorted(shell.rest("q"), key=lambda line: int(line.split()[0]))
 
-    assert code == 0
     assert first == lines[: len(first)]
     assert second == lines[-len(second) :]
     assert len(second) < len(lines) <= len(first) + len(second), "some acked, none of them missing"
@@ -390,8 +411,8 @@ def test_a_reader_that_goes_ends_it_quietly(shell: Shell) -> None:
         assert process.stderr.read() == b""
         assert process.wait(WAIT_S) == 1
 
-    _, out, _ = shell("consume", "q", "--timeout", 1)
-    left = {int(line.split()[0]) for line in out.splitlines()}
+    until(shell.is_unused)
+    left = {int(line.split()[0]) for line in shell.rest("q")}
     written = (1 << 20) // 100  # At most, in a pipe that nobody empties.
     assert left.issuperset(range(written, len(lines))), "what was not written is still there"
 
@@ -420,10 +441,8 @@ def test_head_ends_it_although_no_more_messages_come(shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_server_that_restarts_is_found_again(
-    shell: Shell, mqks_broker_process: BrokerProcess
-) -> None:
-    shell("subscribe", "q", "e")
+def test_a_server_that_restarts_is_found_again(shell: Shell, server: ServerProcess) -> None:
+    shell.subscribe()
     with shell.start("consume", "q", "--count", 2) as process:
         assert process.stdout is not None
         assert shell("publish", "e", "before")[0] == 0
@@ -431,8 +450,8 @@ def test_a_server_that_restarts_is_found_again(
         # Its ack leaves after the line: a stop before that brings the message back.
         held = "sum(len(m) for m in state.messages_by_consumer_ids.values())"
         until(lambda: shell("eval", held)[1] == b"0\n")
-        mqks_broker_process.stop()
-        mqks_broker_process.start()
+        server.stop()
+        server.start()
         assert shell("publish", "e", "after")[0] == 0
         assert process.stdout.readline() == b"after\n"
         assert process.wait(WAIT_S) == 0
@@ -448,11 +467,11 @@ def test_requeue_gives_messages_back(shell: Shell) -> None:
         first, *_ = [consumer.receive(WAIT_S) for _ in range(3)]
         consumer_id = first.consumer_id.decode()
 
-        assert shell("requeue", consumer_id, "b") == (0, b"1 message requeued\n", b"")
+        assert shell("requeue", consumer_id, "b") == (0, b"", b"")
         again = consumer.receive(WAIT_S)
         assert (again.id, again.retry) == ("b", 1)
         told = json.loads(shell("requeue", consumer_id, "--all", "--json")[1])
-        assert told == {"consumer": consumer_id, "messages": None, "requeued": 3}
+        assert told == {"consumer": consumer_id, "messages": None}
         assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
 
 
@@ -460,11 +479,11 @@ def test_requeue_gives_messages_back(shell: Shell) -> None:
 
 
 def test_the_life_of_a_queue(
-    mqks_broker_process: BrokerProcess,
+    server: ServerProcess,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("MQKS_URL", mqks_broker_process.url)
+    monkeypatch.setenv("MQKS_URL", server.url)
 
     def done(*words: object, told: str = "") -> None:
         assert run(capsys, *words) == (0, told, "")
@@ -474,7 +493,7 @@ def test_the_life_of_a_queue(
         assert (code, err) == (0, "")
         return json.loads(out)
 
-    with connect_blocking(mqks_broker_process.url) as client:
+    with connect_blocking(server.url) as client:
         done("subscribe", "q", "a.1", "a.2", "b")
         assert value("sorted(state.queues)") == ["q"]
         done("rebind", "q", "--remove", "b", "--remove-mask", "a.*", "--add", "c", "--add", "d")
@@ -512,9 +531,9 @@ def test_the_life_of_a_queue(
     ids=" ".join,
 )
 def test_a_name_is_one_word(
-    mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str], words: list[str]
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    code, out, err = run(capsys, *words, "--url", mqks_broker_process.url)
+    code, out, err = run(capsys, *words, "--url", server.url)
 
     assert (code, out) == (65, "")
     assert " is no name: " in err
@@ -546,13 +565,11 @@ def test_without_a_server_it_ends_with_69_at_once(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Taken, but nobody listens.
         port = taken.getsockname()[1]
-        began = time.monotonic()
 
-        code, out, err = run(capsys, *words, "--url", f"mqks://127.0.0.1:{port}")
+        told = run(capsys, *words, "--url", f"mqks://127.0.0.1:{port}")
 
-    assert (code, out) == (69, "")
-    assert err.startswith(f"mqks: no server at 127.0.0.1:{port}: ")
-    assert time.monotonic() - began < 5
+    # Had it tried again, it would say for how long.
+    assert told == (69, "", f"mqks: no server at 127.0.0.1:{port}: Connection refused\n")
 
 
 @pytest.mark.parametrize("words", [["ping"], ["publish", "e", "x"], ["consume", "q"]])
@@ -572,7 +589,6 @@ def test_a_server_that_never_answers_is_waited_for_as_long_as_asked(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        began = time.monotonic()
 
         code, out, err = run(
             capsys, "ping", "--url", f"mqks://127.0.0.1:{port}", "--timeout", "0.2"
@@ -580,7 +596,6 @@ def test_a_server_that_never_answers_is_waited_for_as_long_as_asked(
 
     assert (code, out) == (69, "")
     assert err == f"mqks: no server at 127.0.0.1:{port}: not within 0.2 s: no answer yet\n"
-    assert time.monotonic() - began < 5
 
 
 def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
@@ -590,18 +605,18 @@ def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://\n"
 
 
-def test_ping(mqks_broker_process: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    url = ("--url", mqks_broker_process.url)
-    server = mqks_broker_process.url.removeprefix("mqks://")
+def test_ping(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    url = ("--url", server.url)
+    address = server.url.removeprefix("mqks://")
 
-    assert run(capsys, "ping", *url)[1].startswith(f"{server} answered in ")
+    assert run(capsys, "ping", *url)[1].startswith(f"{address} answered in ")
     found = json.loads(run(capsys, "ping", *url, "--json")[1])
-    assert found["server"] == server
+    assert found["server"] == address
     assert 0 < found["ms"] < 60_000
 
 
 def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
-    mqks_broker_process: BrokerProcess,
+    server: ServerProcess,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -609,7 +624,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     monkeypatch.chdir(tmp_path)
     [database] = tmp_path.glob("*.db")
     # Who is not let in is told nothing.
-    refused = ("ping", "--url", mqks_broker_process.url.replace("//", "//no-such-token@"))
+    refused = ("ping", "--url", server.url.replace("//", "//no-such-token@"))
 
     monkeypatch.setenv("MQKS_DB", str(tmp_path / "other.db"))
     code, _, err = run(capsys, *refused)
@@ -643,9 +658,9 @@ def test_a_refusal_tells_the_reason_that_the_server_tells(
     what: str,
     reason: str,
 ) -> None:
-    with BrokerProcess(tmp_path / "small.db", "--queues-max", "1") as broker:
+    with ServerProcess(tmp_path / "small.db", "--queues-max", "1") as broker:
         shell = Shell(broker.url, tmp_path)
-        shell("subscribe", "q", "e")
+        shell.subscribe()
 
         code, out, err = shell(*words, stdin=b"x\n")
 
@@ -656,7 +671,7 @@ def test_a_refusal_tells_the_reason_that_the_server_tells(
 
 
 def test_a_mandatory_message_that_a_queue_gets(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
 
     assert shell("publish", "e", "-", "--mandatory", stdin=b"x\n") == (0, b"1 confirmed\n", b"")
     assert shell("publish", "e", "y", "--mandatory", "--id", "m") == (0, b"m\n", b"")
@@ -698,7 +713,7 @@ def test_a_terminal_sees_how_far_it_is(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_control_characters_escaped(shell: Shell) -> None:
-    shell("subscribe", "q", "e")
+    shell.subscribe()
     shell("publish", "e", "a\x1b[2Jb")
 
     with terminal() as (stdout, shown):

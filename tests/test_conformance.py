@@ -6,6 +6,7 @@ the bare broker: a line at a time and a byte at a time. No way of playing knows 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
-from tests.transcripts import Story, play, stories_of
+from tests.transcripts import Story, StoryError, play, stories_of
+from tests.waiting import WAIT_S
 
 HERE = Path(__file__).parent
 STORIES = list(stories_of(sorted((HERE / "conformance").glob("*.txt"))))
@@ -26,7 +28,7 @@ assert EXAMPLES, "without examples, neither"
 class TcpWorld:
     """A server process and real sockets. Time passes by itself."""
 
-    patience_seconds = 10.0
+    patience_seconds: float = WAIT_S
 
     def __init__(self, db: Path, story: Story) -> None:
         self._db = db
@@ -124,10 +126,8 @@ class BrokerWorld:
         raise AssertionError("there is nothing to start again")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
-def test_over_tcp(story: Story, tmp_path: Path) -> None:
-    world = TcpWorld(tmp_path / "mqks.db", story)
+def play_over_tcp(story: Story, db: Path) -> None:
+    world = TcpWorld(db, story)
     try:
         play(story, world)
         assert world.server.is_running, "the server died"
@@ -138,7 +138,20 @@ def test_over_tcp(story: Story, tmp_path: Path) -> None:
         world.close()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+def test_over_tcp(story: Story, tmp_path: Path) -> None:
+    for attempt in range(3):
+        began_s = time.monotonic()
+        try:
+            play_over_tcp(story, tmp_path / f"{attempt}.db")
+        except StoryError:
+            # Timers run for a second: where it took longer to tell the story, it says nothing.
+            if attempt == 2 or not story.tells_time or time.monotonic() - began_s < 1:
+                raise
+        else:
+            break
+
+
 @pytest.mark.parametrize("byte_by_byte", [False, True], ids=["lines", "bytes"])
 @pytest.mark.parametrize(
     "story",

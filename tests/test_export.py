@@ -11,6 +11,7 @@ from mqks.client.blocking import connect_blocking
 from mqks.commands import main
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S
 
 BAD_INPUT, NOT_THERE = 65, 65
 HEADER = {"kind": "mqks", "version": 1, "messages": True}
@@ -112,7 +113,7 @@ def test_a_server_is_moved_to_another_one(
         connect_blocking(other.url) as client,
         client.consume("q\udcff", delete_when_unused=False) as consumer,
     ):
-        assert consumer.receive(10.0).data == b"\x00\xff\r"
+        assert consumer.receive(WAIT_S).data == b"\x00\xff\r"
 
 
 def test_a_file_tells_the_same_and_the_retry(

@@ -354,22 +354,17 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("source", "reason"), ATTACKS, ids=[s[:50] for s, _ in ATTACKS])
-@pytest.mark.timeout(60)
 def test_attack_costs_little(source: str, reason: str | None) -> None:
-    def attack() -> None:
+    began = time.thread_time()
+    tracemalloc.start()  # With it, everything takes some times as long.
+    try:
         with pytest.raises(ExpressionError, match=reason) if reason else nullcontext():
             evaluate(source, names())
-
-    began = time.process_time()
-    attack()
-    assert time.process_time() - began < 3
-    tracemalloc.start()
-    try:
-        attack()
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak_bytes < 64 * 2**20
+    assert time.thread_time() - began < 15
 
 
 @pytest.mark.parametrize(
@@ -625,7 +620,7 @@ split ** 10**9 'a'* x __class__ ä
 TOKENS = [*PIECES.split(), " ", "\n", "\t", "\0", "\udcff"]
 
 
-@settings(max_examples=1000, deadline=5000)
+@settings(max_examples=1000, deadline=None)
 @given(st.text() | st.lists(st.sampled_from(TOKENS)).map("".join))
 def test_any_text_gives_a_line_or_an_expression_error(source: str) -> None:
     try:

@@ -4,7 +4,6 @@ import json
 import re
 import sqlite3
 import sys
-import time
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -17,20 +16,15 @@ from mqks.journal.reader import DatabaseFile
 from mqks.protocol.requests import DeleteRule
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import until
 
 PAGE = 4096
 DAMAGED, WRONG_SETTING = 65, 78
-WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "mqks.db"
 
 
 @pytest.fixture
@@ -118,11 +112,13 @@ def test_what_moves_while_it_is_read_is_found_again(db: Path) -> None:
             assert file.facts.segments <= 20
             assert [each.id for each in islice(messages, 2)] == [b"m0", b"m1"]
             publish(client, 600)  # Small segments are merged when 512 have gathered.
-            limit_s = time.monotonic() + WAIT_S
             with DatabaseFile.open(db) as later:
-                while later.facts.segments > 200:
-                    assert time.monotonic() < limit_s
+
+                def is_merged() -> bool:
                     later.refresh()
+                    return later.facts.segments <= 200
+
+                until(is_merged)
             rest = [each.id for each in messages]
             assert rest[:18] == [b"m%d" % number for number in range(2, 20)]
             assert file.damage == []

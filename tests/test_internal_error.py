@@ -8,6 +8,7 @@ import pytest
 
 from mqks.errors import MqksError
 from tests.line_client import LineClient
+from tests.waiting import WAIT_S
 
 SERVE_WITH_A_FAULT = """
 import sys
@@ -47,7 +48,7 @@ def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str)
             client.send(b"s subscribe q e\nm publish --confirm e x\n")
             with pytest.raises(EOFError):
                 assert client.line() != b"m ok "
-        log += process.communicate(timeout=20)[1]
+        log += process.communicate(timeout=WAIT_S)[1]
         assert process.returncode in (1, MqksError.exit_code), log
         assert "a fault of our own" in log
     finally:

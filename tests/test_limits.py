@@ -2,8 +2,6 @@
 
 import re
 import sqlite3
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,10 @@ from mqks.limits import MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import until
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 MIB = 1024 * 1024
-
-
-def wait(happened: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < limit, "it does not happen"
-        time.sleep(0.02)
 
 
 def ask(world: BareWorld, line: bytes) -> bytes:
@@ -130,11 +122,11 @@ def test_warnings_of_queues_that_fill_and_stand_still(tmp_path: Path) -> None:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for number in range(8):
             assert client.ask(b"m%d publish --confirm e x" % number) == b"m%d ok " % number
-        wait(lambda: "event=queue_waits queue=q " in server.log)
+        until(lambda: "event=queue_waits queue=q " in server.log)
         # By the time that another one is told, this one has been looked at again.
         assert client.ask(b"s subscribe --confirm other e2") == b"s ok "
         assert client.ask(b"m publish --confirm e2 x") == b"m ok "
-        wait(lambda: "event=queue_waits queue=other " in server.log)
+        until(lambda: "event=queue_waits queue=other " in server.log)
         lines = [line for line in server.log.splitlines() if " event=queue_" in line]
     assert len(lines) == 3, "each is told once"
     assert "event=queue_nearly_full queue=q ready=8" in lines[0]
@@ -368,10 +360,10 @@ def test_a_reader_that_holds_the_wal(tmp_path: Path) -> None:
         assert 100 < confirmed < 1000
         assert wal.stat().st_size < bound + 8 * MIB
         reader.close()
-        limit = time.monotonic() + 10
-        while client.ask(b"m publish --confirm e " + data) != b"m ok ":
-            assert time.monotonic() < limit, "publishing does not resume"
-            time.sleep(0.05)
+        until(
+            lambda: client.ask(b"m publish --confirm e " + data) == b"m ok ",
+            "publishing does not resume",
+        )
         client.send(b"c consume q\n")
         for _ in range(confirmed + 1):
             assert client.line() == b"c ok m event=e " + data

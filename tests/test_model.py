@@ -229,9 +229,9 @@ class Machine(RuleBasedStateMachine):
     def reject(self, connection: str, consumer_id: str, message_id: str, confirm: bool) -> None:
         flag = " --confirm" if confirm else ""
         self.send(connection, f"r reject{flag} {consumer_id} {message_id}")
-        rejected = self.model.reject(consumer_id, message_id)
+        self.model.reject(consumer_id, message_id)
         if confirm:
-            self.model.confirm(connection, "r", rejected)
+            self.model.confirm(connection, "r")
 
     @rule(connection=CONNECTIONS, consumer_id=CONSUMERS)
     def delete_consumer(self, connection: str, consumer_id: str) -> None:

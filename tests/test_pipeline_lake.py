@@ -5,6 +5,7 @@ The one rule: a lake is read back with pyarrow as any program would read it.
 
 import json
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> 
         (lake.control / "state.json").write_text(json.dumps(state))
         for file in files[:moved]:  # So far it came.
             (tmp_path / file.directory).mkdir(parents=True, exist_ok=True)
-            (lake.staging / file.name).rename(tmp_path / file.directory / file.name)
+            (lake.staging / file.name).rename(tmp_path / file.directory / f"{file.name}.parquet")
     for _ in range(2):
         with Lake(tmp_path) as lake:
             assert lake.next("q", "x-1") == 9
@@ -121,6 +122,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 
 ODD = ["a/b", "ö%ü", "x=1", "17", "..", "a\\b", '"*?#', "l" * 300, "ö" * 150, "%" * 120, "a b"]
+ODD += ["null", "__HIVE_DEFAULT_PARTITION__", "_x"]
 
 
 @pytest.mark.parametrize("event", ODD)
@@ -135,13 +137,43 @@ def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
 
     assert set(table["topic"].to_pylist()) == {event}
     assert set(table["date"].to_pylist()) == {"2026-11-20"}
-    if len(event) < 100:
+    if len(event) < 20:
         assert set(table["event"].to_pylist()) == {event}
+    assert table["event"].null_count == 0
 
 
 def test_long_events_stay_apart() -> None:
     assert directory("2026-11-20", "l" * 300) != directory("2026-11-20", "l" * 301)
     assert all(len(directory("d", event).split("/")[1].encode()) <= 255 for event in ODD)
+
+
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
+def test_a_lake_by_day_has_a_directory_for_each(tmp_path: Path, kind: type[Lake]) -> None:
+    with kind(tmp_path, by_event=False) as lake:
+        rows = [batch(range(n, n + 1), f"e{n}", NOON_US + n // 500 * DAY_US) for n in range(1000)]
+        lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows, by_event=False)))
+        roll(lake)
+    with pytest.raises(LakeUnfit, match="--by day"):
+        kind(tmp_path).__enter__()
+    with kind(tmp_path, by_event=False) as lake:
+        assert lake.next("q", "x-1") == 1000
+
+    assert [file.parent.name for file in sorted(tmp_path.glob("date=*/*.parquet"))] == [
+        "date=2026-11-20",
+        "date=2026-11-21",
+    ]
+    table = ds.dataset(tmp_path, partitioning="hive").to_table()
+    assert sorted(table["offset"].to_pylist()) == list(range(1000))
+    assert len(set(table["topic"].to_pylist())) == 1000
+
+
+def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> None:
+    with Lake(tmp_path) as lake:
+        put(lake, range(5))
+        assert list(tmp_path.glob("**/*.parquet")) == []
+        roll(lake)
+
+    assert list(tmp_path.glob("**/*.parquet")) == shown(tmp_path)
 
 
 def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
@@ -227,7 +259,7 @@ def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
         for first, value in ((0, 1), (2, "text")):
             data = pa.array([{"n": value}] * 2)
             other = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, stage(lake.staging, [other]))
+            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [other])))
         put(lake, range(4, 6))
         roll(lake)
 
@@ -272,7 +304,7 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
         def commit(first: int, value: Any) -> None:
             data = pa.array([{"n": value}] * 2)
             rows = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, stage(lake.staging, [rows]))
+            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [rows])))
 
         commit(0, 1)
         with pytest.raises(LakeUnfit, match="data"):
@@ -283,6 +315,16 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
     data = delta_table(tmp_path).to_pyarrow_table().sort_by("offset")["data"].to_pylist()
 
     assert data == [{"n": 1}, {"n": 1}, {"n": 3}, {"n": 3}, None, None]
+
+
+def test_a_delta_table_tells_what_it_cannot_have(tmp_path: Path) -> None:
+    with DeltaLake(tmp_path) as lake:
+        data = pa.array([{"took": timedelta(1)}] * 2)
+        rows = batch(range(2)).append_column("data", data)
+        with pytest.raises(LakeUnfit, match=r"cannot have .* Duration"):
+            lake.commit("q", "x-1", 2, list(stage(lake.staging, [rows])))
+
+    assert list(tmp_path.glob("**/*.parquet")) == []
 
 
 def test_what_delta_has_merged_is_on_the_disk(

@@ -22,11 +22,10 @@ from mqks.pipeline.sink import BatchWriter
 from mqks.pipeline.source import MqksDataSource
 from mqks.testing import Broker, BrokerProcess
 from tests.proxy import Proxy
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-WAIT_S = 60
 
 Rows = list[dict[str, Any]]
 
@@ -114,7 +113,7 @@ def test_any_carriage_return_arrives(broker: Broker) -> None:
 def test_long_ids_do_not_fill_both_directions(broker: Broker) -> None:
     rows = [pa.array([b"%05d%04000d" % (n, 0) for n in range(10_000)], pa.binary())]
     rows += [pa.array([word] * 10_000, pa.binary()) for word in (b"e", b"")]
-    with sink.Publisher(wire.Server(url=broker.url, reply_timeout_s=5, retries=0)) as publisher:
+    with sink.Publisher(wire.Server(url=broker.url, reply_timeout_s=30, retries=0)) as publisher:
         publisher.publish(*rows)
 
     assert len(published(broker.url)) == 10_000

@@ -30,13 +30,13 @@ from mqks.pipeline.source import (
 )
 from mqks.testing import Broker, BrokerProcess
 from tests.log_peer import LogPeer
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 TIME_US = 1_700_000_000_000_000
-WAIT_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import signal
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +33,7 @@ from mqks.users import Permissions, User, Users, hash_password, hash_token, pars
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import until
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}")
 SALT = b"salt"
@@ -80,17 +78,7 @@ def reload(server: ServerProcess) -> None:
     """SIGHUP, and wait until the log tells of it."""
     before = server.log.count("event=reloaded")
     server.hang_up()
-    limit = time.monotonic() + 10
-    while server.log.count("event=reloaded") == before:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-def wait(until: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 10
-    while not until():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+    until(lambda: server.log.count("event=reloaded") > before)
 
 
 def is_error(line: bytes) -> bool:
@@ -358,10 +346,10 @@ def test_masks_mean_what_the_plain_expression_does(mask: bytes, name: bytes) -> 
 def test_no_mask_and_name_take_long() -> None:
     for mask in ("**a*b**", "a**a*b**a*c", "**a*a*a*a*b", "**a" * 300, "*a" * 500):
         allows = Permissions(publish=[mask]).may_publish
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(10):
             assert not allows(b"a" * MASKED_NAME_BYTES_MAX + b".")
-        assert time.perf_counter() - began < 1.0, mask
+        assert time.thread_time() - began < 5.0, mask
 
 
 def test_a_long_name_needs_the_mask_of_everything() -> None:
@@ -449,7 +437,8 @@ def test_another_user_on_the_same_connection(client: LineClient) -> None:
     assert client.line() == b"a ok "
     assert is_error(client.ask(b"s stats"))
     login(client, "root")
-    assert client.ask(b"e _eval state.queues_by_consumer_ids") == b'e ok {"w": "work-4"}'
+    # Consumers of tests before may still be on their way out.
+    until(lambda: client.ask(b"e _eval state.queues_by_consumer_ids") == b'e ok {"w": "work-4"}')
 
 
 def test_the_user_shows_in_the_stats(client: LineClient) -> None:
@@ -478,16 +467,22 @@ def test_the_secrets_are_nowhere_to_be_seen(server: ServerProcess, client: LineC
             assert secret not in text
 
 
-def test_an_unknown_user_costs_as_much_as_a_wrong_password() -> None:
+def test_an_unknown_user_costs_as_much_as_a_wrong_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     users = Users([User("alice", hash_password("right", SALT)), User("bot", "", "ab" * 32)], b"k")
-    took: dict[bytes, list[float]] = {b"alice": [], b"bot": [], b"nobody": []}
-    for _ in range(5):
-        for name, times in took.items():
-            began = time.thread_time()
-            assert users.verify(name, b"wrong") is None
-            times.append(time.thread_time() - began)
-    least = {name: min(times) for name, times in took.items()}
-    assert min(least.values()) > 0.5 * statistics.mean(least.values())
+    costs: list[dict[str, Any]] = []
+    scrypt = hashlib.scrypt
+
+    def noted(password: bytes, **cost: Any) -> bytes:
+        costs.append({name: cost[name] for name in ("n", "r", "p", "dklen")})
+        return scrypt(password, **cost)
+
+    monkeypatch.setattr(hashlib, "scrypt", noted)
+    for name in (b"alice", b"bot", b"nobody"):
+        assert users.verify(name, b"wrong") is None
+    assert len(costs) == 3
+    assert costs == costs[:1] * 3
 
 
 def test_a_password_is_hashed_once_and_remembered() -> None:
@@ -551,12 +546,17 @@ def test_a_stranger_that_comes_byte_by_byte(client: LineClient) -> None:
 
 
 def test_a_silent_stranger(tmp_path: Path) -> None:
-    with (
-        a_server(tmp_path, "--auth-timeout-s", "0.2") as server,
-        LineClient(server.address) as known,
-        LineClient(server.address) as silent,
-    ):
-        login(known, "worker")
+    with a_server(tmp_path, "--auth-timeout-s", "0.5") as server, ExitStack() as cleanup:
+
+        def logged_in() -> LineClient | None:
+            client = cleanup.enter_context(LineClient(server.address))
+            with suppress(EOFError, OSError):  # One that the machine kept for too long is gone.
+                if client.ask(b"in auth --confirm workerT") == b"in ok ":
+                    return client
+            return None
+
+        known = until(logged_in)
+        silent = cleanup.enter_context(LineClient(server.address))
         assert [line[:8] for line in ends(silent)] == [b"- error "]
         assert known.ask(b"p ping x") == b"p ok x"
 
@@ -620,27 +620,33 @@ def test_a_removed_user_that_does_not_take_what_it_asked_for(tmp_path: Path) -> 
         login(worker, "worker")
         worker.send(b"r read work-1 --from=1\n" * 16)
         held = re.compile(rb'"user": "worker".*"blocked": true')
-        wait(lambda: held.search(root.ask(b"c stats connections")) is not None)
+        until(lambda: held.search(root.ask(b"c stats connections")))
         users_file.write(tmp_path / "users", [ROOT])
         reload(server)
-        wait(lambda: b"worker" not in root.ask(b"c stats connections"))
+        until(lambda: b"worker" not in root.ask(b"c stats connections"))
         assert root.ask(b"p ping x") == b"p ok x"
 
 
 def test_a_flood_of_errors_is_told_in_part(tmp_path: Path) -> None:
     """Of strangers the database keeps no more than the log."""
+    sent = 0
     with a_server(tmp_path) as server:
-        for _ in range(40):
-            with LineClient(server.address) as stranger:
-                stranger.send(b"m publish job.1 x\n" * STRANGER_ERRORS_MAX)
-                ends(stranger)
-        limit = time.monotonic() + 10
-        while "event=errors_suppressed" not in server.log and time.monotonic() < limit:
-            time.sleep(0.02)
+
+        def flood() -> bool:
+            nonlocal sent
+            with ExitStack() as cleanup:
+                for _ in range(40):
+                    stranger = cleanup.enter_context(LineClient(server.address))
+                    stranger.send(b"m publish job.1 x\n" * STRANGER_ERRORS_MAX)
+                    sent += STRANGER_ERRORS_MAX
+                    cleanup.callback(ends, stranger)
+            return "event=errors_suppressed" in server.log
+
+        until(flood)
         suppressed = sum(map(int, re.findall(r"event=errors_suppressed count=(\d+)", server.log)))
         told = server.log.count("event=request_failed")
-        assert 100 <= told < 320
-        assert told + suppressed <= 320
+        assert 100 <= told < sent
+        assert told + suppressed <= sent
         assert suppressed > 0
 
 
@@ -672,12 +678,11 @@ def test_a_peer_that_is_gone_before_it_is_accepted(tmp_path: Path) -> None:
     """What it sent is read, and the socket does not tell any more from where: not from here."""
     users_file.write(tmp_path / "users", [WORKER])
     with ServerProcess(tmp_path / "mqks.db", "--users", str(tmp_path / "users")) as server:
-        os.kill(server.pid, signal.SIGSTOP)
-        gone = LineClient(server.address)
-        gone.send(b"s subscribe q e\n")
-        gone.break_off()
-        os.kill(server.pid, signal.SIGCONT)
-        wait(lambda: "authenticate first" in server.log)
+        with server.paused():
+            gone = LineClient(server.address)
+            gone.send(b"s subscribe q e\n")
+            gone.break_off()
+        until(lambda: "authenticate first" in server.log)
         with LineClient(server.address) as client:
             assert is_error(client.ask(b"r stats queue q"))
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -19,6 +18,7 @@ import trustme
 
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import until
 
 MIB = 1024 * 1024
 LIMIT = ("--outboxes-bytes-max", "32MiB")
@@ -54,13 +54,6 @@ def peak_bytes(server: ServerProcess) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def wait(happened: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < limit, "it does not happen"
-        time.sleep(0.02)
-
-
 def peeked(client: LineClient, after: int) -> int:
     """Number of the last message of the next page."""
     client.send(b"x peek q --after=%d --limit=1000\n" % after)
@@ -86,7 +79,7 @@ def test_readers_that_leave_their_answers(tmp_path: Path) -> None:
             assert peak_bytes(server) < before + GROWTH_BYTES
 
 
-def test_readers_over_tls_that_leave_their_answers(tmp_path: Path) -> None:
+def test_readers_over_tls_that_leave_their_answers(tmp_path: Path, tls_port: int) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -94,9 +87,7 @@ def test_readers_over_tls_that_leave_their_answers(tmp_path: Path) -> None:
     issued.private_key_pem.write_to_path(key)
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    tls = ("--tls-host", "127.0.0.1", "--tls-port", str(port))
+    tls = ("--tls-host", "127.0.0.1", "--tls-port", str(tls_port))
     files = ("--tls-cert", str(cert), "--tls-key", str(key), "--insecure")
     with (
         ServerProcess(tmp_path / "mqks.db", *LIMIT, *tls, *files) as server,
@@ -106,7 +97,7 @@ def test_readers_over_tls_that_leave_their_answers(tmp_path: Path) -> None:
         fill(reader, 8_000)
         before = server.resident_bytes
         for _ in range(60):
-            plain = socket.create_connection(("127.0.0.1", port))
+            plain = socket.create_connection(("127.0.0.1", tls_port))
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stuck = context.wrap_socket(plain, server_hostname="127.0.0.1")
             stack.enter_context(stuck).sendall(b"r read q --from=1\n" * 4)
@@ -125,8 +116,8 @@ def test_who_has_said_goodbye_and_does_not_read_is_closed(tmp_path: Path) -> Non
         with stuck_at(server.address, 10, b"r read q --from=1\n" * 16) as stuck:
             for each in stuck:
                 each.shutdown(socket.SHUT_WR)
-            wait(lambda: b'"connections": 11,' in client.ask(b"st stats"))
-            wait(lambda: b'"connections": 1,' in client.ask(b"st stats"))
+            until(lambda: b'"connections": 11,' in client.ask(b"st stats"))
+            until(lambda: b'"connections": 1,' in client.ask(b"st stats"))
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-uvloop",)], ids=["uvloop", "asyncio"])
@@ -174,7 +165,7 @@ def test_those_who_take_nothing_are_closed_when_there_is_no_room(tmp_path: Path)
                 client.settimeout(0.5)
                 with suppress(TimeoutError, ConnectionError):
                     client.sendall((b"p ping " + LINE + b"\n") * 16_000)
-            wait(lambda: "event=outboxes_have_room" in server.log)
+            until(lambda: "event=outboxes_have_room" in server.log)
             assert "event=outboxes_full" in server.log
             # Who takes its replies goes on, also as a consumer.
             for number in range(20):

@@ -9,6 +9,7 @@ import pytest
 from mqks import RequestFailed, connect_blocking
 from mqks.errors import DatabaseLocked
 from mqks.testing import Broker, BrokerProcess
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture(params=["mqks_broker", "mqks_broker_process"])
@@ -27,17 +28,17 @@ def test_it_keeps_messages_over_a_restart_on_the_same_port(broker: Broker | Brok
     broker.start()
     assert broker.url == url
     with connect_blocking(broker.url) as client, client.consume("q") as consumer:
-        assert consumer.receive(timeout_s=20).text == "x"
+        assert consumer.receive(timeout_s=WAIT_S).text == "x"
 
 
 def test_a_killed_process_keeps_what_was_confirmed(mqks_broker_process: BrokerProcess) -> None:
     broker = mqks_broker_process
     with connect_blocking(broker.url) as client, client.consume("q", ["e"], manual_ack=True) as own:
         client.publish("e", "x", confirm=True)
-        own.receive(timeout_s=20)
+        own.receive(timeout_s=WAIT_S)
         broker.kill()
         broker.start()
-        message = own.receive(timeout_s=20)
+        message = own.receive(timeout_s=WAIT_S)
         assert (message.text, message.retry) == ("x", 1)
 
 

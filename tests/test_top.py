@@ -24,10 +24,10 @@ from typing import Any, Self
 import pytest
 
 from mqks.commands import main
-from mqks.testing import BrokerProcess
 from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 15.0
 TOP = [sys.executable, "-m", "mqks", "top", "--interval", "0.2"]
 # Makes standard input the terminal of its session, so that a Ctrl-C typed there is a SIGINT.
 OWN_TERMINAL = """
@@ -75,6 +75,12 @@ class Terminal:
                 self.seen += os.read(self._ours, 65536)
         return self.seen[start:]
 
+    def end(self) -> int:
+        """Read until the command gives the terminal back, as it may not come so far while nobody
+        takes what it shows; its exit code."""
+        self.until(re.escape(ALTERNATE_OFF))
+        return self.process.wait(WAIT_S)
+
     def __enter__(self) -> Self:
         return self
 
@@ -91,12 +97,12 @@ class Terminal:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "mqks.db") as running:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "mqks.db") as running:
         yield running
 
 
-def published(server: BrokerProcess, queue: bytes, count: int) -> None:
+def published(server: ServerProcess, queue: bytes, count: int) -> None:
     with LineClient(("127.0.0.1", server.port)) as client:
         client.send(b"s subscribe %s %s\n" % (queue, queue))
         client.send(b"".join(b"m%d publish %s x\n" % (n, queue) for n in range(count - 1)))
@@ -104,12 +110,17 @@ def published(server: BrokerProcess, queue: bytes, count: int) -> None:
 
 
 def looks(*arguments: str) -> list[Any]:
-    """What `mqks top --json` prints."""
-    done = subprocess.run(
-        [*TOP, "--json", *arguments], capture_output=True, text=True, timeout=WAIT_S, check=True
-    )
-    assert done.stderr == ""
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """What `mqks top --json` prints, while it finds the server quick enough."""
+
+    def found() -> list[Any] | None:
+        done = subprocess.run(
+            [*TOP, "--json", *arguments], capture_output=True, text=True, timeout=WAIT_S, check=True
+        )
+        assert done.stderr == ""
+        seen = [json.loads(line) for line in done.stdout.splitlines()]
+        return seen if all(look["connected"] for look in seen) else None
+
+    return until(found)
 
 
 # --------------------------------------------------------------------------------- a terminal
@@ -117,7 +128,7 @@ def looks(*arguments: str) -> list[Any]:
 
 @pytest.mark.parametrize("leave", [b"q", b"Q", b"\x03"], ids=["q", "Q", "Ctrl-C"])
 def test_it_shows_the_server_and_gives_the_terminal_back(
-    server: BrokerProcess, leave: bytes
+    server: ServerProcess, leave: bytes
 ) -> None:
     published(server, b"mails", 12345)
     with Terminal(*TOP, "--url", server.url) as terminal:
@@ -129,32 +140,30 @@ def test_it_shows_the_server_and_gives_the_terminal_back(
         terminal.until(rb"mails")
 
         terminal.press(leave)
-        assert terminal.process.wait(WAIT_S) == 0
-        assert ALTERNATE_OFF in terminal.until(re.escape(ALTERNATE_OFF))
+        assert terminal.end() == 0
         assert terminal.now == terminal.before
 
 
-def test_a_narrow_terminal_gets_fewer_columns(server: BrokerProcess) -> None:
+def test_a_narrow_terminal_gets_fewer_columns(server: ServerProcess) -> None:
     published(server, b"mails", 12345)
     with Terminal(*TOP, "--url", server.url, columns=40) as terminal:
         shown = terminal.until(rb"mails +12,345 +0 +0\.0 +0\.0")
         assert b"consumers" not in shown.rsplit(b"queue", 1)[1]
         assert b"acknowledged" in shown
         terminal.press(b"q")
-        assert terminal.process.wait(WAIT_S) == 0
+        assert terminal.end() == 0
 
 
-def test_it_gives_the_terminal_back_when_it_is_terminated(server: BrokerProcess) -> None:
+def test_it_gives_the_terminal_back_when_it_is_terminated(server: ServerProcess) -> None:
     with Terminal(*TOP, "--url", server.url) as terminal:
         terminal.until(rb"connections")
         terminal.process.send_signal(signal.SIGTERM)
 
-        assert terminal.process.wait(WAIT_S) == 128 + signal.SIGTERM
-        terminal.until(re.escape(ALTERNATE_OFF))
+        assert terminal.end() == 128 + signal.SIGTERM
         assert terminal.now == terminal.before
 
 
-def test_it_outlives_the_server(server: BrokerProcess) -> None:
+def test_it_outlives_the_server(server: ServerProcess) -> None:
     published(server, b"mails", 3)
     with Terminal(*TOP, "--url", server.url) as terminal:
         terminal.until(rb"mails +3 ")
@@ -166,23 +175,23 @@ def test_it_outlives_the_server(server: BrokerProcess) -> None:
         terminal.until(rb"not connected")
 
         terminal.press(b"q")
-        assert terminal.process.wait(WAIT_S) == 0
+        assert terminal.end() == 0
         assert terminal.now == terminal.before
 
 
-def test_names_do_not_steer_the_terminal(server: BrokerProcess) -> None:
+def test_names_do_not_steer_the_terminal(server: ServerProcess) -> None:
     with LineClient(("127.0.0.1", server.port)) as client:
         assert client.ask(b"s subscribe --confirm evil\x1b[2J[red] e") == b"s ok "
     with Terminal(*TOP, "--url", server.url) as terminal:
         assert b"\x1b[2J[red]" not in terminal.until(re.escape(rb"evil\x1b[2J[red]"))
         terminal.press(b"q")
-        assert terminal.process.wait(WAIT_S) == 0
+        assert terminal.end() == 0
 
 
 # -------------------------------------------------------------------------------------- a pipe
 
 
-def test_json_tells_one_object_for_each_look(server: BrokerProcess) -> None:
+def test_json_tells_one_object_for_each_look(server: ServerProcess) -> None:
     published(server, b"mails", 5)
     first, second = looks("--url", server.url, "--count", "2")
 
@@ -200,7 +209,7 @@ def test_json_tells_one_object_for_each_look(server: BrokerProcess) -> None:
     }
 
 
-def test_rates_are_what_happened_between_two_looks(server: BrokerProcess) -> None:
+def test_rates_are_what_happened_between_two_looks(server: ServerProcess) -> None:
     published(server, b"mails", 5)
     with (
         subprocess.Popen([*TOP, "--json", "--url", server.url], stdout=subprocess.PIPE) as process,
@@ -227,7 +236,7 @@ def test_rates_are_what_happened_between_two_looks(server: BrokerProcess) -> Non
     assert (round(received), round(came), round(gone)) == (7, 7, 12)
 
 
-def test_queues_come_in_the_order_asked_for_and_no_more_than_asked(server: BrokerProcess) -> None:
+def test_queues_come_in_the_order_asked_for_and_no_more_than_asked(server: ServerProcess) -> None:
     for name, count in ((b"a", 2), (b"b", 9), (b"c", 5)):
         published(server, name, count)
 
@@ -240,7 +249,7 @@ def test_queues_come_in_the_order_asked_for_and_no_more_than_asked(server: Broke
     assert names("--rows", "1") == ["b"]
 
 
-def test_more_queues_than_a_page_are_all_looked_at(server: BrokerProcess) -> None:
+def test_more_queues_than_a_page_are_all_looked_at(server: ServerProcess) -> None:
     with LineClient(("127.0.0.1", server.port)) as client:
         client.send(b"".join(b"s subscribe q%04d e%d\n" % (n, n) for n in range(2_500)))
         assert client.ask(b"m publish --confirm e2499 x") == b"m ok "
@@ -251,7 +260,7 @@ def test_more_queues_than_a_page_are_all_looked_at(server: BrokerProcess) -> Non
     assert seen["queues"][0]["name"] == "q2499"
 
 
-def test_a_pipe_without_json_gets_plain_text(server: BrokerProcess) -> None:
+def test_a_pipe_without_json_gets_plain_text(server: ServerProcess) -> None:
     published(server, b"mails", 5)
 
     done = subprocess.run(
@@ -262,13 +271,16 @@ def test_a_pipe_without_json_gets_plain_text(server: BrokerProcess) -> None:
     assert re.search(r"^mails +5 +0 +0 ", done.stdout, re.M)
 
 
-def test_a_reader_that_has_gone_is_no_drama(server: BrokerProcess) -> None:
+def test_a_reader_that_has_gone_is_no_drama(server: ServerProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
 
     with os.fdopen(writer, "wb") as gone:
         done = subprocess.run(
-            [*TOP, "--json", "--url", server.url], stdout=gone, stderr=subprocess.PIPE, timeout=30
+            [*TOP, "--json", "--url", server.url],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            timeout=WAIT_S,
         )
 
     assert (done.returncode, done.stderr) == (1, b"")

@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from mqks.commands import main
 from mqks.users import User, Users
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_password_that_is_asked_for(path: Path) -> None:
                 shown += os.read(ours, 1000)
             os.write(ours, b"hidden\n")
             shown += os.read(ours, 1)
-        assert process.wait(20) == 0
+        assert process.wait(WAIT_S) == 0
     os.close(ours)
     assert b"hidden" not in shown
     assert Users([only(path)], b"k").verify(b"alice", b"hidden") is not None
@@ -281,10 +281,7 @@ def test_a_running_server_learns_what_was_granted_by_a_hang_up(
         run(capsys, "grant", "alice", "--publish", "e", "--users", path)
         server.hang_up()
 
-        limit_s = time.monotonic() + 20
-        while "event=reloaded" not in server.log:
-            assert time.monotonic() < limit_s
-            time.sleep(0.01)
+        until(lambda: "event=reloaded" in server.log)
         assert client.ask(b"m publish --confirm e x") == b"m ok "
 
 
@@ -309,5 +306,5 @@ def test_many_at_once_lose_nobody(path: Path) -> None:
     running = [
         subprocess.Popen([*command, f"u{number}"], stdout=subprocess.DEVNULL) for number in range(4)
     ]
-    assert [process.wait(60) for process in running] == [0] * 4
+    assert [process.wait(WAIT_S) for process in running] == [0] * 4
     assert {user.name for user in users_file.read(path)} == {"u0", "u1", "u2", "u3"}

@@ -77,6 +77,10 @@ class Story:
     def needs_a_process(self) -> bool:
         return any(step.verb in ("crash", "restart") for step in self.steps)
 
+    @property
+    def tells_time(self) -> bool:
+        return any(step.verb == "advance" for step in self.steps)
+
 
 # ---------------------------------------------------------------------------------- parsing
 

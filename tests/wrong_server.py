@@ -5,71 +5,27 @@ The one rule: it only replaces bytes, so that everything else is the real broker
 
 from __future__ import annotations
 
-import socket
-import threading
-from types import TracebackType
-from typing import Self
+import asyncio
 
-_CHUNK_BYTES = 1 << 16
+from tests.proxy import CHUNK_BYTES, Proxy
 
 
-class WrongServer:
-    """Listens on `port` of this machine and passes everything on to `address` and back, with the
-    bytes `wrong` instead of `right` in each line of the answers."""
+class WrongServer(Proxy):
+    """Passes everything on to a port of this machine and back, with the bytes `wrong` instead of
+    `right` in each line of the answers."""
 
-    def __init__(self, address: tuple[str, int], right: bytes, wrong: bytes) -> None:
-        self._address = address
+    def __init__(self, port: int, right: bytes, wrong: bytes) -> None:
+        super().__init__(port)
         self._right, self._wrong = right, wrong
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                here, _ = self._listener.accept()
-            except OSError:
-                return
-            there = socket.create_connection(self._address)
-            for work in (self._pass_on, self._pass_back):
-                thread = threading.Thread(target=work, args=(here, there))
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, here: socket.socket, there: socket.socket) -> None:
-        while data := _receive(here):
-            there.sendall(data)
-        there.shutdown(socket.SHUT_WR)
-
-    def _pass_back(self, here: socket.socket, there: socket.socket) -> None:
-        """Whole lines, and those with ends, so that no bytes to replace are ever cut in two."""
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if writer not in self._writers:
+            await super()._pump(reader, writer)
+            return
         tail = b""
-        with here, there:
-            while data := _receive(there):
-                lines, newline, tail = (tail + data).rpartition(b"\n")
-                try:
-                    here.sendall((lines + newline).replace(self._right, self._wrong))
-                except OSError:
-                    return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
-
-
-def _receive(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(_CHUNK_BYTES)
-    except OSError:
-        return b""
+        while data := await reader.read(CHUNK_BYTES):
+            # Whole lines, and those with their ends, so that no bytes to replace are cut in two.
+            lines, newline, tail = (tail + data).rpartition(b"\n")
+            writer.write((lines + newline).replace(self._right, self._wrong))
+            await writer.drain()
+        writer.write_eof()

@@ -44,10 +44,7 @@ class Sink(Mqks):
         return "none"
 
     def command(self, directory: Path, port: int) -> list[str]:
-        return [self.program, "-m", "benchmarks.servers.sink", str(port), self.fault]
-
-    def listening(self, log: Path, port: int) -> int | None:
-        return port
+        return [self.program, "-m", "benchmarks.servers.sink", self.fault]
 
     def publisher(self, sock: socket.socket, messages: Messages, window: int | None = None) -> Flow:
         told = messages.publishers.start, messages.first, messages.count, window is not None
@@ -168,4 +165,6 @@ def serve(listener: socket.socket, fault: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.create_server(("127.0.0.1", int(sys.argv[1]))), sys.argv[2])
+    listener = socket.create_server(("127.0.0.1", 0))
+    print("event=listening address={}:{}".format(*listener.getsockname()), flush=True)
+    serve(listener, sys.argv[1])

@@ -625,26 +625,24 @@ class Broker:
         """Settle these deliveries, None for all; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
 
-    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> int:
-        """Put these deliveries, None for all, back to the tail; return how many. What is not there
-        is no error."""
-        return len(self._settle(consumer_id, message_ids, Queue.requeue))
+    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
+        """Put these deliveries, None for all, back to the tail; what is not there is no error."""
+        self._settle(consumer_id, message_ids, Queue.requeue)
 
     def _settle(
         self,
         consumer_id: bytes,
         message_ids: Iterable[bytes] | None,
         how: Callable[[Queue, list[Delivery]], None],
-    ) -> list[Delivery]:
+    ) -> None:
         consumer = self.consumers.get(consumer_id)
         if consumer is None:
-            return []
+            return
         deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
             if not consumer.in_ring:
                 self.wake(consumer)
-        return deliveries
 
     # -- queues and consumers
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AsJson, Url, counted, data_as_text, printable, progress, tell
+from mqks.commands.options import AsJson, Url, data_as_text, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.protocol.lines import LineSplitter
 
@@ -316,15 +316,9 @@ def requeue(
     as_json: AsJson = False,
 ) -> None:
     """Put unacked messages of a consumer back into their queue, at its end."""
-    from mqks.client.requests import number_told  # here, so that --help need not load it
-
     if all_messages == bool(messages):
         raise typer.BadParameter("name messages, or all of them with --all")
     with connected(url, timeout) as client:
-        told = [
+        for message in map(checked, messages) if messages else ["--all"]:
             client.request("reject", "--confirm", checked(consumer), message)
-            for message in (map(checked, messages) if messages else ["--all"])
-        ]
-    count = sum(number_told(each.encode()) for each in told)
-    result = {"consumer": consumer, "messages": messages, "requeued": count}
-    tell(result, as_json, counted(count, "requeued"))
+    tell({"consumer": consumer, "messages": messages}, as_json)

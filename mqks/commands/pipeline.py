@@ -80,6 +80,10 @@ def archive(
     format: Annotated[
         Literal["parquet", "delta"], typer.Option(help="Plain files, or a Delta table.")
     ] = "parquet",
+    by: Annotated[
+        Literal["event", "day"],
+        typer.Option(help="A directory for each event of a day, or one for each day."),
+    ] = "event",
     schema: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +101,13 @@ def archive(
     ] = 300.0,
     trim: Annotated[
         bool, typer.Option("--trim/--no-trim", help="Drop from the queue what the lake has.")
+    ] = True,
+    fail_on_data_loss: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-data-loss/--no-fail-on-data-loss",
+            help="Refuse to go on when something else took messages from the queue.",
+        ),
     ] = True,
     master: Master = None,
     conf: Conf = None,
@@ -120,9 +131,10 @@ def archive(
             schema=_schema(schema),
             roll_s=roll,
             trim=trim,
+            fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
-        with LAKES[format](lake) as opened:
+        with LAKES[format](lake, by_event=by == "event") as opened:
             for progress in job.run(spark, opened, _stop_on_signal()):
                 messages += progress.messages
                 if as_json:
@@ -317,20 +329,41 @@ def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[Spa
     from mqks.pipeline.session import session
 
     given = dict(_pair(text) for text in conf or [])
-    spark = session(master, **{"spark.app.name": f"mqks {name}"} | given)
+    spark = None
     try:
+        with _signals_wait():
+            spark = session(master, **{"spark.app.name": f"mqks {name}"} | given)
         yield spark
     except (PySparkException, Py4JError) as error:
-        raise JobFailed(_reason(str(error))) from None
+        raise _failure(str(error)) from None
     except (ConnectionError, TimeoutError, gaierror) as error:
         raise ServerAway(f"the server cannot be reached: {error}") from None
     except OSError as error:
         raise JobFailed(reason(error)) from None
     finally:
         try:
-            spark.stop()
+            if spark is not None:
+                spark.stop()
         except (Py4JError, OSError):  # Then whatever was said before followed from that.
             raise JobFailed("Spark's process of Java is gone") from None
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM take effect at the end: a process of Java whose driver ends while it
+    starts would stay for ever."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -338,6 +371,24 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def _failure(text: str) -> Exception:
+    """What a job of Spark failed with; what a task had with the server stays what it is."""
+    from mqks.client.errors import RequestFailed
+    from mqks.pipeline.errors import DataLost, JobFailed, ServerAway
+
+    reason = _reason(text)
+    name, _, told = reason.partition(": ")
+    match name.rpartition(".")[2]:
+        case "DataLost":
+            return DataLost(told)
+        case "RequestFailed" | "AuthenticationFailed":
+            return RequestFailed(told, "")
+        case "ConnectionLost" | "ConnectionRefusedError" | "ConnectionResetError" | "TimeoutError":
+            return ServerAway(f"the server cannot be reached: {told}")
+        case _:
+            return JobFailed(reason)
 
 
 def _reason(text: str) -> str:

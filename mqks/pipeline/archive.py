@@ -9,6 +9,7 @@ it is finished when the lake is opened again. Tasks may therefore run twice, or 
 The one rule: the queue is trimmed only up to what the lake says it has.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, subset
 from mqks.pipeline.errors import DataLost
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
-from mqks.pipeline.reader import LogRange, QueueReader
+from mqks.pipeline.reader import LogRange, QueueReader, lost
 from mqks.pipeline.wire import Server
 
 if TYPE_CHECKING:
@@ -35,13 +36,17 @@ INTERVAL_S = 10.0
 IDLE_S = 0.05
 """Between two looks at a queue with nothing new, at least."""
 ROLL_S = 300.0
+FILES_MANY = 1000
+"""Of one batch: each costs a sync, and so does its directory, and all who read look at each."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
     "name string, date string, event string, rows bigint, bytes bigint, first bigint, last bigint,"
-    " unparsed bigint"
+    " arrived_us bigint, unparsed bigint"
 )
-_UNPARSED = "_corrupt_record"
+_UNPARSED = "_mqks_unparsed"
+
+_log = logging.getLogger("mqks.pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +80,19 @@ class _Batch:
     ranges: list[tuple[int, int]]
     archived_us: int
     staging: Path
+    by_event: bool
+    fail_on_data_loss: bool
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
         with self.reader as reader:
             for start, end in ranges:
-                yield from reader.read(start, end, epoch=self.epoch, fail_on_data_loss=False)
+                fail = self.fail_on_data_loss
+                yield from reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail)
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging, and tell the files."""
-        return stage(self.staging, map(self._complete, messages))
+        return stage(self.staging, map(self._complete, messages), by_event=self.by_event)
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
         """From the broker to the files within one process: no message passes through the JVM."""
@@ -128,12 +136,15 @@ class Archive:
     roll_s: float = ROLL_S
     """Small files wait so long at most for others to be merged with, and do not show meanwhile."""
     trim: bool = True
+    fail_on_data_loss: bool = True
+    """Refuse to go on when messages went from the queue that the lake does not have."""
 
     def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what was there is in the lake.
 
-        `lake` is entered. Raises RequestFailed (no such queue), OSError (no server), DataLost (the
-        queue is older than the lake) and whatever a job of Spark fails with.
+        `lake` is entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
+        (messages are gone, or an older state of the database was put back) and whatever a job of
+        Spark fails with.
         """
         reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
         roll = partial(lake.roll, partial(_merge, spark, lake.staging))
@@ -149,13 +160,12 @@ class Archive:
         reader: QueueReader,
         roll: Callable[[float], int],
     ) -> Iterator[Progress]:
-        log = reader.range()
+        log, start = self._look(lake, reader)
         goal, waited_until = log.next, time.monotonic()
-        done = self._done(lake, log)
-        if self.trim and log.first < done:  # The last run died between the two.
-            _trim(reader, log.epoch, done)
+        if self.trim and log.first < start:  # The last run died between the two.
+            _trim(reader, log.epoch, start)
         while not stop.is_set():
-            start = max(self._done(lake, log), log.first)
+            log, start = self._look(lake, reader)
             end = min(log.next, start + self.batch_messages)
             if self.once and (start >= goal or end <= start):
                 return
@@ -163,19 +173,20 @@ class Archive:
             if end <= start or (short and time.monotonic() < waited_until):
                 stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
                 roll(self.roll_s)
-                log = reader.range()
                 continue
             waited_until = time.monotonic() + self.interval_s
             began = time.perf_counter()
             files = self._batch(spark, lake, reader, log.epoch, start, end)
             lake.commit(self.queue, log.epoch, end, files)
+            if lake.by_event and len(files) > FILES_MANY:
+                _log.warning("%d files for one batch: --by day makes one for each day", len(files))
             if self.trim:
                 _trim(reader, log.epoch, end)
-            epoch, log = log.epoch, reader.range()
+            after = reader.range()
             waiting = roll(self.roll_s)
             yield Progress(
                 queue=self.queue,
-                epoch=epoch,
+                epoch=log.epoch,
                 first=start,
                 next=end,
                 messages=sum(file.rows for file in files),
@@ -184,20 +195,36 @@ class Archive:
                 bytes=sum(file.bytes for file in files),
                 waiting=waiting,
                 seconds=round(time.perf_counter() - began, 3),
-                lag=max(0, log.next - end) if log.epoch == epoch else log.next - log.first,
+                lag=after.next - (end if after.epoch == log.epoch else after.first),
             )
 
-    def _done(self, lake: Lake, log: LogRange) -> int:
-        """The number below which the lake has everything. Raises DataLost."""
+    def _look(self, lake: Lake, reader: QueueReader) -> tuple[LogRange, int]:
+        """The queue, and the number of its first message that the lake does not have.
+
+        Raises DataLost.
+        """
+        log = reader.range()
+        came_us = lake.arrived_us(self.queue, log.epoch)
+        if came_us is not None:
+            log = reader.range(came_us + 1)
         done = lake.next(self.queue, log.epoch)
-        if done is not None and done > log.next:
-            # Its numbers will come again, for other messages: these must be neither taken for
-            # archived nor trimmed.
+        if done is None:
+            return log, log.first
+        other = log.next if log.at is None else log.at
+        if other < done:
+            # Numbers that the lake has came, or will come, again for other messages: these must be
+            # neither taken for archived nor trimmed.
             raise DataLost(
-                f"the queue {self.queue} ends at {log.next}, and the lake has it up to {done}:"
-                " an older state of the database was put back"
+                f"the lake has the queue {self.queue} up to {done}, and from {other} on the queue"
+                " is another one: an older state of the database was put back"
             )
-        return log.first if done is None else done
+        if log.first > done:
+            lost(
+                f"messages {done} to {log.first - 1} of the queue {self.queue} went before they"
+                " were archived: something else trims or consumes it",
+                self.fail_on_data_loss,
+            )
+        return log, max(done, log.first)
 
     def _batch(
         self,
@@ -217,6 +244,8 @@ class Archive:
             ranges=_split(start, end, context.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=lake.staging,
+            by_event=lake.by_event,
+            fail_on_data_loss=self.fail_on_data_loss,
         )
         tasks = len(batch.ranges)
         if self.schema is None:

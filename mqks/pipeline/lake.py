@@ -1,8 +1,9 @@
-"""The lake: Parquet files under `date=…/event=…/`, as a plain directory or as a Delta table.
+"""The lake: Parquet files under `date=…/event=…/` or `date=…/`, plain or as a Delta table.
 
     LAKE/date=2026-11-20/event=order.new/{first}-{last}-{id}.parquet
     LAKE/_mqks/state.json      how far each queue is archived; what waits, and what is being moved
-    LAKE/_mqks/staging/        files that wait to be merged with others, and litter
+    LAKE/_mqks/staging/        files that wait to be merged with others, and litter; their names end
+                               in nothing, since many a program takes all `**/*.parquet`
     LAKE/_mqks/lock            held by whoever writes to the lake
 
 A file that shows never changes and never goes, so that a program which lists the lake at any moment
@@ -61,6 +62,8 @@ CONTROL = "_mqks"
 """Hidden from Spark and Arrow, which pass over names that begin so."""
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """What Spark escapes in the name of a directory, and everyone undoes."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""A directory of that name has no event at all, say those who read it."""
 _EVENT_BYTES_MAX = 200
 """A directory's name may have 255 bytes."""
 
@@ -72,10 +75,13 @@ class File:
     name: str
     date: str
     event: str
+    """Empty in a lake by day."""
     rows: int
     bytes: int
     first: int
     last: int
+    arrived_us: int
+    """When the latest of its messages came, in microseconds since 1970."""
     unparsed: int = 0
     """Rows whose payload did not fit the schema."""
 
@@ -87,45 +93,52 @@ class File:
 def directory(date: str, event: str) -> str:
     """Where the messages of a day and an event lie, below the lake.
 
-    An event too long for a directory's name is cut and told apart by its hash; the column `topic`
-    has it whole.
+    An event too long for a directory's name is cut and told apart by its hash, as is one that
+    readers would take for none; the column `topic` has it whole.
     """
+    if not event:
+        return f"date={date}"
     name = "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in event)
-    if len(name.encode()) > _EVENT_BYTES_MAX:
+    if len(name.encode()) > _EVENT_BYTES_MAX or name == _NULL:
         digest = sha256(event.encode()).hexdigest()[:32]
         head = name.encode()[: _EVENT_BYTES_MAX - 33].decode("utf-8", "ignore")
         name = f"{head.rpartition('%')[0] if '%' in head[-2:] else head}~{digest}"
     return f"date={date}/event={name}"
 
 
-def stage(staging: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[File]:
-    """Write messages with the columns of a file into `staging`, a file for each day and event."""
+def stage(
+    staging: Path, batches: Iterable[pa.RecordBatch], *, by_event: bool = True
+) -> Iterator[File]:
+    """Write messages with the columns of a file into `staging`, a file for each day and event, or
+    for each day."""
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         gathered.append(batch)
         size += batch.nbytes
         if size >= PIECE_BYTES:
-            yield from _stage(staging, gathered)
+            yield from _stage(staging, gathered, by_event)
             gathered, size = [], 0
     if gathered:
-        yield from _stage(staging, gathered)
+        yield from _stage(staging, gathered, by_event)
 
 
-def _stage(staging: Path, batches: list[pa.RecordBatch]) -> Iterator[File]:
-    for date, event, part in _parts(pa.Table.from_batches(batches)):
+def _stage(staging: Path, batches: list[pa.RecordBatch], by_event: bool) -> Iterator[File]:
+    for date, event, part in _parts(pa.Table.from_batches(batches), by_event):
         offsets = part["offset"]
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         name = _new_name(first, last)
         size = _write(staging / name, [part], part.schema)
+        arrived_us = pc.max(part["timestamp"]).value
         unparsed = part["data"].null_count if "data" in part.column_names else 0
-        yield File(name, date, event, part.num_rows, size, first, last, unparsed)
+        yield File(name, date, event, part.num_rows, size, first, last, arrived_us, unparsed)
 
 
-def _parts(table: pa.Table) -> Iterator[tuple[str, str, pa.Table]]:
-    """The rows of each day and event, in their order."""
+def _parts(table: pa.Table, by_event: bool) -> Iterator[tuple[str, str, pa.Table]]:
+    """The rows of each day and event, or of each day, in their order."""
     days = table["timestamp"].cast(pa.date32()).combine_chunks().dictionary_encode()
-    events = table["topic"].combine_chunks().dictionary_encode()
+    topics = table["topic"].combine_chunks() if by_event else pa.repeat("", len(table))
+    events = topics.dictionary_encode()
     dates = [str(day) for day in days.dictionary.to_pylist()]
     names = events.dictionary.to_pylist()
     if len(dates) == len(names) == 1:
@@ -143,7 +156,12 @@ def _parts(table: pa.Table) -> Iterator[tuple[str, str, pa.Table]]:
 
 
 def _new_name(first: int, last: int) -> str:
-    return f"{first:012}-{last:012}-{uuid.uuid4().hex}.parquet"
+    return f"{first:012}-{last:012}-{uuid.uuid4().hex}"
+
+
+def _shown(name: str) -> str:
+    """The name of a staged file where it shows."""
+    return f"{name}.parquet"
 
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
@@ -224,14 +242,18 @@ class Waiting:
 class Lake:
     """A plain directory of Parquet files, open for writing; a context that holds its lock.
 
-    Whatever a crash has left half done is finished on entry. Raises LakeInUse and LakeUnfit.
+    `by_event` is whether the messages of a day have a directory for each event, and stays as it was
+    when the lake was made. Whatever a crash has left half done is finished on entry. Raises
+    LakeInUse and LakeUnfit.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, by_event: bool = True) -> None:
         self.path = path.absolute()
+        self.by_event = by_event
         self.control = self.path / CONTROL
         self.staging = self.control / "staging"
-        self._state: dict[str, Any] = {"queues": {}, "waiting": [], "moves": []}
+        self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
+        self._state["by_event"] = by_event
 
     def __enter__(self) -> Self:
         made = [self.control, *self.control.parents]
@@ -264,8 +286,15 @@ class Lake:
         if (self.path / "_delta_log").exists():
             raise LakeUnfit(f"{self.path} is a Delta table: give --format delta")
         with suppress(FileNotFoundError):
-            self._state = json.loads((self.control / "state.json").read_bytes())
+            kept = json.loads((self.control / "state.json").read_bytes())
+            self._keep(by_event=kept.get("by_event", True))
+            self._state |= kept
         self._finish()
+
+    def _keep(self, *, by_event: bool) -> None:
+        if by_event != self.by_event:
+            by = "event" if by_event else "day"
+            raise LakeUnfit(f"{self.path} has its directories by {by}: give --by {by}")
 
     def _finish(self) -> None:
         """Do what the last commit still had to do, and sweep."""
@@ -287,20 +316,33 @@ class Lake:
         number = self._state["queues"].get(queue, {}).get(epoch)
         return None if number is None else int(number)
 
-    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+    def arrived_us(self, queue: str, epoch: str) -> int | None:
+        """When the latest message came that the lake has of this queue; None before the first."""
+        time_us = self._state["arrived"].get(epoch)
+        return None if time_us is None else int(time_us)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         """Make staged files part of the lake: everything below `number` is in it now.
 
         Large ones show at once, small ones wait for `roll`.
         """
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
+        arrived = self._state["arrived"] | self._arrived(queue, epoch, files)
         moves, waiting, now_s = [], self._waiting(), time.time()
         for file in files:
             if file.bytes < SMALL_BYTES:
                 waiting.append(Waiting(file.name, file.directory, file.rows, file.bytes, now_s))
             else:
                 moves.append((file.name, file.directory))
-        self._write(queues, waiting, moves)
+        self._write(waiting, moves, queues=queues, arrived=arrived)
+
+    def _arrived(self, queue: str, epoch: str, files: Sequence[File]) -> dict[str, int]:
+        """By epoch, what `arrived_us` is with these files; an epoch is of one queue."""
+        times = [file.arrived_us for file in files]
+        if (before := self.arrived_us(queue, epoch)) is not None:
+            times.append(before)
+        return {epoch: max(times)} if times else {}
 
     def roll(self, run: Merge, age_s: float) -> int:
         """Merge what waits and let it show, where it is large enough together or has waited so
@@ -323,18 +365,17 @@ class Lake:
             ]
             waiting = [file for file in self._waiting() if file.directory not in due]
             old = {file.name for files in due.values() for file in files}
-            self._write(self._state["queues"], waiting, moves)
+            self._write(waiting, moves)
             self._sweep(old)
         return sum(file.rows for file in self._waiting())
 
-    def _write(
-        self, queues: dict[str, Any], waiting: list[Waiting], moves: list[tuple[str, str]]
-    ) -> None:
+    def _write(self, waiting: list[Waiting], moves: list[tuple[str, str]], **changes: Any) -> None:
         """The commit, and then the moves that it names. After a crash they are done again, which
         changes nothing where they were done; they are on the disk before the next commit forgets
         them."""
         _sync(self.staging)
-        state = {"queues": queues, "waiting": list(map(astuple, waiting)), "moves": moves}
+        changes |= {"waiting": list(map(astuple, waiting)), "moves": moves}
+        state = self._state | changes
         write_atomically(self.control / "state.json", json.dumps(state).encode())
         self._state = state
         self._place(moves)
@@ -347,15 +388,15 @@ class Lake:
                 target.mkdir(parents=True, exist_ok=True)
                 touched.add(target)
             with suppress(FileNotFoundError):
-                (self.staging / name).rename(target / name)
+                (self.staging / name).rename(target / _shown(name))
         parents = {around for target in touched for around in (target, target.parent, self.path)}
         for around in parents:
             _sync(around)
 
 
 class DeltaLake(Lake):
-    """The same as a Delta table: its log is what commits, and an application transaction in it
-    tells how far a queue has been read. Files are moved to where they belong before the commit;
+    """The same as a Delta table: its log is what commits, and application transactions in it
+    tell how far a queue has been read. Files are moved to where they belong before the commit;
     only the log tells what is in the table.
 
     The table has the columns of its first commit.
@@ -366,6 +407,8 @@ class DeltaLake(Lake):
             raise LakeUnfit(f"{self.path} is a lake of plain Parquet files: give --format parquet")
         self._finish()
         self._table = delta_table(self.path)
+        if self._table is not None:
+            self._keep(by_event="event" in self._table.metadata().partition_columns)
 
     def next(self, queue: str, epoch: str) -> int | None:
         if self._table is None:
@@ -373,47 +416,59 @@ class DeltaLake(Lake):
         number = self._table.transaction_version(_application(queue, epoch))
         return None if number is None else int(number)
 
-    def commit(self, queue: str, epoch: str, number: int, files: Iterable[File]) -> None:
+    def arrived_us(self, queue: str, epoch: str) -> int | None:
+        if self._table is None:
+            return None
+        time_us = self._table.transaction_version(_arrivals(queue, epoch))
+        return None if time_us is None else int(time_us)
+
+    def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         from deltalake import CommitProperties, DeltaTable, Transaction
         from deltalake.transaction import AddAction
 
-        files = list(files)
         own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
-        schema = pa.schema([*own, ("date", pa.date32()), ("event", pa.string())])
-        self._check(own)
+        partitions = {"date": pa.date32()} | ({"event": pa.string()} if self.by_event else {})
+        schema = pa.schema([*own, *partitions.items()])
+        self._check(schema)
         self._place((file.name, file.directory) for file in files)
         if self._table is None:
-            self._table = DeltaTable.create(self.path, schema, partition_by=["date", "event"])
+            self._table = DeltaTable.create(self.path, schema, partition_by=[*partitions])
         actions = [
             AddAction(
-                path=f"{file.directory}/{file.name}",
+                path=f"{file.directory}/{_shown(file.name)}",
                 size=file.bytes,
-                partition_values={"date": file.date, "event": file.event},
+                partition_values={name: getattr(file, name) for name in partitions},
                 modification_time=time.time_ns() // 10**6,
                 data_change=True,
                 stats=json.dumps({"numRecords": file.rows}),
             )
             for file in files
         ]
-        read = Transaction(_application(queue, epoch), number)
+        told = [Transaction(_application(queue, epoch), number)]
+        for time_us in self._arrived(queue, epoch, files).values():
+            told.append(Transaction(_arrivals(queue, epoch), time_us))
         self._table.create_write_transaction(
             actions,
             mode="append",
             schema=self._table.schema(),
-            partition_by=["date", "event"],
-            commit_properties=CommitProperties(app_transactions=[read]),
+            partition_by=[*partitions],
+            commit_properties=CommitProperties(app_transactions=told),
         )
         self._table.update_incremental()
         self._sync_log()
 
-    def _check(self, own: pa.Schema) -> None:
+    def _check(self, schema: pa.Schema) -> None:
         """One file whose payloads have another type, and nobody can read the table any more."""
         from deltalake import Schema
 
-        if self._table is None:
-            return
-        types = {field.name: field.type for field in self._table.schema().fields}
-        for field in Schema.from_arrow(own).fields:
+        try:
+            fields = Schema.from_arrow(schema).fields
+        except Exception as error:  # It raises nothing more special.
+            why = str(error).rpartition("Schema error: ")[2]
+            raise LakeUnfit(f"a Delta table cannot have these columns: {why}") from None
+        there = self._table.schema().fields if self._table else []
+        types = {field.name: field.type for field in there}
+        for field in fields:
             if types.get(field.name, field.type) != field.type:
                 raise LakeUnfit(
                     f"{self.path}: the column {field.name} of this table has another type:"
@@ -455,6 +510,10 @@ def delta_table(path: Path) -> Any:
 
 def _application(queue: str, epoch: str) -> str:
     return f"mqks/{queue}/{epoch}"
+
+
+def _arrivals(queue: str, epoch: str) -> str:
+    return f"{_application(queue, epoch)}/arrived_us"
 
 
 LAKES = {"parquet": Lake, "delta": DeltaLake}

@@ -208,5 +208,6 @@ def _gap(page: _Page, start: int) -> int | None:
 def lost(what: str, fail: bool) -> None:
     """Raises DataLost, or warns."""
     if fail:
-        raise DataLost(f"{what}; failOnDataLoss=false goes on with what is there")
+        flag = "failOnDataLoss=false (--no-fail-on-data-loss)"
+        raise DataLost(f"{what}; {flag} goes on with what is there")
     _log.warning("%s; going on with what is there", what)

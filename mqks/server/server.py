@@ -469,7 +469,8 @@ class Server:
             client.connection.blocked = True
         self._writer.stop()
         with anyio.move_on_after(self.settings.drain_timeout_s):
-            while self._broker.has_pending or self._writer.busy:
+            # What finds no room on a full disk stays pending, and is not waited for.
+            while self._writer.busy or (self._broker.has_pending and not self._broker.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
             while any(
@@ -555,7 +556,7 @@ async def serve(
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
         if are_few:
-            log.warning("few_open_files", open_files=open_files, connections_max=connections_max)
+            log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()

@@ -155,6 +155,7 @@ class Writer:
                 if self._journal.overdue:
                     await self._tidy(idle=False)
                 if self._stopping and self._broker.disk_full:
+                    self._busy = False
                     return
             if self._journal.overdue:
                 await self._tidy(idle=False)
