@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
@@ -500,13 +501,19 @@ async def serve(
     until: Until = _signalled,
     environ: MutableMapping[str, str] | None = None,
     *,
+    open_files: int = sys.maxsize,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port.
 
     `environ` is where a service manager may have put its socket for notifications and what to
-    listen on; a server inside another program has none.
+    listen on; a server inside another program has none. `open_files` are the descriptors that the
+    process may have: one client too many is told so, where otherwise it would be closed without a
+    word, and the journal find no descriptor either.
     """
+    connections_max = max(1, min(settings.connections_max, open_files - OTHER_FILES))
+    are_few = connections_max < settings.connections_max
+    settings = replace(settings, connections_max=connections_max)
     if settings.http_port is not None:
         _http_room()
     log.event("starting", version=__version__, db=settings.db)
@@ -548,6 +555,8 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        if are_few:
+            log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
@@ -586,22 +595,17 @@ def _log_queue(queue: Queue) -> None:
         log.event("queue_has_room", queue=name, ready=queue.ready)
 
 
-def _within_open_files(settings: Settings) -> Settings:
-    """As many connections as the system lets us have without being asked: one more is told why,
-    where otherwise it would be closed without a word, and the journal finds no descriptor."""
+def _raise_open_files_limit() -> int:
+    """As many as the system lets us have without being asked; return how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    room = max(1, hard - OTHER_FILES)
-    if hard == resource.RLIM_INFINITY or settings.connections_max <= room:
-        return settings
-    log.event("few_open_files", open_files=hard, connections_max=room)
-    return replace(settings, connections_max=room)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
-    settings = _within_open_files(settings)
+    open_files = _raise_open_files_limit()
     # Nobody receives it yet, and it never ends the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # A watchdog's SIGABRT shall tell where everything stood.
@@ -610,7 +614,7 @@ def run(settings: Settings) -> int:
     failure: BaseException | None = None
     try:
         anyio.run(
-            partial(serve, settings, environ=os.environ),
+            partial(serve, settings, environ=os.environ, open_files=open_files),
             backend="asyncio",
             backend_options={"use_uvloop": use_uvloop},
         )
