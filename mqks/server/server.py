@@ -105,7 +105,8 @@ class Server:
         self._listeners = Listeners(settings, inherited, self._tls)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
-        self._stopping = False
+        self.stopping = False
+        """It reads and delivers no more, and takes no connections."""
         self._failure: Exception | None = None
         self._failed = anyio.Event()
         self._loop.set_exception_handler(self._internal_error)
@@ -150,7 +151,7 @@ class Server:
         self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
-        if not self._stopping:
+        if not self.stopping:
             if not client.ended:
                 self._tell_tail(connection)
             self._broker.disconnect(connection)
@@ -217,7 +218,7 @@ class Server:
 
     def _verified(self, login: Login, user: Known | None) -> None:
         client = self._clients.get(login.connection.id)
-        if client is None or client.ended or self._stopping:
+        if client is None or client.ended or self.stopping:
             return
         if client.stranger:
             self._gate.add_stranger(client, partial(self._crowded_out, client))
@@ -253,7 +254,7 @@ class Server:
         client.ended = True
         if client.auth_timer is not None:
             client.auth_timer.cancel()
-        if not self._stopping:
+        if not self.stopping:
             self._broker.end(client.connection)
         self._schedule_flush()
         self._loop.call_soon(self._close_if_done, client)
@@ -282,7 +283,7 @@ class Server:
     def caught_up(self, client: Client) -> None:
         """A slow client has taken what was waiting for it."""
         client.connection.outbox_bytes = 0
-        if not (self._stopping or client.paused or client.connection.closed):
+        if not (self.stopping or client.paused or client.connection.closed):
             self._broker.unblock(client.connection)
             self._schedule_flush()
 
@@ -356,7 +357,7 @@ class Server:
                 lines = await self._journal.read(queue.id, first)
                 if not lines and not queue.deleted and queue.page_first == first:
                     raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
-                if not self._stopping:
+                if not self.stopping:
                     queue.page_in(first, lines)
                     self._flush()
 
@@ -380,7 +381,7 @@ class Server:
 
     def why_not_ready(self) -> str:
         """Why this server is no good for publishers now; nothing when it is."""
-        if self._stopping:
+        if self.stopping:
             return "stopping"
         if self._broker.disk_full:
             return "disk full"
@@ -461,7 +462,7 @@ class Server:
         log.event("stopped")
 
     async def _drain(self) -> None:
-        self._stopping = True
+        self.stopping = True
         self._listeners.close()
         for client in self._clients.values():
             client.hold(Hold.STOP)
