@@ -61,6 +61,8 @@ class Peer:
 
     async def _close(self) -> None:
         self._server.close()
+        for _ in range(10):  # Turns of the loop: who is being accepted comes to be served.
+            await asyncio.sleep(0)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

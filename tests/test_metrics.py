@@ -444,7 +444,7 @@ def test_without_the_extra_the_port_is_refused(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 78
-    assert done.stderr.endswith(
+    assert done.stderr == (
         "mqks: http_port needs uvicorn, which is not installed: pip install 'mqks[web]'\n"
     )
     assert not (tmp_path / "mqks.db").exists()

@@ -83,6 +83,10 @@ class Client(asyncio.Protocol):
         self._tls = transport.get_extra_info("ssl_object") is not None
         if not self._entered:
             self.peer = peer(transport.get_extra_info("peername"))
+        if self._server.stopping:  # It was being accepted when the listeners closed.
+            self.ended = True
+            self.transport.abort()
+            return
         try:
             self.connection = self._server.add_client(self, entered=self._entered)
         except LimitExceeded as failure:

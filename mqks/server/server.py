@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
@@ -104,7 +105,8 @@ class Server:
         self._listeners = Listeners(settings, inherited, self._tls)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
-        self._stopping = False
+        self.stopping = False
+        """It reads and delivers no more, and takes no connections."""
         self._failure: Exception | None = None
         self._failed = anyio.Event()
         self._loop.set_exception_handler(self._internal_error)
@@ -149,7 +151,7 @@ class Server:
         self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
-        if not self._stopping:
+        if not self.stopping:
             if not client.ended:
                 self._tell_tail(connection)
             self._broker.disconnect(connection)
@@ -216,7 +218,7 @@ class Server:
 
     def _verified(self, login: Login, user: Known | None) -> None:
         client = self._clients.get(login.connection.id)
-        if client is None or client.ended or self._stopping:
+        if client is None or client.ended or self.stopping:
             return
         if client.stranger:
             self._gate.add_stranger(client, partial(self._crowded_out, client))
@@ -252,7 +254,7 @@ class Server:
         client.ended = True
         if client.auth_timer is not None:
             client.auth_timer.cancel()
-        if not self._stopping:
+        if not self.stopping:
             self._broker.end(client.connection)
         self._schedule_flush()
         self._loop.call_soon(self._close_if_done, client)
@@ -281,7 +283,7 @@ class Server:
     def caught_up(self, client: Client) -> None:
         """A slow client has taken what was waiting for it."""
         client.connection.outbox_bytes = 0
-        if not (self._stopping or client.paused or client.connection.closed):
+        if not (self.stopping or client.paused or client.connection.closed):
             self._broker.unblock(client.connection)
             self._schedule_flush()
 
@@ -355,7 +357,7 @@ class Server:
                 lines = await self._journal.read(queue.id, first)
                 if not lines and not queue.deleted and queue.page_first == first:
                     raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
-                if not self._stopping:
+                if not self.stopping:
                     queue.page_in(first, lines)
                     self._flush()
 
@@ -379,7 +381,7 @@ class Server:
 
     def why_not_ready(self) -> str:
         """Why this server is no good for publishers now; nothing when it is."""
-        if self._stopping:
+        if self.stopping:
             return "stopping"
         if self._broker.disk_full:
             return "disk full"
@@ -460,7 +462,7 @@ class Server:
         log.event("stopped")
 
     async def _drain(self) -> None:
-        self._stopping = True
+        self.stopping = True
         self._listeners.close()
         for client in self._clients.values():
             client.hold(Hold.STOP)
@@ -500,13 +502,19 @@ async def serve(
     until: Until = _signalled,
     environ: MutableMapping[str, str] | None = None,
     *,
+    open_files: int = sys.maxsize,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port.
 
     `environ` is where a service manager may have put its socket for notifications and what to
-    listen on; a server inside another program has none.
+    listen on; a server inside another program has none. `open_files` are the descriptors that the
+    process may have: one client too many is told so, where otherwise it would be closed without a
+    word, and the journal find no descriptor either.
     """
+    connections_max = max(1, min(settings.connections_max, open_files - OTHER_FILES))
+    are_few = connections_max < settings.connections_max
+    settings = replace(settings, connections_max=connections_max)
     if settings.http_port is not None:
         _http_room()
     log.event("starting", version=__version__, db=settings.db)
@@ -548,6 +556,8 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        if are_few:
+            log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
@@ -586,22 +596,17 @@ def _log_queue(queue: Queue) -> None:
         log.event("queue_has_room", queue=name, ready=queue.ready)
 
 
-def _within_open_files(settings: Settings) -> Settings:
-    """As many connections as the system lets us have without being asked: one more is told why,
-    where otherwise it would be closed without a word, and the journal finds no descriptor."""
+def _raise_open_files_limit() -> int:
+    """As many as the system lets us have without being asked; return how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    room = max(1, hard - OTHER_FILES)
-    if hard == resource.RLIM_INFINITY or settings.connections_max <= room:
-        return settings
-    log.event("few_open_files", open_files=hard, connections_max=room)
-    return replace(settings, connections_max=room)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
-    settings = _within_open_files(settings)
+    open_files = _raise_open_files_limit()
     # Nobody receives it yet, and it never ends the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # A watchdog's SIGABRT shall tell where everything stood.
@@ -610,7 +615,7 @@ def run(settings: Settings) -> int:
     failure: BaseException | None = None
     try:
         anyio.run(
-            partial(serve, settings, environ=os.environ),
+            partial(serve, settings, environ=os.environ, open_files=open_files),
             backend="asyncio",
             backend_options={"use_uvloop": use_uvloop},
         )
