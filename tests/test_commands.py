@@ -52,6 +52,29 @@ def test_the_other_ways_to_start(start: list[str]) -> None:
     assert done.stdout == f"mqks {mqks.__version__}\n"
 
 
+def test_a_directory_is_no_database_and_gets_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+
+    done = subprocess.run(
+        [*MQKS, "serve", "--db", tmp_path / "data"], capture_output=True, text=True, timeout=30
+    )
+
+    assert done.returncode == 78
+    assert "data: it is a directory" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("job", ["report", "replay"])
+def test_a_lake_that_is_not_there_is_told_before_spark_starts(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, job: str
+) -> None:
+    """Spark writes its own lines on stderr when it starts."""
+    lake = tmp_path / "none"
+
+    assert main(["pipeline", job, str(lake)]) == 65
+    assert capfd.readouterr() == ("", f"mqks: {lake}: there is no lake\n")
+
+
 def test_help_shows_the_commands_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
 

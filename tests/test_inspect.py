@@ -177,6 +177,11 @@ def test_consumers_and_connections_are_those_of_a_running_server(
     for what in ("consumers", "connections"):
         code, out, err = run(capsys, what)
         assert (code, len(out.splitlines())) == (0, 1)
+        assert err == (
+            "mqks: mqks.db: no server has it; this is what the file says\n"
+            f"mqks: mqks.db: no server has it, so there are no {what}\n"
+        )
+        _, _, err = run(capsys, what, "--db", "mqks.db")
         assert err == f"mqks: mqks.db: no server has it, so there are no {what}\n"
 
 
@@ -399,7 +404,7 @@ def test_a_reader_that_has_gone_is_no_drama(world: World, is_live: bool) -> None
     if not is_live:
         world.server.kill()
 
-    command = [*MQKS, "inspect", "messages", "mail", "--limit", "99999"]
+    command = [*MQKS, "inspect", "messages", "mail", "--limit", "99999", "--db", str(world.db)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -478,7 +483,7 @@ def test_what_is_not_there_is_told_in_one_line(
             assert err.count("\n") == 1, command
     assert not Path("none.db").exists()
     world.server.stop()
-    code, _, err = run(capsys, "queue", "none")
+    code, _, err = run(capsys, "queue", "none", "--db", "mqks.db")
     assert (code, err) == (65, "mqks: mqks.db: there is no queue none\n")
     code, _, err = run(capsys, "errors", "--url", url)
     assert (code, err) == (69, f"mqks: no server at {url[7:]}: Connection refused\n")

@@ -294,6 +294,25 @@ def test_the_setting_names_the_file(
     assert only(path).name == "alice"
 
 
+@pytest.mark.parametrize("arguments", [["add", "bob", "--password"], ["password", "alice"]])
+def test_a_password_is_not_asked_for_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    path: Path,
+    arguments: list[str],
+) -> None:
+    run(capsys, "add", "alice", "--token", "--users", path)
+    before = path.read_text()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\nsecret\n"))
+
+    code, out, err = run(capsys, *arguments, "--users", path)
+
+    assert (code, out) == (78, "")
+    assert "no terminal" in err
+    assert "--password-file" in err
+    assert path.read_text() == before
+
+
 def test_no_directory_and_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for arguments in (["add", "alice", "--token"], ["list"], ["remove", "x"]):
         code, _, err = run(capsys, *arguments, "--users", tmp_path / "none" / "users")

@@ -187,6 +187,8 @@ def report(
     """
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
+    if lake:
+        _check_is_there(lake)
     with _job("report", master, conf) as spark:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
@@ -236,6 +238,7 @@ def replay(
     A replay that was stopped or killed goes on when it is started again.
     """
     times = _speed(speed)
+    _check_is_there(lake)
     with _job("replay", master, conf) as spark:
         from mqks.pipeline.replay import Replay
         from mqks.pipeline.wire import Server
@@ -310,6 +313,14 @@ def _speed(text: str) -> float:
     if not 0 < speed < math.inf:
         raise typer.BadParameter(f"the speed {text!r} is neither max nor a number above 0")
     return speed
+
+
+def _check_is_there(lake: Path) -> None:
+    """Before Spark takes seconds to start."""
+    from mqks.pipeline.errors import LakeUnfit
+
+    if not lake.is_dir():
+        raise LakeUnfit(f"{lake}: there is no lake")
 
 
 @contextmanager

@@ -69,6 +69,8 @@ def source_of(database: Path, options: Options, *, is_named: bool) -> Source:
         note(f"{database}: a server is starting on it; this is what the file says")
     elif not is_named and not database.exists():
         return Live(None, options, f"there is no file {database} and ")
+    elif not is_named:  # An old file may lie here, and a server with another one run.
+        note(f"{database}: no server has it; this is what the file says")
     return Stopped(database)
 
 

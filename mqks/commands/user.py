@@ -31,7 +31,7 @@ from mqks.users import (
 
 app = typer.Typer(
     help="Change the file of users. A running server reads it again on SIGHUP.",
-    epilog="Example: mqks user add alice --token --publish 'orders.**'",
+    epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users",
     no_args_is_help=True,
 )
 
@@ -59,7 +59,7 @@ Admin = Annotated[bool, typer.Option("--admin", help="It may delete, purge, see 
 Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
 
-@app.command(epilog="Example: mqks user add alice --token --publish 'orders.**'")
+@app.command(epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users")
 def add(
     name: Name,
     users: UsersFile = None,
@@ -105,7 +105,7 @@ def add(
     tell({"name": name, "token": new or None}, as_json, new)
 
 
-@app.command("list", epilog="Example: mqks user list --json")
+@app.command("list", epilog="Example: mqks user list --json --users mqks.users")
 def list_(
     users: UsersFile = None,
     as_json: AsJson = False,
@@ -126,7 +126,9 @@ def _row(entry: User, *, as_lists: bool) -> Row:
     return row if as_lists else {name: SHOWN.get(value, value) for name, value in row.items()}
 
 
-@app.command(epilog="Example: mqks user grant alice --publish 'orders.**' --admin")
+@app.command(
+    epilog="Example: mqks user grant alice --publish 'orders.**' --admin --users mqks.users"
+)
 def grant(
     name: Name,
     users: UsersFile = None,
@@ -149,7 +151,7 @@ def grant(
     tell(_row(user, as_lists=True), as_json)
 
 
-@app.command(epilog="Example: mqks user revoke alice --bind '**' --eval")
+@app.command(epilog="Example: mqks user revoke alice --bind '**' --eval --users mqks.users")
 def revoke(
     name: Name,
     users: UsersFile = None,
@@ -174,7 +176,7 @@ def revoke(
     tell(_row(user, as_lists=True), as_json)
 
 
-@app.command(epilog="Example: mqks user remove alice")
+@app.command(epilog="Example: mqks user remove alice --users mqks.users")
 def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     """Remove a user; on SIGHUP the server closes its connections."""
     path = _path(users)
@@ -185,7 +187,7 @@ def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None
     tell({"name": name}, as_json)
 
 
-@app.command(epilog="Example: mqks user token alice")
+@app.command(epilog="Example: mqks user token alice --users mqks.users")
 def token(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     """Give a user a new token, and print it; the old one is worth nothing."""
     new = secrets.token_hex(TOKEN_BYTES)
@@ -194,7 +196,7 @@ def token(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     tell({"name": name, "token": new}, as_json, new)
 
 
-@app.command(epilog="Example: mqks user password alice")
+@app.command(epilog="Example: mqks user password alice --users mqks.users")
 def password(
     name: Name,
     users: UsersFile = None,
@@ -223,7 +225,9 @@ def _changed(users: Path | None, name: str) -> Iterator[User]:
 def _path(flag: Path | None) -> Path:
     path = load({"users": flag}, os.environ).users
     if path is None:
-        raise ConfigurationError("no users file: name it with --users, or set users")
+        raise ConfigurationError(
+            "no users file: name it with --users PATH, or by the setting users (MQKS_USERS)"
+        )
     return path
 
 
@@ -256,6 +260,11 @@ def _find(path: Path, entries: list[User], name: str) -> User:
 
 def _password(file: Path | None) -> str:
     if file is None:
+        if not sys.stdin.isatty():  # Else it would be asked for with warnings, and be seen.
+            raise ConfigurationError(
+                "there is no terminal to ask for the password on:"
+                " give --password-file PATH, or - for stdin"
+            )
         word = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     elif str(file) == "-":
         word = sys.stdin.readline().rstrip("\r\n")

@@ -155,6 +155,8 @@ class Journal:
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, ConfigurationError.
         """
         path = Path(settings.db)
+        if path.is_dir():  # Before its lock is made, in a directory that nobody meant.
+            raise ConfigurationError(f"can't open {path}: it is a directory")
         try:
             lock = FileLock(path).take()
         except OSError as error:
