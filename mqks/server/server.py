@@ -160,7 +160,7 @@ class Server:
     def _finish(self, connection: Connection) -> None:
         """A client has gone: what came of it before is still done, in turns, and nothing is given
         to it any more."""
-        if self._stopping:
+        if self.stopping:
             return
         if connection.overrun:
             connection.closed = connection.blocked = True
