@@ -98,6 +98,17 @@ def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
     assert world.broker.errors <= 1
 
 
+def test_lines_without_replies_need_no_room_for_them() -> None:
+    world = BareWorld()
+    world.connect("k")
+    connection = world.connection("k")
+    world.broker.unsent_bytes = 2 * world.broker.settings.outboxes_bytes_max
+    world.broker.receive(connection, b"r rebind q a\n" * 3)
+    assert not connection.overrun
+    world.broker.receive(connection, b"h help\n" * 3)
+    assert connection.overrun
+
+
 def test_a_chunk_has_no_more_replies_waiting_than_it_may(tmp_path: Path) -> None:
     """A few bytes ask for megabytes; who does not take them gets them later."""
     queues, count = 5000, 250

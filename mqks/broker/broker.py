@@ -304,7 +304,7 @@ class Broker:
         does not gather: `_request` finds the words for it.
         """
         now, chunk_end_s = self.stopwatch, self._chunk_end_s
-        outbox_bytes_max = min(self.settings.outbox_bytes_max, self.outboxes_room)
+        outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.outboxes_room))
         gathering = self._gathering
         event = acker = NOTHING
         middle = b""
