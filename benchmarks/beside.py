@@ -1,8 +1,8 @@
 """What publishing pays for an archive beside it: `python -m benchmarks.pipeline publishing`.
 
 One broker, one program that publishes, one `mqks pipeline archive` with Java and workers. The
-archive gets only what the others leave of the cores (`chrt --idle`), as if it had cores of its own;
-in every other turn it is stopped, with nothing to do, and catches up afterwards.
+archive gets only what the others leave of cores and disk (`chrt --idle`, `ionice`), as if it had
+some of its own; in every other turn it is stopped, with nothing to do, and catches up afterwards.
 
     paced       RATE messages a second, confirmed: how long confirms take from the moment at which
                 their message was due
@@ -42,7 +42,7 @@ RATE = 100_000
 WINDOW = 10_000
 TICK_S = 0.001
 PATIENCE_S = 300.0
-LEFT_OVERS = ["chrt", "--idle", "0", "nice", "-n", "19"]
+LEFT_OVERS = ["chrt", "--idle", "0", "ionice", "--class", "idle"]
 ALONE, BESIDE = "alone", "beside an archive"
 PACED, FLAT_OUT = f"{RATE:,} a second", "flat out"
 Figures = dict[str, float]
@@ -138,7 +138,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def compare(root: Path, seconds: float, rounds: int) -> None:
+def compare(root: Path, lake: Path, seconds: float, rounds: int) -> None:
     """Print each turn, and what it is beside an archive in relation to alone."""
     count = int(RATE * seconds)
     done = 0
@@ -147,7 +147,7 @@ def compare(root: Path, seconds: float, rounds: int) -> None:
         with connect_blocking(broker.url) as client:
             client.subscribe("bench", ["bench"])
         with (
-            Archiving(broker.url, root / "beside") as archiving,
+            Archiving(broker.url, lake) as archiving,
             ProcessPoolExecutor(1, get_context("spawn")) as programs,
         ):
 
@@ -176,7 +176,7 @@ def compare(root: Path, seconds: float, rounds: int) -> None:
                         archiving.wait(done + 1)
                         told.setdefault((name, way), []).append(figures)
                         print(f"round {number + 1}: {name}, {way}: {_said(figures)}", flush=True)
-        _check(root / "beside", done)
+        _check(lake, done)
     print(f"{done:,} messages published, and each is in the lake once")
     for name in (PACED, FLAT_OUT):
         for what in list(told[name, ALONE][0])[:-1]:

@@ -152,13 +152,19 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--count", type=int, default=2_000_000)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=10, help="of a paced turn of publishing")
+    options.add_argument(
+        "--lakes", type=Path, help="where the lake of publishing goes, such as /dev/shm"
+    )
     given = options.parse_args(arguments)
     works = given.works or names
-    with tempfile.TemporaryDirectory() as directory:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        tempfile.TemporaryDirectory(dir=given.lakes) as lakes,
+    ):
         if in_session := [name for name in works if name != PUBLISHING]:
             run(Path(directory), in_session, given.count, given.rounds)
         if PUBLISHING in works:
-            beside.compare(Path(directory), given.seconds, given.rounds)
+            beside.compare(Path(directory), Path(lakes, "lake"), given.seconds, given.rounds)
 
 
 def run(root: Path, works: list[str], count: int, rounds: int) -> None:

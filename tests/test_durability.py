@@ -77,7 +77,7 @@ def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
     with ServerProcess(db) as server:
         code, log = refusal(db)
         assert code == EXIT_IN_USE, log
-        [line] = [line for line in log.splitlines() if "event=starting" not in line]
+        [line] = [line for line in log.splitlines() if line.startswith("mqks: ")]
         assert str(db) in line
         with LineClient(server.address) as client:
             assert client.ask(b"p ping still here") == b"p ok still here"

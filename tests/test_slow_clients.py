@@ -6,6 +6,7 @@ are, so each test has clients for a multiple of the limit.
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import trustme
 
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.test_tls import TlsClient, write_certificate
 from tests.waiting import until
 
 MIB = 1024 * 1024
@@ -25,6 +27,24 @@ LIMIT = ("--outboxes-bytes-max", "32MiB")
 GROWTH_BYTES = 96 * MIB
 """The limit, what one answer needs while it is made, and what the allocator keeps."""
 LINE = b"x" * 1000
+
+
+def with_tls(directory: Path, port: int) -> tuple[ssl.SSLContext, tuple[str, ...]]:
+    """What trusts a server, and the flags to start it."""
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    write_certificate(authority, cert, key)
+    listen = ("--tls-host", "127.0.0.1", "--tls-port", str(port), "--insecure")
+    return context, (*listen, "--tls-cert", str(cert), "--tls-key", str(key))
+
+
+def overload(clients: list[socket.socket], kib: int) -> None:
+    """Have each of them leave so much of its replies, or all that the server makes."""
+    for client in clients:
+        client.settimeout(0.5)
+        with suppress(TimeoutError, ConnectionError):
+            client.sendall((b"p ping " + LINE + b"\n") * kib)
 
 
 @contextmanager
@@ -54,6 +74,11 @@ def peak_bytes(server: ServerProcess) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
+def unsent_bytes(client: LineClient) -> int:
+    totals: dict[str, int] = json.loads(client.ask(b"st stats").removeprefix(b"st ok "))
+    return totals["unsent_bytes"]
+
+
 def peeked(client: LineClient, after: int) -> int:
     """Number of the last message of the next page."""
     client.send(b"x peek q --after=%d --limit=1000\n" % after)
@@ -80,17 +105,9 @@ def test_readers_that_leave_their_answers(tmp_path: Path) -> None:
 
 
 def test_readers_over_tls_that_leave_their_answers(tmp_path: Path, tls_port: int) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    issued.cert_chain_pems[0].write_to_path(cert)
-    issued.private_key_pem.write_to_path(key)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    tls = ("--tls-host", "127.0.0.1", "--tls-port", str(tls_port))
-    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--insecure")
+    context, tls = with_tls(tmp_path, tls_port)
     with (
-        ServerProcess(tmp_path / "mqks.db", *LIMIT, *tls, *files) as server,
+        ServerProcess(tmp_path / "mqks.db", *LIMIT, *tls) as server,
         LineClient(server.address, seconds=60) as reader,
         ExitStack() as stack,
     ):
@@ -161,10 +178,7 @@ def test_those_who_take_nothing_are_closed_when_there_is_no_room(tmp_path: Path)
         before = server.resident_bytes
         with ExitStack() as stack:
             stuck = stack.enter_context(stuck_at(server.address, 6, b"p ping\n"))
-            for client in stuck:
-                client.settimeout(0.5)
-                with suppress(TimeoutError, ConnectionError):
-                    client.sendall((b"p ping " + LINE + b"\n") * 16_000)
+            overload(stuck, 16_000)
             until(lambda: "event=outboxes_have_room" in server.log)
             assert "event=outboxes_full" in server.log
             # Who takes its replies goes on, also as a consumer.
@@ -173,3 +187,29 @@ def test_those_who_take_nothing_are_closed_when_there_is_no_room(tmp_path: Path)
                 assert other.line() == b"c ok m%d event=e x" % number
             assert peak_bytes(server) < before + GROWTH_BYTES
         assert "were not taken" in server.log
+
+
+@pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+def test_consumers_over_tls_go_on_while_others_leave_much(
+    tmp_path: Path, tls_port: int, loop: str
+) -> None:
+    """More than half of the limit, and less than what anybody is closed at."""
+    context, tls = with_tls(tmp_path, tls_port)
+    address = "127.0.0.1", tls_port
+    flags = (*LIMIT, "--outbox-bytes-max", "16MiB", loop)
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags, *tls) as server,
+        TlsClient(address, context) as earlier,
+        LineClient(server.address) as other,
+        stuck_at(server.address, 2, b"p ping\n") as stuck,
+    ):
+        assert earlier.ask(b"c consume --confirm q e") == b"c ok "
+        overload(stuck, 14_000)
+        until(lambda: unsent_bytes(other) > 20 * MIB)
+        with TlsClient(address, context) as later:
+            assert later.ask(b"d consume --confirm r e") == b"d ok "
+            for number in range(5):
+                other.send(b"m%d publish e x\n" % number)
+                assert earlier.line() == b"c ok m%d event=e x" % number
+                assert later.line() == b"d ok m%d event=e x" % number
+        assert unsent_bytes(other) > 20 * MIB

@@ -115,6 +115,12 @@ class TlsClient(LineClient):
         assert isinstance(self._socket, ssl.SSLSocket)
         self._socket = self._socket.unwrap()
 
+    def say_goodbye(self) -> None:
+        """And wait for nothing."""
+        self._socket.settimeout(0)
+        with suppress(ssl.SSLWantReadError):
+            self.close_tls()
+
 
 @pytest.fixture(params=["--uvloop", "--no-uvloop"])
 def server(
@@ -292,6 +298,30 @@ def test_a_client_that_says_goodbye(server: TlsServer, authority: trustme.CA) ->
         assert client.line() == b"c ok m event=e x"
         client.close_tls()
         assert other.ask(b"d consume q") == b"d ok m event=e,retry=1 x"
+
+
+def test_what_came_before_a_goodbye_is_done(server: TlsServer, authority: trustme.CA) -> None:
+    """However long it takes: the goodbye comes with it, while others have their turns."""
+    events, count = 20_000, 100
+    with (
+        server.connect(trusting(authority)) as client,
+        server.connect(trusting(authority)) as other,
+    ):
+        for each in (client, other):
+            assert each.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+        names = b" ".join(b"f%d" % number for number in range(events))
+        assert client.ask(b"s subscribe --confirm r " + names) == b"s ok "
+        assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
+        assert client.ask(b"m publish e x") == b"c ok m event=e x"
+        costly = b"r rebind r --remove-mask *nothing*\n"
+        lines = [costly + b"m%d publish e x\n" % number for number in range(count)]
+        with server.process.paused():
+            client.send(b"".join(lines) + b"k ack c m\n")
+            client.say_goodbye()
+        assert other.ask(b"d consume --confirm q") == b"d ok "
+        # What the client had been given and not acked comes again.
+        got = {other.line().split(b" ")[2] for _ in range(count)}
+        assert got == {b"m%d" % number for number in range(count)}
 
 
 def test_a_stop_with_clients(server: TlsServer, authority: trustme.CA) -> None:

@@ -4,6 +4,7 @@ import re
 from math import inf
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,17 @@ def test_others_have_their_turn_between_costly_lines(tmp_path: Path) -> None:
             other.send(b"s stats\n")
         assert b'"errors": 0' in other.line(), "it came when all was done"
         assert busy.line().startswith(b"end error ")
+
+
+@pytest.mark.parametrize("line", [b"a", b"a\tb", b"r rebind q a", b"a\tb\nr rebind q a"])
+def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
+    world = BareWorld()
+    world.broker.chunk_s = -1.0
+    world.connect("k")
+    connection = world.connection("k")
+    world.broker.receive(connection, (line + b"\n") * 3)
+    assert connection.overrun
+    assert world.broker.errors <= 1
 
 
 def test_a_chunk_has_no_more_replies_waiting_than_it_may(tmp_path: Path) -> None:

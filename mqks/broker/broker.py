@@ -269,6 +269,8 @@ class Broker:
             for line in remaining:
                 if b"\t" in line:
                     self._refuse(connection, line, BadRequest("a tab is not allowed in a request"))
+                    if connection.kept is None and self.stopwatch() > self._chunk_end_s:
+                        self._break_off(connection, remaining)
                 else:
                     self._handle(connection, iter([line]))
                 if connection.kept is not None:

@@ -105,9 +105,10 @@ class Client(asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:
-        if not self.ended:
+        # TLS knows no half of a connection, and tells its end also while nothing is read: what is
+        # left to do then is done when the connection is lost.
+        if not self.ended and not (self._tls and self.connection.overrun):
             self._server.end_of_stream(self)
-        # TLS knows no half of a connection.
         return not self._tls
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -154,9 +154,21 @@ class Server:
         if not self.stopping:
             if not client.ended:
                 self._tell_tail(connection)
-            self._broker.disconnect(connection)
-            self._schedule_flush()
+            self._finish(connection)
         connection.closed = True
+
+    def _finish(self, connection: Connection) -> None:
+        """A client has gone: what came of it before is still done, in turns, and nothing is given
+        to it any more."""
+        if self.stopping:
+            return
+        if connection.overrun:
+            connection.closed = connection.blocked = True
+            self._broker.receive(connection, b"")
+            self._loop.call_soon(self._finish, connection)
+        else:
+            self._broker.disconnect(connection)
+        self._schedule_flush()
 
     def receive(self, client: Client, data: bytes) -> None:
         """A chunk has come: handle all of it, now."""

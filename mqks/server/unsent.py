@@ -102,7 +102,8 @@ class Unsent:
     def _set_high_water(self, unsent_bytes: int) -> None:
         high_water_bytes = self.high_water_bytes
         if unsent_bytes > self._bytes_max // 2:
-            high_water_bytes = 0
+            # Not 0: a TLS transport would count as slow with nothing in it, and not come back.
+            high_water_bytes = 1
         elif unsent_bytes <= self._bytes_max // 4:
             high_water_bytes = self._broker.settings.outbox_high_water_bytes
         if high_water_bytes != self.high_water_bytes:
