@@ -154,10 +154,14 @@ class Client(asyncio.Protocol):
         else:
             self.transport.write(data)
         if self.paused and (
-            self._server.unsent.full
-            or self.transport.get_write_buffer_size() > self._server.settings.outbox_bytes_max
+            self._server.unsent.full or self.waiting_bytes > self._server.settings.outbox_bytes_max
         ):
             self.hold(Hold.OUTBOX)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What a slow client has yet to take; of one that is not, nothing counts."""
+        return self.transport.get_write_buffer_size() if self.paused else 0
 
     def set_high_water(self, high_bytes: int) -> None:
         """Above it the client is slow, until it has taken everything."""

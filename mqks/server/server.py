@@ -322,10 +322,9 @@ class Server:
             if client is None:
                 continue
             client.send(data)
-            if not client.paused:
-                connection.outbox_bytes = 0
-                if connection.blocked:
-                    self._loop.call_soon(self.caught_up, client)
+            connection.outbox_bytes = client.waiting_bytes
+            if connection.blocked and not client.paused:
+                self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
         if broker.unsent_bytes > self.unsent.look_due_bytes:
