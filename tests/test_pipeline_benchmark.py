@@ -37,9 +37,13 @@ def test_a_refusal_is_noticed(mqks_broker: Broker) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_all_figures_are_told(spark: object, capsys: pytest.CaptureFixture[str]) -> None:
-    benchmark.main(["publishing", "--seconds", "0.1", "--rounds", "2"])
+@pytest.mark.timeout(600)
+def test_all_figures_are_told(
+    spark: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine nothing may be left over for a long time.
+    monkeypatch.setattr(beside, "LEFT_OVERS", [])
+    benchmark.main(["publishing", "--seconds", "0.5", "--rounds", "2"])
     told = re.sub(r"[\d.,]*\d", "N", capsys.readouterr().out)
 
     assert "N messages published, and each is in the lake once" in told
