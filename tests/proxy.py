@@ -60,9 +60,13 @@ class Peer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
-        self._server.close()
-        for _ in range(10):  # Turns of the loop: who is being accepted comes to be served.
+        # What was accepted a moment before a server is closed is lost without being closed, so
+        # first nobody is accepted any more, for some turns of the loop.
+        for listener in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(10):
             await asyncio.sleep(0)
+        self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
