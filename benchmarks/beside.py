@@ -35,6 +35,7 @@ import pyarrow.dataset as ds
 
 from benchmarks.flow import CHUNK_BYTES, SILENCE_S, Stalled, connect
 from benchmarks.messages import Messages
+from benchmarks.process import cpu_s
 from mqks.client.blocking import connect_blocking
 from mqks.testing import BrokerProcess
 
@@ -130,12 +131,6 @@ class Archiving:
         code = self._process.wait(PATIENCE_S)
         if kind is None and code:
             raise AssertionError(f"the archive ended with {code}")
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used, of the user and of the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def compare(root: Path, lake: Path, seconds: float, rounds: int) -> None:

@@ -129,8 +129,7 @@ class Running:
 
     def cpu_s(self) -> float:
         """The processor time it has used since it was started."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.process.pid)
 
     def disk_bytes(self) -> int:
         """What its data takes on disk."""
@@ -148,3 +147,9 @@ class Running:
             return self.database.with_name("mqks.db-wal").stat().st_size
         except FileNotFoundError:
             return 0
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, of the user and of the system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

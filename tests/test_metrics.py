@@ -19,7 +19,6 @@ from threading import Event, Thread
 from typing import Any, get_args
 
 import pytest
-import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqks.errors import ConfigurationError, Limit
@@ -28,6 +27,7 @@ from mqks.server import metrics
 from mqks.settings import load
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
+from tests.test_tls import with_tls
 from tests.waiting import WAIT_S, until
 
 ROOT = Path(__file__).parents[1]
@@ -384,13 +384,8 @@ def test_it_is_not_ready_while_the_journal_stalls(tmp_path: Path, sync_library: 
 
 def test_connections_that_are_refused_are_counted(tmp_path: Path, tls_port: int) -> None:
     """Over TLS nobody is told why, but the operator is."""
-    authority = trustme.CA()
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    issued = authority.issue_cert("127.0.0.1")
-    issued.cert_chain_pems[0].write_to_path(cert)
-    issued.private_key_pem.write_to_path(key)
-    flags = ("--http-port", "0", "--connections-per-address-max", "1", "--tls-cert", str(cert))
-    tls = ("--tls-key", str(key), "--tls-host", "127.0.0.1", "--tls-port", str(tls_port))
+    flags = ("--http-port", "0", "--connections-per-address-max", "1")
+    _, tls = with_tls(tmp_path, tls_port)
     with (
         ServerProcess(tmp_path / "mqks.db", *flags, *tls) as server,
         LineClient(server.address) as first,
@@ -399,7 +394,7 @@ def test_connections_that_are_refused_are_counted(tmp_path: Path, tls_port: int)
         assert first.ask(b"p ping") == b"p ok "
         with LineClient(server.address) as second:
             assert second.line().startswith(b"- error ")
-        with socket.create_connection(("127.0.0.1", int(tls[-1])), WAIT_S) as third:
+        with socket.create_connection(("127.0.0.1", tls_port), WAIT_S) as third:
             assert third.recv(1) == b""
         values = web.scrape()
     assert values["mqks_limit_reached_total", "connections_per_address_max"] == 2

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
 import pytest
-import trustme
 
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
-from tests.test_tls import TlsClient, write_certificate
+from tests.test_tls import TlsClient, with_tls
 from tests.waiting import until
 
 MIB = 1024 * 1024
@@ -27,16 +25,6 @@ LIMIT = ("--outboxes-bytes-max", "32MiB")
 GROWTH_BYTES = 96 * MIB
 """The limit, what one answer needs while it is made, and what the allocator keeps."""
 LINE = b"x" * 1000
-
-
-def with_tls(directory: Path, port: int) -> tuple[ssl.SSLContext, tuple[str, ...]]:
-    """What trusts a server, and the flags to start it."""
-    authority, context = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(context)
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    write_certificate(authority, cert, key)
-    listen = ("--tls-host", "127.0.0.1", "--tls-port", str(port), "--insecure")
-    return context, (*listen, "--tls-cert", str(cert), "--tls-key", str(key))
 
 
 def overload(clients: list[socket.socket], kib: int) -> None:

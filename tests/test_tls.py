@@ -62,6 +62,16 @@ def write_certificate(authority: trustme.CA, cert: Path, key: Path) -> None:
     key.write_bytes(issued.private_key_pem.bytes())
 
 
+def with_tls(directory: Path, port: int) -> tuple[ssl.SSLContext, tuple[str, ...]]:
+    """What trusts a server, and the flags to start it."""
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    write_certificate(authority, cert, key)
+    listen = ("--tls-host", "127.0.0.1", "--tls-port", str(port), "--insecure")
+    return context, (*listen, "--tls-cert", str(cert), "--tls-key", str(key))
+
+
 class TlsServer:
     """A server process with TLS on a port of its own."""
 

@@ -142,7 +142,7 @@ def grant(
     """Let a user do more than before; its password and token stay."""
     given = {"publish": publish, "consume": consume, "bind": bind}
     _check_masks(*given.values())
-    with _changed(users, name) as user:
+    with _changed(users, name) as (user, _):
         for what, masks in given.items():
             kept: list[str] = getattr(user, what)
             kept += [mask for mask in masks or [] if mask not in kept]
@@ -164,7 +164,7 @@ def revoke(
 ) -> None:
     """Take from a user some of what `list` shows, mask for mask; password and token stay."""
     given = {"publish": publish, "consume": consume, "bind": bind}
-    with _changed(users, name) as user:
+    with _changed(users, name) as (user, _):
         for what, masks in given.items():
             kept: list[str] = getattr(user, what)
             for mask in masks or []:
@@ -179,11 +179,8 @@ def revoke(
 @app.command(epilog="Example: mqks user remove alice --users mqks.users")
 def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     """Remove a user; on SIGHUP the server closes its connections."""
-    path = _path(users)
-    with users_file.locked(path):
-        entries = users_file.read(path)
-        _find(path, entries, name)
-        users_file.write(path, [entry for entry in entries if entry.name != name])
+    with _changed(users, name) as (user, entries):
+        entries.remove(user)
     tell({"name": name}, as_json)
 
 
@@ -191,7 +188,7 @@ def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None
 def token(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
     """Give a user a new token, and print it; the old one is worth nothing."""
     new = secrets.token_hex(TOKEN_BYTES)
-    with _changed(users, name) as user:
+    with _changed(users, name) as (user, _):
         user.token = hash_token(new)
     tell({"name": name, "token": new}, as_json, new)
 
@@ -207,18 +204,18 @@ def password(
     path = _path(users)
     _find(path, users_file.read(path), name)  # Before somebody thinks of a password in vain.
     new = _hash(_password(password_file))
-    with _changed(users, name) as user:
+    with _changed(users, name) as (user, _):
         user.password = new
     tell({"name": name}, as_json)
 
 
 @contextmanager
-def _changed(users: Path | None, name: str) -> Iterator[User]:
-    """A user whose changes are written in the end."""
+def _changed(users: Path | None, name: str) -> Iterator[tuple[User, list[User]]]:
+    """A user among all of them; what is changed of either is written in the end."""
     path = _path(users)
     with users_file.locked(path):
         entries = users_file.read(path)
-        yield _find(path, entries, name)
+        yield _find(path, entries, name), entries
         users_file.write(path, entries)
 
 

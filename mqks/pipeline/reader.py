@@ -104,8 +104,7 @@ class QueueReader:
     def trim(self, seq: int, epoch: str | None = None) -> None:
         """Settle durably every waiting message below this number; with an `epoch`, only while the
         queue has that one, and else RequestFailed is raised."""
-        guard = b"" if epoch is None else b" --epoch=" + epoch.encode()
-        self._ask(b"r trim --confirm %b %d%b\n" % (self._queue, seq, guard), "trim")
+        self._ask(b"r %b\n" % requests.trim(self._name, seq, epoch), "trim")
 
     def read(
         self, start: int, end: int, *, epoch: str | None = None, fail_on_data_loss: bool = True

@@ -21,6 +21,11 @@ class Peer(NamedTuple):
     """What counts as one address: of IPv6 the first 64 bits; nothing where there is none."""
 
 
+def shown(host: str, port: int) -> str:
+    """An address as people, and URLs, write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def peer(name: object) -> Peer:
     """Who it is, from what the socket says."""
     if name is None:
@@ -30,11 +35,10 @@ def peer(name: object) -> Peer:
     if not isinstance(name, tuple):
         return Peer("unix", True, b"")
     host, port = name[:2]
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     address = ipaddress.ip_address(host.partition("%")[0])
     # A socket for both families tells IPv4 addresses as IPv6, all in one network.
     address = getattr(address, "ipv4_mapped", None) or address
-    return Peer(shown, address.is_loopback, address.packed[:8])
+    return Peer(shown(host, port), address.is_loopback, address.packed[:8])
 
 
 class Gate:

@@ -25,6 +25,7 @@ from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import log
+from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of
 from mqks.settings import Settings
 
@@ -132,9 +133,7 @@ async def serve(
             access_log=False,
         )
     )
-    host, port = sock.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    log.event("listening", address=f"http://{shown}:{port}")
+    log.event("listening", address=f"http://{shown(*sock.getsockname()[:2])}")
     task_status.started()
     try:
         await server.serve([sock])

@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from mqks.errors import AddressUnavailable
 from mqks.server import tls
+from mqks.server.gate import shown
 from mqks.server.inherited import Inherited
 from mqks.server.tls import TlsListener
 from mqks.settings import Settings
@@ -134,8 +135,7 @@ def _shown(name: Name) -> str:
     """A socket's name as people write it."""
     if not isinstance(name, tuple):
         return "unix:" + os.fsdecode(name).replace("\0", "@")
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return shown(*name[:2])
 
 
 def _url(name: Name) -> str:
@@ -146,4 +146,4 @@ def _url(name: Name) -> str:
     host, port = name[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"
-    return f"mqks://[{host}]:{port}" if ":" in host else f"mqks://{host}:{port}"
+    return f"mqks://{shown(host, port)}"

@@ -151,10 +151,9 @@ class Server:
         self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
-        if not self.stopping:
-            if not client.ended:
-                self._tell_tail(connection)
-            self._finish(connection)
+        if not (self.stopping or client.ended):
+            self._tell_tail(connection)
+        self._finish(connection)
         connection.closed = True
 
     def _finish(self, connection: Connection) -> None:
