@@ -543,11 +543,11 @@ async def serve(
     notify.tell("STATUS=reading the journal")
     journal = await Journal.open(settings)
     try:
-        errors = ErrorLog()
+        errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
             clock=asyncio.get_running_loop().time,
-            new_error_id=ErrorIds(),
+            new_error_id=error_ids,
             on_error=errors,
         )
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
@@ -563,6 +563,8 @@ async def serve(
             await recovery.run(salvage=settings.salvage)
         finally:
             starting.cancel()
+        if broker.last_errors:
+            error_ids.follow(broker.last_errors[-1].id)
         log.event(
             "recovered",
             queues=len(broker.queues),
