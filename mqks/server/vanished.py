@@ -18,6 +18,8 @@ from mqks.server.client import Client
 SILENT_S = 60
 """A client from which nothing came for so long is asked; without an answer it is gone as long
 after that."""
+AGAIN_S = 15
+"""It is asked this often meanwhile."""
 LOOK_S = 15.0
 SLICE_CLIENTS: Final = 500
 """Looked at before others have their turn: a millisecond."""
@@ -31,8 +33,8 @@ def ask_silent(listener: Any) -> None:
     if listener.family != socket.AF_UNIX:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 4)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, AGAIN_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_S // AGAIN_S)
 
 
 async def end_unanswering(clients: Mapping[int, Client]) -> None:
