@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import clock_library
 from tests import sync_library as sync
 
 if TYPE_CHECKING:
@@ -97,3 +98,14 @@ def spark() -> "Iterator[SparkSession]":
 def sync_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library for LD_PRELOAD, of which tests/sync_library.py tells."""
     return sync.compiled(tmp_path_factory.mktemp("sync"))
+
+
+@pytest.fixture(scope="session")
+def _clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clock_library.compiled(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture
+def clock(_clock_library: Path, tmp_path: Path) -> clock_library.Clock:
+    """A wall clock that can be set, for servers that have its environment."""
+    return clock_library.Clock(_clock_library, tmp_path)

@@ -14,6 +14,7 @@ from typing import Final
 
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.journal.lock import FileLock
+from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
 from mqks.journal.verify import Verdict, verify
 
@@ -30,7 +31,7 @@ def backup(
     """Copy the database; all that was confirmed before is in the copy. Tell what it holds.
 
     `force` replaces a file of that name. Raises InspectionFailed and JournalDamaged when the source
-    is none, or not whole; DatabaseLocked when the target is served; CannotWrite.
+    is none, or not whole; SchemaTooNew; DatabaseLocked when the target is served; CannotWrite.
     """
     if not source.is_file():
         raise no_file(source)
@@ -115,7 +116,7 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
     ):
         writing.execute("pragma journal_mode = off")
         reading.execute("begin")
-        reading.execute("select count(*) from sqlite_schema").fetchone()
+        check_version(reading.execute("pragma user_version").fetchone()[0], source)
         reading.backup(
             writing,
             pages=STEP_PAGES,

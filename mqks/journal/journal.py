@@ -24,6 +24,7 @@ from mqks.journal.lock import FileLock
 from mqks.journal.log_reader import LogReader
 from mqks.journal.migrations import migrate
 from mqks.journal.once import OnceRows
+from mqks.journal.reader import refuse_newer
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
 from mqks.limits import (
     PAGE_BYTES,
@@ -162,11 +163,13 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
+            if path.exists():
+                refuse_newer(path)
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
             try:
-                await cls._prepare(db, path, settings)
+                await cls._prepare(db, settings)
                 reader = await aiosqlite.connect(
                     f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
                 )
@@ -190,7 +193,7 @@ class Journal:
         return journal
 
     @staticmethod
-    async def _prepare(db: aiosqlite.Connection, path: Path, settings: Settings) -> None:
+    async def _prepare(db: aiosqlite.Connection, settings: Settings) -> None:
         # Page size and auto_vacuum count only before the first table and before WAL.
         for pragma in (
             f"page_size = {PAGE_SIZE}",
@@ -206,7 +209,7 @@ class Journal:
             f"busy_timeout = {BUSY_WAIT_MS}",
         ):
             await db.execute_fetchall(f"pragma {pragma}")
-        await migrate(db, path)
+        await migrate(db)
 
     async def close(self) -> None:
         # The writer last: the last connection to close checkpoints.
