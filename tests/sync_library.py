@@ -35,13 +35,13 @@ int fdatasync(int fd) { return sync_file("fdatasync", fd); }
 """
 
 
-def compiled(directory: Path) -> Path:
+def compiled(directory: Path, code: str = _SOURCE) -> Path:
     """The library, for LD_PRELOAD; skips the test where nothing compiles it."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler (cc)")
     source, library = directory / "sync.c", directory / "sync.so"
-    source.write_text(_SOURCE)
+    source.write_text(code)
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
