@@ -50,7 +50,7 @@ _SOURCE = r"""
 /* A signal's handler may come while its thread has it, to write to a pipe. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static int log_fd = -1;
-static const char *root, *dies;
+static const char *root, *ends;
 static size_t root_length;
 
 /* A header, then the pieces up to `length`. */
@@ -76,7 +76,7 @@ __attribute__((constructor)) static void begin(void) {
     struct stat about;
     const char *path = getenv("DISK_LOG");
     root = getenv("DISK_LOG_OF");
-    dies = getenv("DISK_LOG_DIES_ONCE_EXISTS");
+    ends = getenv("DISK_LOG_ENDS_ONCE_EXISTS");
     if (!path || !root || stat(root, &about)) return;
     root_length = strlen(root);
     int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -195,19 +195,28 @@ MAP(mmap, off_t)
 MAP(mmap64, off64_t)
 
 static int synced(int fd) {
+    static int has_failed;
     struct stat about;
+    char how = 0;
     if (log_fd < 0) return 0;
     if (fstat(fd, &about)) return -1;
     pthread_mutex_lock(&lock);
     put('B', about.st_ino, gettid(), 0, NULL, 0);
-    /* Nobody is between a write and its record now. */
-    if (dies && !access(dies, F_OK)) kill(getpid(), SIGKILL);
+    int end = ends ? syscall(SYS_openat, AT_FDCWD, ends, O_RDONLY | O_CLOEXEC) : -1;
+    if (end >= 0) {
+        syscall(SYS_read, end, &how, 1);
+        syscall(SYS_close, end);
+        /* Nobody is between a write and its record now. */
+        if (how == 'k') kill(getpid(), SIGKILL);
+        if (how == 'o' && has_failed++) how = 0;
+    }
     pthread_mutex_unlock(&lock);
     usleep(random() % 1000);
     pthread_mutex_lock(&lock);
-    put('E', about.st_ino, gettid(), 0, NULL, 0);
+    put(how ? 'F' : 'E', about.st_ino, gettid(), 0, NULL, 0);
     pthread_mutex_unlock(&lock);
-    return 0;
+    errno = EIO;
+    return how ? -1 : 0;
 }
 
 int fsync(int fd) { return synced(fd); }
@@ -272,7 +281,7 @@ class Record(NamedTuple):
     T  truncated: inode, size               A  allocated: inode, offset, length
     U  unlinked: name                       R  renamed: old name, a zero byte, new name
     M  mapped for writing: inode
-    B  a sync begins: inode, thread         E  it has ended: inode, thread
+    B  a sync begins: inode, thread         E  it has ended, F  it has failed: inode, thread
     O  a connection came: descriptor
     G  got from it: descriptor, data        S  sent to it: descriptor, data
     """
@@ -297,12 +306,13 @@ def compiled(directory: Path) -> Path:
     return sync_library.compiled(directory, _SOURCE)
 
 
-def environment(library: Path, log: Path, directory: Path, dies: Path) -> dict[str, str]:
+def environment(library: Path, log: Path, directory: Path, ends: Path) -> dict[str, str]:
     """Variables for a process that is to be watched: its files in `directory`, to which nobody
-    else writes. It dies in its next sync once the file `dies` exists."""
+    else writes. Once the file `ends` exists its next sync kills it ("killed" is written there), or
+    fails, alone ("once") or with all others ("failing")."""
     return {
         "LD_PRELOAD": str(library),
         "DISK_LOG": str(log),
         "DISK_LOG_OF": str(directory),
-        "DISK_LOG_DIES_ONCE_EXISTS": str(dies),
+        "DISK_LOG_ENDS_ONCE_EXISTS": str(ends),
     }

@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from mqks.errors import MqksError
@@ -43,6 +44,9 @@ _FLAGS = (
     *("--wal-checkpoint-pages", "20", "--once-ids-max", str(ONCE_IDS)),
     *("--ballast-bytes", "64KiB", "--disk-free-bytes-min", "0"),
 )
+_LIVES = "killed", "failing", "once", "stopped", "once", "killed"
+"""How each life of the server ends: killed in a sync, by syncs that fail or one that does, or
+stopped by a signal."""
 # A few steps of load are enough to merge, drop and compact then.
 _SMALL = """
 import sys
@@ -222,37 +226,38 @@ class _Load:
 
     def _trim(self, client: LineClient, rng: random.Random) -> Iterator[None]:
         """As a reader of a log does: all is seen before it is let go."""
+        numbers = [0]
         while True:
             assert b" epoch=" in client.ask(self._id(b"r") + b" range audit")
-            numbers, request = [0], self._id(b"r")
-            client.send(b"%s peek audit --limit=1000\n" % request)
+            after, request = numbers[-1], self._id(b"r")
+            client.send(b"%s peek audit --after=%d --limit=100\n" % (request, after))
             while (line := client.line().removeprefix(request + b" ok ")) != b"--end":
                 numbers.append(peeked(line)[0])
-            if len(numbers) > 100:
-                self._ask(client, b"trim", b"audit %d" % numbers[-rng.randrange(1, 100)])
+            if rng.random() < 0.2:
+                numbers = numbers[-rng.randrange(1, 100) :]
+                self._ask(client, b"trim", b"audit %d" % numbers[0])
             yield
 
 
 def record(directory: Path, library: Path, rng: random.Random, steps: int, *flags: str) -> Path:
-    """The log of a server under load, which is killed twice and stopped once in between."""
-    log, files, dies = directory / "log", directory / "files", directory / "dies"
+    """The log of a server under load that ends again and again, as _LIVES tells."""
+    log, files, ends = directory / "log", directory / "files", directory / "ends"
     files.mkdir()
-    environment = disk_log.environment(library, log, files, dies)
+    environment = disk_log.environment(library, log, files, ends)
     again: dict[bytes, bytes] = {}
-    for life, ends in enumerate(["killed", "stopped", "killed", "killed"]):
-        dies.unlink(missing_ok=True)
+    for life, end in enumerate(_LIVES):
+        ends.unlink(missing_ok=True)
         with _Watched(files / _DATABASE, *_FLAGS, *flags, environment=environment) as server:
-            end = dies.touch if ends == "killed" else server.stop
-            _Load(server, life, rng, again).run(steps // 4, end)
-            if ends == "killed":
-                server.wait()
+            ending = server.stop if end == "stopped" else partial(ends.write_text, end)
+            _Load(server, life, rng, again).run(steps // len(_LIVES), ending)
+            server.wait()
     check_record(log, files)
     return log
 
 
 def check_record(log: Path, directory: Path) -> None:
     """The log holds all: written again, it gives the files that are there."""
-    disk = Disk()
+    disk = Disk(failed=unsynced.everything)
     for each in disk_log.records(log):
         disk.take(each)
     assert disk.mapped <= {_INDEX}
@@ -293,7 +298,7 @@ def cut(
     figures.records = sent[-1] + 1
     points = Counter(rng.choices(sent, k=cuts // 2))
     points.update(rng.choices(range(sent[-1]), k=cuts - cuts // 2))
-    disk, promises = Disk(lies), Promises()
+    disk, promises = Disk(unsynced.something(rng), lies), Promises()
     for number, each in enumerate(disk_log.records(log)):
         disk.take(each)
         if each.kind == "P":
@@ -337,7 +342,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000, help="of the load, in each round")
     parser.add_argument("--cuts-per-load", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--synchronous", default="full")
+    parser.add_argument("--synchronous", default="full", choices=["full", "normal"])
     arguments = parser.parse_args()
     left, seed, was_broken = arguments.cuts, arguments.seed, False
     while left > 0:

@@ -2,7 +2,8 @@
 
 What was synced is there. Of what was written, cut, allocated, made, renamed and deleted since, any
 part may be there, in any order; of a write any of its sectors. A file's name is there for certain
-once its directory was synced, and not because the file was.
+once its directory was synced, and not because the file was. What a failed sync has not written is
+never written, though whoever reads the file sees it until the power goes.
 
 The one rule: nothing but a sync that has ended makes anything certain, and only what came before
 it began.
@@ -60,10 +61,45 @@ def _rename(names: dict[str, _File], change: Record, files: list[_File]) -> None
         names[name] = files[change.who]
 
 
-class Disk:
-    """Takes records one by one. A sync of a file of which `lies` is true makes nothing certain."""
+Part = Callable[[Record], Iterable[Record]]
+"""What is there of a change that nobody can be sure of."""
 
-    def __init__(self, lies: Callable[[str], bool] = lambda name: False) -> None:
+
+def nothing(change: Record) -> Iterable[Record]:
+    return ()
+
+
+def everything(change: Record) -> Iterable[Record]:
+    return (change,)
+
+
+def something(rng: random.Random) -> Part:
+    """Any part, sectors of writes included."""
+    share, torn, sector = rng.random(), rng.random(), rng.choice(_SECTORS)
+
+    def part(change: Record) -> Iterable[Record]:
+        if change.kind == "W" and rng.random() < torn:
+            start = change.at
+            while start < change.at + change.length:
+                end = min(start - start % sector + sector, change.at + change.length)
+                if rng.random() < share:
+                    data = change.data[start - change.at : end - change.at]
+                    yield change._replace(at=start, length=end - start, data=data)
+                start = end
+        elif rng.random() < share:
+            yield change
+
+    return part
+
+
+class Disk:
+    """Takes records one by one. Of what a failed sync had to write, `failed` is written. A sync of
+    a file of which `lies` is true makes nothing certain."""
+
+    def __init__(
+        self, failed: Part = nothing, lies: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        self._failed = failed
         self._lies = lies
         self._directory = 0
         self._inodes: dict[int, _File] = {}
@@ -93,7 +129,7 @@ class Disk:
             _rename(self._names, record, self._files)
         elif kind == "M":
             self.mapped |= {n for n, file in self._names.items() if file is self._inodes.get(inode)}
-        elif kind in "BE":
+        elif kind in "BEF":
             self._sync(record)
         elif kind in "WTA" and inode in self._inodes:
             self._inodes[inode].add(record)
@@ -107,17 +143,17 @@ class Disk:
             self._syncs[record.who, record.at] = target.count
             return
         count = self._syncs.pop((record.who, record.at))
-        if isinstance(target, _File):
-            if any(self._lies(name) for name, file in self._names.items() if file is target):
-                return
-            for change in target.synced(count):
+        if any(self._lies(name) for name, file in self._names.items() if file is target):
+            return
+        part = everything if record.kind == "E" else self._failed
+        for change in (each for change in target.synced(count) for each in part(change)):
+            if isinstance(target, _File):
                 _change(target.certain, change)
-        else:
-            for change in target.synced(count):
+            else:
                 _rename(self._certain_names, change, self._files)
         self.syncs += 1
 
-    def files(self, part: Callable[[Record], Iterable[Record]]) -> dict[str, bytes]:
+    def files(self, part: Part) -> dict[str, bytes]:
         """The directory as it may be: of each change that is not certain, `part` is there."""
         names = dict(self._certain_names)
         for change in self._renamed.changes:
@@ -131,33 +167,6 @@ class Disk:
                     _change(content, each)
             found[name] = bytes(content)
         return found
-
-
-def nothing(change: Record) -> Iterable[Record]:
-    return ()
-
-
-def everything(change: Record) -> Iterable[Record]:
-    return (change,)
-
-
-def something(rng: random.Random) -> Callable[[Record], Iterable[Record]]:
-    """Any part of what is not certain, sectors of writes included."""
-    share, torn, sector = rng.random(), rng.random(), rng.choice(_SECTORS)
-
-    def part(change: Record) -> Iterable[Record]:
-        if change.kind == "W" and rng.random() < torn:
-            start = change.at
-            while start < change.at + change.length:
-                end = min(start - start % sector + sector, change.at + change.length)
-                if rng.random() < share:
-                    data = change.data[start - change.at : end - change.at]
-                    yield change._replace(at=start, length=end - start, data=data)
-                start = end
-        elif rng.random() < share:
-            yield change
-
-    return part
 
 
 def put(files: dict[str, bytes], directory: Path) -> None:
