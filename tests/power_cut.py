@@ -291,13 +291,16 @@ def cut(
     broken_max: int = 10,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Figures:
-    """Cut the power so many times, half of them right after a confirm went out; tell what was
-    broken, up to a limit. `lies` is as for `Disk`."""
+    """Cut the power so many times, half of them right after a confirm went out, a quarter where a
+    server ends or starts; tell what was broken, up to a limit. `lies` is as for `Disk`."""
     rng, figures = random.Random(seed), Figures(seed)
-    sent = [n for n, each in enumerate(disk_log.records(log)) if each.kind == "S"]
-    figures.records = sent[-1] + 1
-    points = Counter(rng.choices(sent, k=cuts // 2))
-    points.update(rng.choices(range(sent[-1]), k=cuts - cuts // 2))
+    kinds = [each.kind for each in disk_log.records(log)]
+    sent = [n for n, kind in enumerate(kinds) if kind == "S"]
+    ends = [n for n, kind in enumerate(kinds) if kind in "PF"]
+    figures.records = len(kinds)
+    points = Counter(rng.choice(sent) for _ in range(cuts // 2))
+    points.update(min(rng.choice(ends) + rng.randrange(50), sent[-1]) for _ in range(cuts // 4))
+    points.update(rng.randrange(sent[-1]) for _ in range(cuts - points.total()))
     disk, promises = Disk(unsynced.something(rng), lies), Promises()
     for number, each in enumerate(disk_log.records(log)):
         disk.take(each)
