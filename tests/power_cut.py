@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from mqks.errors import MqksError
 from mqks.testing import Broker
 from tests import disk_log, unsynced
 from tests.line_client import LineClient
-from tests.promises import ONCE_IDS, Promises, look, peeked
+from tests.promises import ONCE_IDS, Found, Promises, look, peeked
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
 from tests.waiting import WAIT_S, until
@@ -46,11 +47,10 @@ _FLAGS = (
 )
 _LIVES = "killed", "failing", "once", "stopped", "once", "killed"
 """How each life of the server ends: killed in a sync, by syncs that fail or one that does, or
-stopped by a signal."""
+stopped by a signal, and compacted then."""
 # A few steps of load are enough to merge, drop and compact then.
 _SMALL = """
 import sys
-from mqks.broker import broker
 from mqks.commands import main
 from mqks.journal import index, journal
 journal.SEGMENT_MERGE_COUNT, journal.SMALL_COUNT_MAX = 8, 40
@@ -62,7 +62,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class _Watched(ServerProcess):
-    def _spawn(self, command: list[str]):  # type: ignore[no-untyped-def]
+    def _spawn(self, command: list[str]) -> subprocess.Popen[str]:
         return super()._spawn([command[0], "-c", _SMALL, *command[command.index("serve") :]])
 
 
@@ -218,7 +218,9 @@ class _Load:
                 self._ask(client, b"rebind", b" ".join([name, flag, event]))
             else:
                 consumer = self._id(b"c")
-                rule = rng.choice([b"", b" --delete-queue-when-unused=%d" % rng.randrange(999, 9999)])
+                rule = rng.choice(
+                    [b"", b" --delete-queue-when-unused=%d" % rng.randrange(999, 9999)]
+                )
                 line = b"%s consume --confirm %s%s" % (consumer, name, rule)
                 assert client.ask(line) == consumer + b" ok "
                 self._ask(client, b"delete_consumer", consumer)
@@ -251,6 +253,9 @@ def record(directory: Path, library: Path, rng: random.Random, steps: int, *flag
             ending = server.stop if end == "stopped" else partial(ends.write_text, end)
             _Load(server, life, rng, again).run(steps // len(_LIVES), ending)
             server.wait()
+        if end == "stopped":
+            compact = [sys.executable, "-m", "mqks", "compact", "--db", str(files / _DATABASE)]
+            subprocess.run(compact, env=os.environ | environment, check=True, capture_output=True)
     check_record(log, files)
     return log
 
@@ -263,9 +268,8 @@ def check_record(log: Path, directory: Path) -> None:
     assert disk.mapped <= {_INDEX}
     there = {path.name: path.read_bytes() for path in directory.iterdir()}
     told = disk.files(unsynced.everything)
-    there.pop(_INDEX, None), told.pop(_INDEX, None)
     assert told.keys() == there.keys()
-    assert [name for name, content in told.items() if there[name] != content] == []
+    assert [n for n, content in told.items() if there[n] != content and n != _INDEX] == []
 
 
 # -------------------------------------------------------------------------------- the cuts
@@ -278,7 +282,10 @@ class Figures:
     syncs: int = 0
     confirms: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
+    damaged: list[str] = field(default_factory=list)
+    """No server starts on it."""
     broken: list[str] = field(default_factory=list)
+    """One does, and a promise does not hold."""
 
 
 def cut(
@@ -288,19 +295,23 @@ def cut(
     seed: int,
     *,
     lies: Callable[[str], bool] = lambda name: False,
+    at_ends: float = 0.25,
     broken_max: int = 10,
-    progress: Callable[[int], object] = lambda done: None,
 ) -> Figures:
-    """Cut the power so many times, half of them right after a confirm went out, a quarter where a
-    server ends or starts; tell what was broken, up to a limit. `lies` is as for `Disk`."""
+    """Cut the power so many times: of these `at_ends` is the share where a server ends or starts,
+    of the others half are right after something was sent. No more cuts once so many promises were
+    broken. `lies` is as for `Disk`."""
     rng, figures = random.Random(seed), Figures(seed)
     kinds = [each.kind for each in disk_log.records(log)]
     sent = [n for n, kind in enumerate(kinds) if kind == "S"]
     ends = [n for n, kind in enumerate(kinds) if kind in "PF"]
     figures.records = len(kinds)
-    points = Counter(rng.choice(sent) for _ in range(cuts // 2))
-    points.update(min(rng.choice(ends) + rng.randrange(50), sent[-1]) for _ in range(cuts // 4))
-    points.update(rng.randrange(sent[-1]) for _ in range(cuts - points.total()))
+    points: Counter[int] = Counter()
+    for _ in range(cuts):
+        if rng.random() < at_ends:
+            points[min(rng.choice(ends) + rng.randrange(50), len(kinds) - 1)] += 1
+        else:
+            points[rng.choice([rng.choice(sent), rng.randrange(len(kinds))])] += 1
     disk, promises = Disk(unsynced.something(rng), lies), Promises()
     for number, each in enumerate(disk_log.records(log)):
         disk.take(each)
@@ -316,27 +327,30 @@ def cut(
             files = disk.files(part)
             if kind == "something":  # Whatever a disk holds of what was never synced.
                 files[_INDEX] = rng.randbytes(32768)
-            told = _judge(files, directory / "cut", promises)
             figures.cuts[kind] += 1
-            figures.broken += [f"cut at {number}, {kind} unsynced: {what}" for what in told]
-            progress(figures.cuts.total())
+            unsynced.put(files, directory / "cut")
+            try:
+                found = _found(directory / "cut", promises.once_ids)
+            except MqksError as failure:
+                figures.damaged.append(f"cut at {number}, {kind} unsynced: {failure}")
+            else:
+                broken = promises.broken(found)
+                figures.broken += [f"cut at {number}, {kind} unsynced: {what}" for what in broken]
+            finally:
+                shutil.rmtree(directory / "cut")
         if len(figures.broken) >= broken_max:
             break
     figures.syncs, figures.confirms = disk.syncs, promises.confirms
     return figures
 
 
-def _judge(files: dict[str, bytes], directory: Path, promises: Promises) -> list[str]:
-    unsynced.put(files, directory)
+def _found(directory: Path, once_ids: list[bytes]) -> Found:
     settings = {"synchronous": "off", "ballast_bytes": 0, "disk_free_bytes_min": 0}
-    try:
-        with Broker(directory / _DATABASE, once_ids_max=ONCE_IDS, **settings) as broker:
-            with LineClient(("127.0.0.1", broker.port)) as client:
-                return promises.broken(look(client, promises.once_ids))
-    except MqksError as failure:
-        return [f"it does not start: {failure}"]
-    finally:
-        shutil.rmtree(directory)
+    with (
+        Broker(directory / _DATABASE, once_ids_max=ONCE_IDS, **settings) as broker,
+        LineClient(("127.0.0.1", broker.port)) as client,
+    ):
+        return look(client, once_ids)
 
 
 def main() -> int:
@@ -353,19 +367,19 @@ def main() -> int:
             directory = Path(name)
             library = disk_log.compiled(directory)
             flags = "--synchronous", arguments.synchronous
-            start_s = time.monotonic()
             log = record(directory, library, random.Random(seed), arguments.steps, *flags)
-            print(f"seed {seed}: {log.stat().st_size:,} bytes of log, "
-                  f"{time.monotonic() - start_s:.1f} s")
-            start_s = time.monotonic()
             count = min(left, arguments.cuts_per_load)
             figures = cut(log, directory, count, seed)
-            print(f"{figures.records:,} records, {figures.syncs:,} syncs, "
-                  f"{figures.confirms:,} confirms, cuts: {dict(figures.cuts)}, "
-                  f"{time.monotonic() - start_s:.1f} s")
-            for what in figures.broken:
-                print(what)
-            was_broken |= bool(figures.broken)
+        print(
+            f"seed {seed}: {figures.records:,} records, {figures.syncs:,} syncs, "
+            f"{figures.confirms:,} confirms; {figures.cuts.total()} cuts, "
+            + ", ".join(f"{number} with {kind} unsynced" for kind, number in figures.cuts.items()),
+            *figures.damaged,
+            *figures.broken,
+            sep="\n  ",
+            flush=True,
+        )
+        was_broken |= bool(figures.damaged or figures.broken)
         left, seed = left - count, seed + 1
     return int(was_broken)
 

@@ -64,7 +64,8 @@ def look(client: LineClient, once_ids: list[bytes]) -> Found:
         return list(json.loads(answer.removeprefix(b"look ok ")))
 
     def messages(queue: bytes) -> list[tuple[int, bytes, bytes]]:
-        after, told = 0, []
+        after = 0
+        told: list[tuple[int, bytes, bytes]] = []
         while True:
             client.send(b"look peek %s --after=%d --limit=%d\n" % (queue, after, _PAGE))
             count = len(told)
@@ -321,7 +322,9 @@ class Promises:
         for name, queue in found.queues.items():
             told += (f"queue {name.decode()}: {what}" for what in self._broken(name, queue))
         for name, messages in self._messages.items():
-            if name not in found.queues and any(m.safe and not m.leaving for m in messages.values()):
+            if name not in found.queues and any(
+                m.safe and not m.leaving for m in messages.values()
+            ):
                 told.append(f"queue {name.decode()} is lost with its messages")
         for name, shapes in self._shapes.items():
             now = found.shapes.get(name, GONE)

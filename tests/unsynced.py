@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 from tests.disk_log import Record
@@ -146,11 +147,11 @@ class Disk:
         if any(self._lies(name) for name, file in self._names.items() if file is target):
             return
         part = everything if record.kind == "E" else self._failed
-        for change in (each for change in target.synced(count) for each in part(change)):
+        for each in chain.from_iterable(map(part, target.synced(count))):
             if isinstance(target, _File):
-                _change(target.certain, change)
+                _change(target.certain, each)
             else:
-                _rename(self._certain_names, change, self._files)
+                _rename(self._certain_names, each, self._files)
         self.syncs += 1
 
     def files(self, part: Part) -> dict[str, bytes]:
