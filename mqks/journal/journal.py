@@ -168,7 +168,8 @@ class Journal:
             lock.release()
             raise
         journal = cls(raw, db, reader, lock, path, settings)
-        for (journal.epoch,) in await db.execute_fetchall(
+        # By the reader, which has the file from its first read on: see `close`.
+        for (journal.epoch,) in await reader.execute_fetchall(
             "select value from meta where key = 'epoch'"
         ):
             pass
@@ -195,8 +196,8 @@ class Journal:
         await migrate(db, path)
 
     async def close(self) -> None:
-        # The last connection to close folds the WAL, unless it may only read. What a failed sync
-        # has left of the WAL must not be put beside a database that has been folded.
+        # The last connection to close folds the WAL and deletes it, unless it may only read. After
+        # a failed sync the disk may hold an older WAL, which could come back beside the new state.
         first, last = (self.db, self.reader) if self._has_failed else (self.reader, self.db)
         self.log.close()
         await first.close()
