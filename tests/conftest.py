@@ -1,7 +1,9 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run."""
 
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,16 @@ pytest_plugins = ["mqks.testing"]
 
 FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
 """Beginnings of variables: our own, and what service managers and terminals set."""
+
+DISK_BYTES = 2**30
+"""What the tests write at a time, with room to spare; a server refuses publishes on a full disk."""
+
+
+def pytest_sessionstart() -> None:
+    directory = tempfile.gettempdir()
+    if shutil.disk_usage(directory).free < DISK_BYTES:
+        raise pytest.UsageError(f"the tests want 1 GiB of free disk in {directory}")
+
 
 # How long something took, or what chance gave, is never a test's verdict.
 settings.register_profile(

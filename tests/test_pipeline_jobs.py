@@ -637,6 +637,7 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spark")
 def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: Path) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 10))
