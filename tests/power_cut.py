@@ -19,6 +19,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,8 @@ _FLAGS = (
 )
 _LIVES = "killed", "failing", "once", "stopped", "once", "killed"
 """How each life of the server ends: killed in a sync, by syncs that fail or one that does, or
-stopped by a signal, and compacted then."""
+stopped by a signal, and its database compacted then."""
+_EXIT_CODES = {"killed": -signal.SIGKILL, "failing": 74, "once": 74, "stopped": 0}
 # A few steps of load are enough to merge, drop and compact then.
 _SMALL = """
 import sys
@@ -87,9 +89,8 @@ class _Load:
         """`end` ends the server when the clients have done so many steps."""
         with LineClient(self.server.address) as client:
             self._retry(client)
-            for queue, event in ((q, q) for q in (b"orders", b"once", b"auto")):
-                self._ask(client, b"subscribe", queue + b" " + event)
-            self._ask(client, b"subscribe", b"audit orders")
+            for binding in (b"orders orders", b"audit orders", b"once once", b"auto auto"):
+                self._ask(client, b"subscribe", binding)
         work = [self._publish, self._publish, self._work, self._work, self._once, self._shape]
         work += [self._trim, self._take]
         threads = [
@@ -252,10 +253,11 @@ def record(directory: Path, library: Path, rng: random.Random, steps: int, *flag
         with _Watched(files / _DATABASE, *_FLAGS, *flags, environment=environment) as server:
             ending = server.stop if end == "stopped" else partial(ends.write_text, end)
             _Load(server, life, rng, again).run(steps // len(_LIVES), ending)
-            server.wait()
+            assert server.wait() == _EXIT_CODES[end], server.log
         if end == "stopped":
             compact = [sys.executable, "-m", "mqks", "compact", "--db", str(files / _DATABASE)]
-            subprocess.run(compact, env=os.environ | environment, check=True, capture_output=True)
+            variables = os.environ | environment
+            subprocess.run(compact, env=variables, check=True, capture_output=True, timeout=WAIT_S)
     check_record(log, files)
     return log
 
@@ -277,7 +279,6 @@ def check_record(log: Path, directory: Path) -> None:
 
 @dataclass(slots=True)
 class Figures:
-    seed: int
     records: int = 0
     syncs: int = 0
     confirms: int = 0
@@ -301,7 +302,7 @@ def cut(
     """Cut the power so many times: of these `at_ends` is the share where a server ends or starts,
     of the others half are right after something was sent. No more cuts once so many promises were
     broken. `lies` is as for `Disk`."""
-    rng, figures = random.Random(seed), Figures(seed)
+    rng, figures = random.Random(seed), Figures()
     kinds = [each.kind for each in disk_log.records(log)]
     sent = [n for n, kind in enumerate(kinds) if kind == "S"]
     ends = [n for n, kind in enumerate(kinds) if kind in "PF"]

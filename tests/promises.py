@@ -20,8 +20,6 @@ from tests.line_client import LineClient
 ONCE_IDS = 50
 """The server's window."""
 _ROUTES = {b"orders": [b"orders", b"audit"]}
-_LOGS = {b"audit", b"once"}
-"""Queues whose messages nobody moves."""
 _PAGE = 1000
 _PEEKED = re.compile(rb"(\S+) event=([^, ]+)(?:,retry=(\d+))?,seq=(\d+),time=\d+ (.*)", re.DOTALL)
 _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")

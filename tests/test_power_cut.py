@@ -16,6 +16,7 @@ import pytest
 from tests import disk_log, power_cut, unsynced
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
+from tests.waiting import WAIT_S
 
 STEPS = 600
 
@@ -43,7 +44,7 @@ def test_what_was_confirmed_outlives_a_power_cut(log: Path, seed: int, tmp_path:
     assert figures.damaged == figures.broken == []
     assert figures.cuts.total() == 200
     assert figures.confirms > STEPS, "hardly any confirms"
-    assert figures.syncs > 100, "hardly any syncs"
+    assert figures.syncs > 50, "hardly any syncs"
 
 
 def test_a_disk_that_lies_is_found_out(log: Path, seed: int, tmp_path: Path) -> None:
@@ -86,7 +87,9 @@ def test_a_file_is_there_when_its_command_is_done(
     contents: list[bytes | None] = [None]
     for command in commands:
         line = [sys.executable, "-m", "mqks", *command, str(files / name)]
-        subprocess.run(line, cwd=tmp_path, env=environment, check=True, capture_output=True)
+        subprocess.run(
+            line, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=WAIT_S
+        )
         contents.append((files / name).read_bytes())
         disk = Disk()
         for record in disk_log.records(log):
