@@ -238,14 +238,15 @@ class Promises:
         delay = [word.partition(b"=")[2] for word in words if word.startswith(b"--delete")]
         if not delay and queue not in self._shapes:
             return None
-        return self._shape(queue, self._shapes[queue][-1][0], float(delay[0]) if delay else None)
+        rule = float(delay[0]) if delay else None
+        return self._shaped(queue, (self._shapes[queue][-1][0], True, rule))
 
     def _delete_consumer(self, name: bytes, rest: bytes) -> None:
         self._given.pop(rest, None)
 
     def _subscribe(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
         queue, *events = rest.split(b" ")
-        return self._shape(queue, frozenset(events), self._shapes[queue][-1][2])
+        return self._shaped(queue, (frozenset(events), True, self._shapes[queue][-1][2]))
 
     def _rebind(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
         queue, flag, event = rest.split(b" ")
@@ -264,11 +265,6 @@ class Promises:
             shaped(text)
 
         return done
-
-    def _shape(
-        self, queue: bytes, events: frozenset[bytes], rule: float | None
-    ) -> Callable[[bytes], None]:
-        return self._shaped(queue, (events, True, rule))
 
     def _shaped(self, queue: bytes, shape: Shape) -> Callable[[bytes], None]:
         shapes = self._shapes[queue]

@@ -58,7 +58,7 @@ def test_with_less_than_full_the_database_stays_whole(
 ) -> None:
     flags = "--synchronous", "normal"
     log = power_cut.record(tmp_path, library, random.Random(seed), STEPS, *flags)
-    figures = power_cut.cut(log, tmp_path, 200, seed, at_ends=1.0, broken_max=sys.maxsize)
+    figures = power_cut.cut(log, tmp_path, 120, seed, at_ends=1.0, broken_max=sys.maxsize)
     assert figures.damaged == []
     assert figures.broken, "normal promises as much as full"
 
