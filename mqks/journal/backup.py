@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
+from mqks.journal.durable import sync
 from mqks.journal.lock import FileLock
 from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
@@ -54,9 +55,9 @@ def backup(
                     f"{len(verdict.damage)} places in all, which mqks verify tells"
                 )
             shutil.copymode(source, partial)
-            _sync(partial)
+            sync(partial)
             partial.replace(target)
-            _sync(target.parent)
+            sync(target.parent)
     except OSError as error:
         raise CannotWrite(f"{target} can't be written: {error.strerror}") from error
     return verdict
@@ -151,11 +152,3 @@ def _failures(source: Path, partial: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_ERROR:
             raise InspectionFailed(f"{source} is no database of MQKS: {error}") from error
         raise CannotWrite(f"{partial} can't be written: {error}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -51,7 +51,7 @@ async def end_unanswering(clients: Mapping[int, Client]) -> None:
 def _is_gone(sock: Any) -> bool:
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNANSWERED.size)
-    except OSError:  # A Unix socket, or one that was closed meanwhile.
+    except (OSError, ValueError):  # A Unix socket, or one that was closed meanwhile.
         return False
     # Once is no proof: who is asked only every other minute, as it does not read for long, may
     # just be about to answer.
