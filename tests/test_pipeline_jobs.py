@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVENTS = ["page.view", "order.new", "rare"]
+INSTALL = "pip install 'mqks[spark]' there; "
+NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 
 
 def subscribe(broker: Broker, queue: str = "clicks", events: list[str] = EVENTS) -> None:
@@ -597,9 +599,28 @@ def test_report_as_a_command(
         ("mqks.pipeline.errors.DataLost: messages 1 to 3 are gone", 65, "messages 1 to 3 are gone"),
         ("mqks.client.errors.RequestFailed: no such queue", 65, "no such queue"),
         (
-            "ConnectionRefusedError: [Errno 111] no",
+            "mqks.client.errors.ConnectionLost: queues:25000 from node7: [Errno 111] no",
             69,
-            "the server cannot be reached: [Errno 111] no",
+            "the server cannot be reached: queues:25000 from node7: [Errno 111] no",
+        ),
+        ("mqks.pipeline.errors.LakeUnfit: not on node7", 65, "not on node7"),
+        ("ModuleNotFoundError: No module named 'mqks.pipeline'", 70, f"no mqks: {INSTALL}{NAMED}"),
+        (
+            "x.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
+            " version: 3.13 than that in driver: 3.11, PySpark cannot",
+            70,
+            f"Python is 3.13, and this one is 3.11; {NAMED}",
+        ),
+        (
+            ": org.apache.spark.SparkException: Job aborted: java.io.IOException: Cannot run"
+            ' program "/opt/python": error=2, No such file or directory',
+            70,
+            f"the workers have no Python /opt/python; {NAMED}",
+        ),
+        (
+            ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            70,
+            "or it does not want this job any more",
         ),
         ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
     ],
