@@ -27,6 +27,7 @@ from pyspark.errors import PySparkException
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
 from mqks.commands import pipeline as command
+from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
@@ -633,6 +634,16 @@ def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) ->
     assert isinstance(failure, MqksError)
     assert failure.exit_code == code
     assert str(failure).endswith(line)
+
+
+def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
+    with QueueReader(mqks_broker.url, "none") as reader, pytest.raises(RequestFailed) as refused:
+        reader.range()
+    told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
+    failure = explained(command._failure(told), mqks_broker.url)
+
+    assert str(failure) == str(refused.value)
+    assert failure.__notes__ == ["range: there is no queue 'none'"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
