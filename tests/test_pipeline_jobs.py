@@ -38,23 +38,27 @@ from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.wire import Server
-from mqks.testing import Broker
+from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
+from tests.clock_library import Clock
+from tests.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Served = Broker | BrokerProcess
+YEAR_S = 365 * 86400
 EVENTS = ["page.view", "order.new", "rare"]
 INSTALL = "pip install 'mqks[spark]' there; "
 NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 
 
-def subscribe(broker: Broker, queue: str = "clicks", events: list[str] = EVENTS) -> None:
+def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS) -> None:
     with connect_blocking(broker.url) as client:
         client.subscribe(queue, events)
 
 
-def publish(broker: Broker, rows: Iterable[tuple[str, str, str]]) -> None:
+def publish(broker: Served, rows: Iterable[tuple[str, str, str]]) -> None:
     """Ids, events and data."""
     columns = zip(*((i.encode(), e.encode(), d.encode()) for i, e, d in rows), strict=True)
     with Publisher(Server(url=broker.url)) as publisher:
@@ -66,7 +70,7 @@ def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, st
 
 
 def run(
-    spark: "SparkSession", broker: Broker, lake: Path, format: str = "parquet", **options: Any
+    spark: "SparkSession", broker: Served, lake: Path, format: str = "parquet", **options: Any
 ) -> list[archives.Progress]:
     job = archives.Archive(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
@@ -85,7 +89,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def waits(broker: Broker, queue: str = "clicks") -> list[tuple[str, str, str]]:
+def waits(broker: Served, queue: str = "clicks") -> list[tuple[str, str, str]]:
     """Ids, events and data of what waits in a queue."""
     with QueueReader(broker.url, queue) as reader:
         log = reader.range()
@@ -252,6 +256,23 @@ def test_a_database_older_than_the_lake_is_left_alone(
         run(spark, mqks_broker, lake, format)
 
     assert len(waits(mqks_broker)) == 5 + published_since
+
+
+def test_a_clock_that_is_set_back_stops_no_archive(
+    spark: "SparkSession", clock: Clock, db: Path, lake: Path
+) -> None:
+    with ServerProcess(db, environment=clock.environment) as server:
+        subscribe(server)
+        for turn, ahead_s in enumerate((YEAR_S, 0, -YEAR_S)):
+            clock.ahead(ahead_s)
+            publish(server, some(10 * turn, 10))
+            # What is archived stays, so that times of all turns are looked through.
+            run(spark, server, lake, trim=False)
+        publish(server, some(30, 10))
+        run(spark, server, lake)
+        assert waits(server) == []
+    assert keys(lake) == sorted(f"m{n}" for n in range(40))
+    assert len(list(lake.glob("date=*"))) == 3
 
 
 def test_two_archives_of_a_queue_notice_each_other(
@@ -669,6 +690,7 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spark")
 def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: Path) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 10))
