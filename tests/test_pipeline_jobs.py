@@ -642,7 +642,7 @@ def test_report_as_a_command(
         (
             ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
             70,
-            "or it does not want this job any more",
+            "there is no master at that URL: its own lines tell which",
         ),
         ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
     ],

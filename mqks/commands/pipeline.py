@@ -400,7 +400,7 @@ _ADVICE = {
     ),
     r'Cannot run program "(.+?)"': "the workers have no Python {}; " + _WORKERS_PYTHON,
     r"on a stopped SparkContext": (
-        "Spark has ended: there is no master at that URL, or it does not want this job any more"
+        "Spark was stopped, or there is no master at that URL: its own lines tell which"
     ),
 }
 """What goes wrong where the workers are other machines, and what is to be done about it."""

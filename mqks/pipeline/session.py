@@ -32,7 +32,6 @@ SETTINGS = {
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
 
-
 LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 """For `spark.driver.defaultJavaOptions`."""
 
@@ -50,13 +49,12 @@ def session(master: str | None = None, **conf: Any) -> "SparkSession":
     from mqks.pipeline.source import register
 
     builder = SparkSession.builder.appName("mqks")
-    settings, submitted = dict(SETTINGS), "PYSPARK_GATEWAY_PORT" in os.environ
-    if submitted:  # What was given there goes before ours, and the master is decided already.
-        told = filter(SparkContext.getSystemProperty, SETTINGS)
-        for name in [*told]:
-            del settings[name]
-    else:
+    settings = SETTINGS
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = master or "local[*]"
+    else:  # By spark-submit: the master is decided already, and what it was told goes before ours.
+        told = SparkContext.getSystemProperty
+        settings = {name: value for name, value in SETTINGS.items() if told(name) is None}
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYSPARK_PYTHON"] = workers_python(master, conf)
     if master:
