@@ -27,6 +27,7 @@ from pyspark.errors import PySparkException
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
 from mqks.commands import pipeline as command
+from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 Served = Broker | BrokerProcess
 YEAR_S = 365 * 86400
 EVENTS = ["page.view", "order.new", "rare"]
+INSTALL = "pip install 'mqks[spark]' there; "
+NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 
 
 def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS) -> None:
@@ -618,9 +621,28 @@ def test_report_as_a_command(
         ("mqks.pipeline.errors.DataLost: messages 1 to 3 are gone", 65, "messages 1 to 3 are gone"),
         ("mqks.client.errors.RequestFailed: no such queue", 65, "no such queue"),
         (
-            "ConnectionRefusedError: [Errno 111] no",
+            "mqks.client.errors.ConnectionLost: queues:25000 from node7: [Errno 111] no",
             69,
-            "the server cannot be reached: [Errno 111] no",
+            "the server cannot be reached: queues:25000 from node7: [Errno 111] no",
+        ),
+        ("mqks.pipeline.errors.LakeUnfit: not on node7", 65, "not on node7"),
+        ("ModuleNotFoundError: No module named 'mqks.pipeline'", 70, f"no mqks: {INSTALL}{NAMED}"),
+        (
+            "x.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
+            " version: 3.13 than that in driver: 3.11, PySpark cannot",
+            70,
+            f"Python is 3.13, and this one is 3.11; {NAMED}",
+        ),
+        (
+            ": org.apache.spark.SparkException: Job aborted: java.io.IOException: Cannot run"
+            ' program "/opt/python": error=2, No such file or directory',
+            70,
+            f"the workers have no Python /opt/python; {NAMED}",
+        ),
+        (
+            ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            70,
+            "there is no master at that URL: its own lines tell which",
         ),
         ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
     ],
@@ -633,6 +655,16 @@ def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) ->
     assert isinstance(failure, MqksError)
     assert failure.exit_code == code
     assert str(failure).endswith(line)
+
+
+def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
+    with QueueReader(mqks_broker.url, "none") as reader, pytest.raises(RequestFailed) as refused:
+        reader.range()
+    told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
+    failure = explained(command._failure(told), mqks_broker.url)
+
+    assert str(failure) == str(refused.value)
+    assert failure.__notes__ == ["range: there is no queue 'none'"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
