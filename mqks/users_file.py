@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mqks import users
+from mqks.durable import sync
 from mqks.errors import ConfigurationError
 from mqks.limits import USERS_BYTES_MAX
 from mqks.users import User
@@ -61,14 +62,6 @@ def write(path: Path, entries: Iterable[User]) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

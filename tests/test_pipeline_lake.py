@@ -230,7 +230,7 @@ def test_the_names_of_a_new_lake_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("mqks.pipeline.lake._sync", synced.append)
+    monkeypatch.setattr("mqks.pipeline.lake.sync", synced.append)
     with Lake(tmp_path / "a" / "lake"):
         assert {tmp_path, tmp_path / "a", tmp_path / "a" / "lake"} <= set(synced)
 
@@ -334,7 +334,7 @@ def test_what_delta_has_merged_is_on_the_disk(
     with DeltaLake(tmp_path) as lake:
         for n in range(DELTA_COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
-        monkeypatch.setattr("mqks.pipeline.lake._sync", synced.append)
+        monkeypatch.setattr("mqks.pipeline.lake.sync", synced.append)
         roll(lake, 60)
     [merged] = map(Path, delta_table(tmp_path).file_uris())
     log = {tmp_path / "_delta_log" / f"{DELTA_COMPACTION + 1:020}.json", tmp_path / "_delta_log"}

@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
-from mqks.journal.durable import sync
 from mqks.journal.lock import FileLock
 from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file

@@ -17,8 +17,8 @@ import anyio
 
 from mqks.broker.changes import Batch
 from mqks.broker.ranges import subtract, union
+from mqks.durable import write_again
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
-from mqks.journal.durable import write_again
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock

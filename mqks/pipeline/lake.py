@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mqks.durable import sync
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit
 
@@ -260,11 +261,7 @@ class Lake:
         self._state["by_event"] = by_event
 
     def __enter__(self) -> Self:
-        made = [self.control, *self.control.parents]
-        made = made[: [path.exists() for path in made].index(True)]
-        self.control.mkdir(parents=True, exist_ok=True)
-        for path in made:  # Or all of the lake is gone with the name of a directory around it.
-            _sync(path.parent)
+        make_directory(self.control)
         self._lock = (self.control / "lock").open("wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -384,7 +381,7 @@ class Lake:
         """The commit, and then the moves that it names. After a crash they are done again, which
         changes nothing where they were done; they are on the disk before the next commit forgets
         them."""
-        _sync(self.staging)
+        sync(self.staging)
         changes |= {"waiting": list(map(astuple, waiting)), "moves": moves}
         state = self._state | changes
         write_atomically(self.control / "state.json", json.dumps(state).encode())
@@ -402,7 +399,7 @@ class Lake:
                 (self.staging / name).rename(target / _shown(name))
         parents = {around for target in touched for around in (target, target.parent, self.path)}
         for around in parents:
-            _sync(around)
+            sync(around)
 
 
 class DeltaLake(Lake):
@@ -498,7 +495,7 @@ class DeltaLake(Lake):
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
             merged = [Path(file) for file in set(self._table.file_uris()) - before]
             for name in {*merged, *(file.parent for file in merged)}:
-                _sync(name)
+                sync(name)
             self._table.vacuum(dry_run=False)
             self._sync_log(version + 1)
         return 0
@@ -508,7 +505,7 @@ class DeltaLake(Lake):
         log, last = self.path / "_delta_log", self._table.version()
         entries = range(last if first is None else first, last + 1)
         for entry in (*(log / f"{number:020}.json" for number in entries), log, self.path):
-            _sync(entry)
+            sync(entry)
 
 
 def delta_table(path: Path) -> Any:
@@ -531,6 +528,16 @@ def _arrivals(queue: str, epoch: str) -> str:
 LAKES = {"parquet": Lake, "delta": DeltaLake}
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those around it, all on the disk when this returns: what lies in one
+    is gone with its name."""
+    made = [path, *path.parents]
+    made = made[: [each.exists() for each in made].index(True)]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in made:
+        sync(each.parent)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file: after a crash there is the old one or the new one, whole."""
     new = path.with_name(f"{path.name}.new")
@@ -539,16 +546,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def messages(spark: "SparkSession", path: Path) -> "DataFrame":

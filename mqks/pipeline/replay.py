@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from mqks.client import requests, urls
 from mqks.pipeline.errors import BadOption
-from mqks.pipeline.lake import CONTROL, messages, write_atomically
+from mqks.pipeline.lake import CONTROL, make_directory, messages, write_atomically
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.wire import Server
@@ -122,7 +122,7 @@ class Replay:
         return state["done"], state["last"]
 
     def _save(self, done: int, last: dict[str, Any] | None) -> None:
-        self._state.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._state.parent)
         state = {"name": self.name, "job": self._job(), "done": done, "last": last}
         write_atomically(self._state, json.dumps(state).encode())
 
