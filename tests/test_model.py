@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
     def trim(self, connection: str, name: str, share: float, confirm: bool) -> None:
         queue, count, end = self.broker.queues.get(name.encode()), 0, 3
         if queue is not None:
-            returned = [number for number, _ in queue.redo]
+            returned = [*queue.redo_paged, *(number for number, _ in queue.redo)]
             waiting = sorted([*returned, *range(queue.cursor, queue.next_seq)])
             count = round(len(waiting) * share)
             end = waiting[count] if count < len(waiting) else queue.next_seq
@@ -331,9 +331,9 @@ class Machine(RuleBasedStateMachine):
             while broker.page_requests:
                 queue = broker.page_requests.pop()
                 first = queue.page_first
-                lines = self.runner.run(self.journal.read(queue.id, first))
-                assert lines
-                queue.page_in(first, lines)
+                runs = self.runner.run(self.journal.read(queue.id, first))
+                assert runs[0].first == first
+                queue.page_in(first, runs)
             for connection in broker.touched:
                 told = b"".join(connection.outbox).decode().split("\n")
                 self.received.setdefault(connection.address, []).extend(told[:-1])

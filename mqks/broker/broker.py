@@ -103,6 +103,14 @@ class Broker:
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.unacked_bytes = 0
+        """What consumers hold, about."""
+        self.held_back: dict[Consumer, None] = {}
+        """Consumers that wait until less is unacked, in the order they came to that."""
+        self.unacked_full = False
+        """Consumers were held back, and since then it has not become much less."""
+        self.on_unacked_full: Callable[[], None] = lambda: None
+        """Called when that begins, and when it ends."""
         self.unsent_bytes = 0
         """Replies that were not taken, at most: the server looks now and then what was."""
         self.postponed: dict[Queue, None] = {}
@@ -232,6 +240,30 @@ class Broker:
             queue = next(iter(self.postponed))
             del self.postponed[queue]
             queue.deliver()
+
+    @property
+    def unacked_room(self) -> int:
+        """How many bytes more may be unacked over all consumers."""
+        return self.settings.unacked_bytes_max - self.unacked_bytes
+
+    def hold_back(self, consumer: Consumer) -> None:
+        """A consumer can take nothing now: remember it, if there may be no room for it."""
+        if consumer.manual_ack and self.unacked_room <= 0:
+            self.held_back[consumer] = None
+            if not self.unacked_full:
+                self.unacked_full = True
+                self.limits_reached["unacked_bytes_max"] += 1
+                self.on_unacked_full()
+
+    def deliver_held_back(self) -> None:
+        """Less is unacked: consumers go on in the order in which they were held back."""
+        while self.held_back and self.unacked_room > 0:
+            consumer = next(iter(self.held_back))
+            del self.held_back[consumer]
+            self.wake(consumer)
+        if self.unacked_full and self.unacked_room >= self.settings.unacked_bytes_max // 4:
+            self.unacked_full = False
+            self.on_unacked_full()
 
     # -- the way of a chunk
 
@@ -643,6 +675,7 @@ class Broker:
         deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
+            self.deliver_held_back()
             if not consumer.in_ring:
                 self.wake(consumer)
 
@@ -720,9 +753,13 @@ class Broker:
     def wake(self, consumer: Consumer) -> None:
         """A consumer may have room again."""
         queue = consumer.queue
-        if not queue.deleted and consumer.room() > 0:
+        if queue.deleted:
+            return
+        if consumer.room() > 0:
             queue.wake(consumer)
             queue.deliver()
+        else:
+            self.hold_back(consumer)
 
     def delete_consumers(self, consumers: list[Consumer]) -> None:
         """End consumers. What all of them held goes back to its place before any of it is given
@@ -734,6 +771,7 @@ class Broker:
                 del self.consumers[consumer.id]
             if consumer.connection.consumers.get(consumer.id) is consumer:
                 del consumer.connection.consumers[consumer.id]
+            self.held_back.pop(consumer, None)
             queue = consumer.queue
             queue.detach(consumer)
             queue.give_back(consumer.settle_all())
@@ -745,6 +783,7 @@ class Broker:
                 self.orphans.pop(queue.name, None)
             else:
                 self.unused(queue)
+        self.deliver_held_back()
 
     def unused(self, queue: Queue) -> None:
         """A queue has no consumer (any more): its delete rule applies."""
@@ -774,6 +813,7 @@ class Broker:
         if queue.consumers:
             self.orphans[name] = queue
             self.tell_update(name)
+            self.deliver_held_back()
 
     # -- time
 
