@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 NOTHING = b"\n"
 """A name that no line can hold."""
 HYPHEN, NEWLINE = b"-\n"
+CALM_S = 60.0
+"""What happens again and again is told again when it has not happened for so long."""
 
 
 class Broker:
@@ -107,10 +109,9 @@ class Broker:
         """What consumers hold, about."""
         self.held_back: dict[Consumer, None] = {}
         """Consumers that wait until less is unacked, in the order they came to that."""
-        self.unacked_full = False
-        """Consumers were held back, and since then it has not become much less."""
+        self._held_back_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None
-        """Called when that begins, and when it ends."""
+        """Called when one is held back, after a while without any."""
         self.unsent_bytes = 0
         """Replies that were not taken, at most: the server looks now and then what was."""
         self.postponed: dict[Queue, None] = {}
@@ -250,8 +251,8 @@ class Broker:
         """A consumer can take nothing now: remember it, if there may be no room for it."""
         if consumer.manual_ack and self.unacked_room <= 0:
             self.held_back[consumer] = None
-            if not self.unacked_full:
-                self.unacked_full = True
+            last_s, self._held_back_s = self._held_back_s, self.clock()
+            if self._held_back_s > last_s + CALM_S:
                 self.limits_reached["unacked_bytes_max"] += 1
                 self.on_unacked_full()
 
@@ -261,9 +262,6 @@ class Broker:
             consumer = next(iter(self.held_back))
             del self.held_back[consumer]
             self.wake(consumer)
-        if self.unacked_full and self.unacked_room >= self.settings.unacked_bytes_max // 4:
-            self.unacked_full = False
-            self.on_unacked_full()
 
     # -- the way of a chunk
 

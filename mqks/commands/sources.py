@@ -255,9 +255,9 @@ class Stopped:
                 ["memory_bytes", "unacked_bytes", "unsent_bytes", "disk_full", "received", "routed"]
             ),
             **dict.fromkeys(
-                ["unroutable", "confirmed", "delivered", "redelivered", "acknowledged", "rejected", "purged"]
+                ["unroutable", "confirmed", "delivered", "redelivered", "acknowledged", "rejected"]
             ),
-            "errors": None,
+            **dict.fromkeys(["purged", "errors"]),
         }
 
     def queues(self) -> Iterator[Row]:

@@ -552,7 +552,9 @@ async def serve(
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
-        broker.on_unacked_full = lambda: _log_unacked(broker)
+        broker.on_unacked_full = lambda: log.warning(
+            "unacked_full", unacked_bytes=broker.unacked_bytes
+        )
         broker.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
@@ -606,13 +608,6 @@ def _log_queue(queue: Queue) -> None:
         log.warning("queue_full", queue=name, ready=queue.ready)
     else:
         log.event("queue_has_room", queue=name, ready=queue.ready)
-
-
-def _log_unacked(broker: Broker) -> None:
-    if broker.unacked_full:
-        log.warning("unacked_full", unacked_bytes=broker.unacked_bytes)
-    else:
-        log.event("unacked_has_room", unacked_bytes=broker.unacked_bytes)
 
 
 def _raise_open_files_limit() -> int:
