@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
             # The bound is looked at before each step of a delivery, by the model each message.
             self.patch.setattr(queue_module, "DELIVERY_BYTES", 1)
         if not memory_bytes:
-            self.patch.setattr(queue_module, "READ_AHEAD_BYTES", 100)
+            self.patch.setattr(queue_module, "SCARCE_BYTES", 100)
         self.settings = Settings(
             db=self.directory / "mqks.db",
             # Without fsync it is quicker; what is tested is what the file says.

@@ -111,24 +111,19 @@ def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
 
 
 def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
-    world = BareWorld(unacked_bytes_max=700, consumer_unacked_max=2)
+    world = BareWorld(unacked_bytes_max=10_000, consumer_unacked_max=2)
     for name in ("k", "a", "b"):
         world.connect(name)
     world.send("a", b"a consume q e --manual-ack\n")
     publish(world, 1, 2, 3)
     assert len(world.received("a").splitlines()) == 2
     world.send("b", b"b consume other f --manual-ack\n")
-    world.send("k", b"n publish f x\n")
-    assert world.received("b") == b"b ok n event=f x\n"
-    assert ask(world, "a", b"r ack a m1") == b"a ok m3 event=e x\n"
     world.send("k", b"n publish f %b\n" % DATA)
-    publish(world, 4)
-    world.send("b", b"b2 consume other --manual-ack\n")
-    assert world.received("b") == b"b2 ok n event=f %b\n" % DATA
+    assert world.received("b") == b"b ok n event=f %b\n" % DATA
     # Now it has room by its own count, and there is none over all.
-    assert ask(world, "a", b"r ack a m2") == b""
-    world.send("b", b"r ack b2 n\n")
-    assert world.received("a") == b"a ok m4 event=e x\n"
+    assert ask(world, "a", b"r ack a m1") == b""
+    world.send("b", b"r ack b n\n")
+    assert world.received("a") == b"a ok m3 event=e x\n"
 
 
 def test_consumers_without_manual_ack_are_never_held_back() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqks.broker.changes import QueueChange, Run
 from mqks.broker.consumer import Consumer, Delivery
 from mqks.broker.ranges import Range, below, compress, subtract, union
-from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES
+from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES, SCARCE_BYTES
 from mqks.protocol import replies
 from mqks.protocol.requests import DeleteRule
 
@@ -530,7 +530,7 @@ class Queue:
 
         A queue that is being consumed keeps its next page.
         """
-        if self.redo_bytes > (READ_AHEAD_BYTES if self.consumers else 0):
+        if self.redo_bytes > (2 * SCARCE_BYTES if self.consumers else 0):
             for number in self._forget_redo(committed):
                 heapq.heappush(self.redo_paged, number)
         if self.paged:
@@ -542,7 +542,7 @@ class Queue:
             return
         keep = 0
         if self.ring and self.head_bytes:
-            keep = READ_AHEAD_BYTES * len(self.head) // self.head_bytes
+            keep = SCARCE_BYTES * len(self.head) // self.head_bytes
         durable = min(len(self.head), committed - self.cursor)
         if durable <= keep:
             return
@@ -570,11 +570,9 @@ class Queue:
             lines = {
                 number: line for run in runs for number, line in enumerate(run.lines, run.first)
             }
-            while (
-                self.redo_paged
-                and self.redo_paged[0] in lines
-                and self.redo_bytes < READ_AHEAD_BYTES
-            ):
+            while self.redo_paged and self.redo_paged[0] in lines:
+                if self.broker.memory_is_short and self.redo_bytes >= SCARCE_BYTES:
+                    break
                 number = heapq.heappop(self.redo_paged)
                 self._keep_returned(number, lines[number])
         else:
@@ -586,6 +584,10 @@ class Queue:
 
     def _extend_head(self, lines: list[bytes]) -> None:
         del lines[self.paged :]
+        if self.broker.memory_is_short:
+            # There may be many queues whose consumers take little.
+            room = SCARCE_BYTES - self.head_bytes
+            del lines[max(not self.head, room * len(lines) // sum(map(len, lines))) :]
         size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)
         self.broker.memory_bytes += size
         self.head_bytes += size
