@@ -1,7 +1,9 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run."""
 
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import clock_library
 from tests import sync_library as sync
 
 if TYPE_CHECKING:
@@ -18,6 +21,16 @@ pytest_plugins = ["mqks.testing"]
 
 FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
 """Beginnings of variables: our own, and what service managers and terminals set."""
+
+DISK_BYTES = 2**30
+"""What the tests write at a time, with room to spare; a server refuses publishes on a full disk."""
+
+
+def pytest_sessionstart() -> None:
+    directory = tempfile.gettempdir()
+    if shutil.disk_usage(directory).free < DISK_BYTES:
+        raise pytest.UsageError(f"the tests want 1 GiB of free disk in {directory}")
+
 
 # How long something took, or what chance gave, is never a test's verdict.
 settings.register_profile(
@@ -85,3 +98,14 @@ def spark() -> "Iterator[SparkSession]":
 def sync_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library for LD_PRELOAD, of which tests/sync_library.py tells."""
     return sync.compiled(tmp_path_factory.mktemp("sync"))
+
+
+@pytest.fixture(scope="session")
+def _clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clock_library.compiled(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture
+def clock(_clock_library: Path, tmp_path: Path) -> clock_library.Clock:
+    """A wall clock that can be set, for servers that have its environment."""
+    return clock_library.Clock(_clock_library, tmp_path)

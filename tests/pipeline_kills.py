@@ -58,12 +58,12 @@ def wait_for(what: str, predicate: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def publish(url: str, count: int) -> None:
-    """Publish messages, each until it is confirmed, and no more than once."""
+def publish(url: str, count: int, start: int = 0) -> None:
+    """Publish messages of these numbers, each until it is confirmed, and no more than once."""
     events = [event.encode() for event in EVENTS]
     with Publisher(Server(url=url)) as publisher:
-        for first in range(0, count, 10_000):
-            numbers = range(first, min(first + 10_000, count))
+        for first in range(start, start + count, 10_000):
+            numbers = range(first, min(first + 10_000, start + count))
             columns = (
                 [b"m-%d" % n for n in numbers],
                 [events[n % len(events)] for n in numbers],
@@ -78,16 +78,24 @@ def subscribe(url: str, queue: str) -> None:
 
 
 class Job:
-    """`mqks pipeline …` as a process group: the driver, its JVM and their Python workers."""
+    """`mqks pipeline …` as a process group: the driver, its JVM and their Python workers.
+
+    It runs in `local[2]`, unless the arguments name another master.
+    """
 
     def __init__(self, log: Path, *arguments: str) -> None:
-        conf = [word for pair in SPARK_SETTINGS.items() for word in ("--conf", "=".join(pair))]
-        command = [sys.executable, "-m", "mqks", "pipeline", *arguments, "--master", "local[2]"]
+        # What Java leaves in a temporary directory when it is killed goes away with the test.
+        options = f"{SPARK_SETTINGS['spark.driver.extraJavaOptions']} -Djava.io.tmpdir={log.parent}"
+        settings = SPARK_SETTINGS | {"spark.driver.extraJavaOptions": options}
+        conf = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+        name, *rest = arguments
+        command = [sys.executable, "-m", "mqks", "pipeline", name, "--master", "local[2]", *conf]
         self.told: list[dict[str, Any]] = []
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*command, *conf, "--json"],
+                [*command, "--json", *rest],
+                env=os.environ | {"TMPDIR": str(log.parent)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -179,7 +187,7 @@ def archive(
             for number in range(driver_kills):
                 before = _names(staging)
                 job = Job(log, *command)
-                wait_for("a batch", partial(_is_at_work, job, staging, before))
+                wait_for("a batch", partial(is_at_work, job, staging, before))
                 if number % 2:  # Twice: the broker dies first, in the midst of a batch.
                     broker.kill()
                     broker.start()
@@ -192,7 +200,7 @@ def _names(staging: Path) -> set[str]:
     return {file.name for file in staging.iterdir()} if staging.is_dir() else set()
 
 
-def _is_at_work(job: Job, staging: Path, before: set[str]) -> bool:
+def is_at_work(job: Job, staging: Path, before: set[str]) -> bool:
     return bool(job.told) or (job.is_running() and not _names(staging) <= before)
 
 

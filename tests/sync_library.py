@@ -35,13 +35,18 @@ int fdatasync(int fd) { return sync_file("fdatasync", fd); }
 """
 
 
-def compiled(directory: Path) -> Path:
-    """The library, for LD_PRELOAD; skips the test where nothing compiles it."""
+def built(source: str, library: Path) -> Path:
+    """Compile C source to a shared library; skips the test where nothing can."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler (cc)")
-    source, library = directory / "sync.c", directory / "sync.so"
-    source.write_text(_SOURCE)
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    file = library.with_suffix(".c")
+    file.write_text(source)
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(file), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
+
+
+def compiled(directory: Path) -> Path:
+    """The library, for LD_PRELOAD; skips the test where nothing compiles it."""
+    return built(_SOURCE, directory / "sync.so")

@@ -50,13 +50,15 @@ FLAGS = st.sets(st.sampled_from(["--once", "--mandatory", "--confirm"]))
 MASKS = st.lists(st.sampled_from(["a.*", "*.b", "*", "a.*.*", "a*.b"]), max_size=2)
 
 
-def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
-    """Connection and request or consumer id → what it was told, errors without their ids."""
-    found: dict[tuple[str, str], list[str]] = {}
+def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]:
+    """Connection, request or consumer id, and whether it is an update → what was told, errors
+    without their ids. An update may overtake a delivery that has to come from disk."""
+    found: dict[tuple[str, str, bool], list[str]] = {}
     for connection, told in lines.items():
         for line in told:
             line = re.sub(" error [0-9a-f]{24}$", " error", line)
-            found.setdefault((connection, line.split(" ")[0]), []).append(line)
+            key = connection, line.split(" ")[0], " ok --update " in line
+            found.setdefault(key, []).append(line)
     return found
 
 

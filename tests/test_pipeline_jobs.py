@@ -27,6 +27,7 @@ from pyspark.errors import PySparkException
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
 from mqks.commands import pipeline as command
+from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
@@ -37,21 +38,27 @@ from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.wire import Server
-from mqks.testing import Broker
+from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
+from tests.clock_library import Clock
+from tests.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Served = Broker | BrokerProcess
+YEAR_S = 365 * 86400
 EVENTS = ["page.view", "order.new", "rare"]
+INSTALL = "pip install 'mqks[spark]' there; "
+NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 
 
-def subscribe(broker: Broker, queue: str = "clicks", events: list[str] = EVENTS) -> None:
+def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS) -> None:
     with connect_blocking(broker.url) as client:
         client.subscribe(queue, events)
 
 
-def publish(broker: Broker, rows: Iterable[tuple[str, str, str]]) -> None:
+def publish(broker: Served, rows: Iterable[tuple[str, str, str]]) -> None:
     """Ids, events and data."""
     columns = zip(*((i.encode(), e.encode(), d.encode()) for i, e, d in rows), strict=True)
     with Publisher(Server(url=broker.url)) as publisher:
@@ -63,7 +70,7 @@ def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, st
 
 
 def run(
-    spark: "SparkSession", broker: Broker, lake: Path, format: str = "parquet", **options: Any
+    spark: "SparkSession", broker: Served, lake: Path, format: str = "parquet", **options: Any
 ) -> list[archives.Progress]:
     job = archives.Archive(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
@@ -82,7 +89,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def waits(broker: Broker, queue: str = "clicks") -> list[tuple[str, str, str]]:
+def waits(broker: Served, queue: str = "clicks") -> list[tuple[str, str, str]]:
     """Ids, events and data of what waits in a queue."""
     with QueueReader(broker.url, queue) as reader:
         log = reader.range()
@@ -249,6 +256,23 @@ def test_a_database_older_than_the_lake_is_left_alone(
         run(spark, mqks_broker, lake, format)
 
     assert len(waits(mqks_broker)) == 5 + published_since
+
+
+def test_a_clock_that_is_set_back_stops_no_archive(
+    spark: "SparkSession", clock: Clock, db: Path, lake: Path
+) -> None:
+    with ServerProcess(db, environment=clock.environment) as server:
+        subscribe(server)
+        for turn, ahead_s in enumerate((YEAR_S, 0, -YEAR_S)):
+            clock.ahead(ahead_s)
+            publish(server, some(10 * turn, 10))
+            # What is archived stays, so that times of all turns are looked through.
+            run(spark, server, lake, trim=False)
+        publish(server, some(30, 10))
+        run(spark, server, lake)
+        assert waits(server) == []
+    assert keys(lake) == sorted(f"m{n}" for n in range(40))
+    assert len(list(lake.glob("date=*"))) == 3
 
 
 def test_two_archives_of_a_queue_notice_each_other(
@@ -597,9 +621,28 @@ def test_report_as_a_command(
         ("mqks.pipeline.errors.DataLost: messages 1 to 3 are gone", 65, "messages 1 to 3 are gone"),
         ("mqks.client.errors.RequestFailed: no such queue", 65, "no such queue"),
         (
-            "ConnectionRefusedError: [Errno 111] no",
+            "mqks.client.errors.ConnectionLost: queues:25000 from node7: [Errno 111] no",
             69,
-            "the server cannot be reached: [Errno 111] no",
+            "the server cannot be reached: queues:25000 from node7: [Errno 111] no",
+        ),
+        ("mqks.pipeline.errors.LakeUnfit: not on node7", 65, "not on node7"),
+        ("ModuleNotFoundError: No module named 'mqks.pipeline'", 70, f"no mqks: {INSTALL}{NAMED}"),
+        (
+            "x.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
+            " version: 3.13 than that in driver: 3.11, PySpark cannot",
+            70,
+            f"Python is 3.13, and this one is 3.11; {NAMED}",
+        ),
+        (
+            ": org.apache.spark.SparkException: Job aborted: java.io.IOException: Cannot run"
+            ' program "/opt/python": error=2, No such file or directory',
+            70,
+            f"the workers have no Python /opt/python; {NAMED}",
+        ),
+        (
+            ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            70,
+            "there is no master at that URL: its own lines tell which",
         ),
         ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
     ],
@@ -612,6 +655,16 @@ def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) ->
     assert isinstance(failure, MqksError)
     assert failure.exit_code == code
     assert str(failure).endswith(line)
+
+
+def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
+    with QueueReader(mqks_broker.url, "none") as reader, pytest.raises(RequestFailed) as refused:
+        reader.range()
+    told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
+    failure = explained(command._failure(told), mqks_broker.url)
+
+    assert str(failure) == str(refused.value)
+    assert failure.__notes__ == ["range: there is no queue 'none'"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -637,6 +690,7 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spark")
 def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: Path) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 10))

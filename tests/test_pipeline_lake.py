@@ -349,3 +349,31 @@ def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
             put(lake, range(3))
         with pytest.raises(LakeUnfit, match="--format"):
             second(path).__enter__()
+
+
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
+def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path, kind: type[Lake]) -> None:
+    with kind(tmp_path / "lake") as lake:
+        put(lake, range(1, 5))
+        files = list(stage(lake.staging, [batch(range(5, 9))]))
+        (lake.staging / files[0].name).unlink()
+        with pytest.raises(LakeUnfit, match="a lake is one directory that all machines"):
+            lake.commit("q", "x-1", 9, files)
+
+        assert lake.next("q", "x-1") == 5
+
+
+def test_what_a_worker_merged_elsewhere_is_not_committed(tmp_path: Path) -> None:
+    with Lake(tmp_path / "lake") as lake:
+        put(lake, range(1, 5))
+        with pytest.raises(LakeUnfit, match="what the workers wrote is not here"):
+            lake.roll(lambda groups: [["000000000001-000000000004-0"] for _ in groups], 0)
+    with Lake(tmp_path / "lake") as lake:
+        roll(lake)
+
+    assert offsets(tmp_path / "lake") == [1, 2, 3, 4]
+
+
+def test_a_worker_without_the_lake_says_so(tmp_path: Path) -> None:
+    with pytest.raises(LakeUnfit, match=r"is not on the machine .*: a lake is one directory"):
+        list(stage(tmp_path / "staging", [batch(range(1, 5))]))

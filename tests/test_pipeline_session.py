@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqks.pipeline.errors import JavaMissing
-from mqks.pipeline.session import check_java, session
+from mqks.pipeline.session import check_java, session, workers_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +58,29 @@ def test_a_java_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing):
         check_java()
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "variable", "python"),
+    [
+        ("local[*]", {}, "/other", sys.executable),
+        ("local-cluster[2,1,1024]", {"spark.pyspark.python": "/told"}, "/other", sys.executable),
+        ("spark://a:7077", {}, "", sys.executable),
+        ("spark://a:7077", {}, "/other", "/other"),
+        ("spark://a:7077", {"spark.pyspark.python": "/told"}, "/other", "/told"),
+        (None, {}, "/other", "/other"),  # By spark-submit.
+    ],
+)
+def test_the_workers_python(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str | None,
+    conf: dict[str, str],
+    variable: str,
+    python: str,
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", variable)
+
+    assert workers_python(master, conf) == python
 
 
 def test_workers_are_this_interpreter(spark: "SparkSession") -> None:

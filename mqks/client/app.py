@@ -81,13 +81,16 @@ class App:
 
         Raises what `connect` raises, and RequestFailed when the server refuses a consumer.
         """
+        failure: BaseException | None = None
         try:
             anyio.run(self._run)
         except* ClientError as failures:
-            failure: BaseException = failures
+            failure = failures
             while isinstance(failure, BaseExceptionGroup):
                 failure = failure.exceptions[0]
-            raise failure from None
+        # Raised in the block above it would come out as a group on Python before 3.11.4.
+        if failure is not None:
+            raise failure
 
     async def _run(self) -> None:
         stop = anyio.Event()

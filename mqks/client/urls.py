@@ -32,14 +32,18 @@ class Address:
         return f"unix:{self.path}" if self.path else f"{host}:{self.port}"
 
 
+def default() -> str:
+    """What stands where no URL is given: the variable MQKS_URL, or else this machine."""
+    return os.environ.get("MQKS_URL") or DEFAULT_URL
+
+
 def parse(url: str | None = None) -> Address:
     """Read a URL; without one, the variable MQKS_URL, and without that, this machine.
 
     Raises ConfigurationError.
     """
-    url = url or os.environ.get("MQKS_URL") or DEFAULT_URL
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url or default())
         port = PORT if parts.port is None else parts.port
     except ValueError:
         raise ConfigurationError("the URL is malformed, or its port is no number") from None

@@ -80,3 +80,14 @@ def connected_with(url: str | None, options: "Options") -> Iterator["BlockingCli
                 if told := client.reason(error.error_id, timeout_s=limit_s):
                     error.add_note(told)
             raise
+
+
+def explained(error: Exception, url: str | None) -> Exception:
+    """The same; what the server refused to others than `connected` gets the reason as a note."""
+    from mqks.client.errors import ClientError, RequestFailed  # here, as above
+
+    with suppress(ClientError):
+        if isinstance(error, RequestFailed):
+            with connected(url, REASON_S):
+                raise error
+    return error

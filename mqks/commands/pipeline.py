@@ -17,12 +17,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from socket import gaierror
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mqks.commands.connection import explained
 from mqks.commands.options import AsJson, Row, Url, duration, reason, table, tell
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def archive(
 
     It goes on until it is stopped with SIGTERM or SIGINT, unless --once is given.
     """
-    with _job("archive", master, conf) as spark:
+    with _job("archive", master, conf, url) as spark:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.lake import LAKES
         from mqks.pipeline.wire import Server
@@ -189,7 +189,7 @@ def report(
         raise typer.BadParameter("give either a lake or --queue")
     if lake:
         _check_is_there(lake)
-    with _job("report", master, conf) as spark:
+    with _job("report", master, conf, url) as spark:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
         from mqks.pipeline.lake import messages
@@ -239,7 +239,7 @@ def replay(
     """
     times = _speed(speed)
     _check_is_there(lake)
-    with _job("replay", master, conf) as spark:
+    with _job("replay", master, conf, url) as spark:
         from mqks.pipeline.replay import Replay
         from mqks.pipeline.wire import Server
 
@@ -324,7 +324,9 @@ def _check_is_there(lake: Path) -> None:
 
 
 @contextmanager
-def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[SparkSession]":
+def _job(
+    name: str, master: str | None, conf: list[str] | None, url: str | None
+) -> "Iterator[SparkSession]":
     """A session of Spark that ends with the job, and its failures told in one line."""
     from mqks.pipeline.errors import ExtraMissing, JobFailed, ServerAway
 
@@ -337,17 +339,21 @@ def _job(name: str, master: str | None, conf: list[str] | None) -> "Iterator[Spa
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from mqks.pipeline.session import session
+    from mqks.client.errors import RequestFailed
+    from mqks.pipeline.session import LOGGING, session
 
-    given = dict(_pair(text) for text in conf or [])
+    settings = {"spark.app.name": f"mqks {name}", "spark.driver.defaultJavaOptions": LOGGING}
+    settings |= dict(_pair(text) for text in conf or [])
     spark = None
     try:
         with _signals_wait():
-            spark = session(master, **{"spark.app.name": f"mqks {name}"} | given)
+            spark = session(master, **settings)
         yield spark
+    except RequestFailed as error:
+        raise explained(error, url) from None
     except (PySparkException, Py4JError) as error:
-        raise _failure(str(error)) from None
-    except (ConnectionError, TimeoutError, gaierror) as error:
+        raise explained(_failure(str(error)), url) from None
+    except ConnectionError as error:
         raise ServerAway(f"the server cannot be reached: {error}") from None
     except OSError as error:
         raise JobFailed(reason(error)) from None
@@ -384,19 +390,40 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+_WORKERS_PYTHON = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
+_ADVICE = {
+    r"\bNo module named '(\w+)": (
+        "the workers' Python has no {}: pip install 'mqks[spark]' there; " + _WORKERS_PYTHON
+    ),
+    r"different version: ([\d.]+) than that in driver: ([\d.]+)": (
+        "the workers' Python is {}, and this one is {}; " + _WORKERS_PYTHON
+    ),
+    r'Cannot run program "(.+?)"': "the workers have no Python {}; " + _WORKERS_PYTHON,
+    r"on a stopped SparkContext": (
+        "Spark was stopped, or there is no master at that URL: its own lines tell which"
+    ),
+}
+"""What goes wrong where the workers are other machines, and what is to be done about it."""
+
+
 def _failure(text: str) -> Exception:
     """What a job of Spark failed with; what a task had with the server stays what it is."""
     from mqks.client.errors import RequestFailed
-    from mqks.pipeline.errors import DataLost, JobFailed, ServerAway
+    from mqks.pipeline.errors import DataLost, JobFailed, LakeUnfit, ServerAway
 
+    for pattern, advice in _ADVICE.items():
+        if found := re.search(pattern, text):
+            return JobFailed(advice.format(*found.groups()))
     reason = _reason(text)
     name, _, told = reason.partition(": ")
     match name.rpartition(".")[2]:
         case "DataLost":
             return DataLost(told)
+        case "LakeUnfit":
+            return LakeUnfit(told)
         case "RequestFailed" | "AuthenticationFailed":
-            return RequestFailed(told, "")
-        case "ConnectionLost" | "ConnectionRefusedError" | "ConnectionResetError" | "TimeoutError":
+            return RequestFailed(told, told.rpartition(", error ")[2])
+        case "ConnectionLost":
             return ServerAway(f"the server cannot be reached: {told}")
         case _:
             return JobFailed(reason)
@@ -404,7 +431,9 @@ def _failure(text: str) -> Exception:
 
 def _reason(text: str) -> str:
     """Of what Spark tells, the line that a task died with, or else the first."""
-    raised = re.findall(r"^[\w.]+(?:Error|Exception|Lost|Failed|Violation): .+$", text, re.M)
+    raised = re.findall(
+        r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit): .+)$", text, re.M
+    )
     lines = [line for line in raised if not line.startswith(("org.apache.", "java.", "py4j."))]
     return (lines or raised or text.strip().splitlines() or ["Spark does not say why"])[0]
 

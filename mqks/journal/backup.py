@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
+from mqks.journal.durable import sync
 from mqks.journal.lock import FileLock
+from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
 from mqks.journal.verify import Verdict, verify
 
@@ -30,7 +32,7 @@ def backup(
     """Copy the database; all that was confirmed before is in the copy. Tell what it holds.
 
     `force` replaces a file of that name. Raises InspectionFailed and JournalDamaged when the source
-    is none, or not whole; DatabaseLocked when the target is served; CannotWrite.
+    is none, or not whole; SchemaTooNew; DatabaseLocked when the target is served; CannotWrite.
     """
     if not source.is_file():
         raise no_file(source)
@@ -53,9 +55,9 @@ def backup(
                     f"{len(verdict.damage)} places in all, which mqks verify tells"
                 )
             shutil.copymode(source, partial)
-            _sync(partial)
+            sync(partial)
             partial.replace(target)
-            _sync(target.parent)
+            sync(target.parent)
     except OSError as error:
         raise CannotWrite(f"{target} can't be written: {error.strerror}") from error
     return verdict
@@ -115,7 +117,7 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
     ):
         writing.execute("pragma journal_mode = off")
         reading.execute("begin")
-        reading.execute("select count(*) from sqlite_schema").fetchone()
+        check_version(reading.execute("pragma user_version").fetchone()[0], source)
         reading.backup(
             writing,
             pages=STEP_PAGES,
@@ -150,11 +152,3 @@ def _failures(source: Path, partial: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_ERROR:
             raise InspectionFailed(f"{source} is no database of MQKS: {error}") from error
         raise CannotWrite(f"{partial} can't be written: {error}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

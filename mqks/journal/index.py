@@ -53,14 +53,25 @@ class Span:
     A span stays until its segment goes, also when all of it is dead: as long as the messages are
     on disk, so must be what settles them."""
 
-    __slots__ = ("bytes", "dead", "dead_count", "dead_max", "end", "first", "segment", "time_us")
+    __slots__ = (
+        "bytes",
+        "dead",
+        "dead_count",
+        "dead_max",
+        "end",
+        "first",
+        "latest_us",
+        "segment",
+        "time_us",
+    )
 
     def __init__(self, first: int, end: int, size: int, time_us: int, segment: Segment) -> None:
         self.first = first
         self.end = end
         self.bytes = size
-        self.time_us = time_us
-        """When the first of them came; the others within SPAN_TIME_US of it."""
+        self.time_us = self.latest_us = time_us
+        """When the first of them came, the others within SPAN_TIME_US of it; and the latest time
+        of them all, which a clock that was set back has not made that of the last."""
         self.segment = segment
         self.dead: list[Range] = []
         self.dead_max = DEAD_RANGES
@@ -164,6 +175,7 @@ class Index:
         ):
             last.end += count
             last.bytes += size
+            last.latest_us = max(last.latest_us, time_us)
         else:
             span = Span(first, first + count, size, time_us, segment)
             queue.insert(span)

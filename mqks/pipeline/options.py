@@ -5,7 +5,6 @@ The one rule: an option that would do nothing is refused, and no message holds a
 
 import difflib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -131,14 +130,13 @@ def _server(given: Mapping[str, str]) -> Server:
     )
 
 
-def _url(given: Mapping[str, str]) -> str | None:
-    """One URL from what was told apart; None where neither that nor MQKS_URL says anything."""
+def _url(given: Mapping[str, str]) -> str:
+    """One URL from what was told apart, or the default where nothing was."""
     apart = [name for name in ("host", "port", "token", "user", "password", "tls") if name in given]
     if "url" in given or not apart:
         if apart:
             raise BadOption(f"the option url says it all, so {apart[0]} has no place beside it")
-        # Read here, where the query is planned: on a cluster the tasks have other variables.
-        url = given.get("url") or os.environ.get("MQKS_URL")
+        url = given.get("url") or urls.default()
     else:
         credentials = ""
         if "token" in given:

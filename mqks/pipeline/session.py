@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ SETTINGS = {
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
 
+LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+"""For `spark.driver.defaultJavaOptions`."""
+
 
 def session(master: str | None = None, **conf: Any) -> "SparkSession":
     """A session in which `format("mqks")` is known; `local[*]` unless told otherwise.
@@ -39,22 +43,36 @@ def session(master: str | None = None, **conf: Any) -> "SparkSession":
     Raises JavaMissing.
     """
     check_java()
-    # Workers must be this interpreter: another one need not have mqks, or not this one.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from mqks.pipeline.source import register
 
     builder = SparkSession.builder.appName("mqks")
-    # Under spark-submit the master is decided already.
-    if master or "PYSPARK_GATEWAY_PORT" not in os.environ:
-        builder = builder.master(master or "local[*]")
-    for name, value in {**SETTINGS, **conf}.items():
+    settings = SETTINGS
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = master or "local[*]"
+    else:  # By spark-submit: the master is decided already, and what it was told goes before ours.
+        told = SparkContext.getSystemProperty
+        settings = {name: value for name, value in SETTINGS.items() if told(name) is None}
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = workers_python(master, conf)
+    if master:
+        builder = builder.master(master)
+    for name, value in {**settings, **conf}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     register(spark)
     return spark
+
+
+def workers_python(master: str | None, conf: Mapping[str, Any]) -> str:
+    """On this machine this interpreter: another one need not have mqks, or not this one. On a
+    cluster it may lie elsewhere, where Spark is usually told to look for it."""
+    told = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    is_here = master is not None and master.startswith("local")
+    return told if told and not is_here else sys.executable
 
 
 def check_java() -> None:

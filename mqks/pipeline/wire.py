@@ -4,6 +4,7 @@ The one rule: a wire with which something went wrong is of no more use; a connec
 """
 
 import logging
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class Server:
     """Where the server is and how patient to be with it; pickles, so that tasks can take it."""
 
     url: str | None = field(default=None, repr=False)
-    """As in `mqks.client.urls`."""
+    """As in `mqks.client.urls`; the default is found here, and not where a task runs."""
     ca: str | None = None
     """A file of certificate authorities to trust instead of the system's."""
     connect_timeout_s: float = 10.0
@@ -42,6 +43,9 @@ class Server:
     """Silence after which a reply does not come any more."""
     retries: int = 10
     """Attempts to connect again before a lost connection is an error; delays double up to 5 s."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", self.url or urls.default())
 
 
 class Wire:
@@ -146,8 +150,8 @@ class Connection:
     def again(self, call: Callable[[Wire], T]) -> T:
         """Do it, on a new wire each time the old one is lost.
 
-        Raises what the call raises, and OSError when the server is away for longer than its retries
-        last.
+        Raises what the call raises, and ConnectionLost when the server is away for longer than its
+        retries last.
         """
         retries = self.server.retries
         for attempt in range(retries + 1):
@@ -158,7 +162,9 @@ class Connection:
             except OSError as error:
                 self.close()
                 if attempt == retries:
-                    raise
+                    # A worker is another machine, for which the same name may mean another one.
+                    where = f"{urls.parse(self.server.url)} from {socket.gethostname()}"
+                    raise ConnectionLost(f"{where}: {error}") from None
                 delay_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(attempt, 64))
                 _log.warning("connecting to the server again in %g s: %s", delay_s, error)
                 time.sleep(delay_s)

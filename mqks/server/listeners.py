@@ -21,12 +21,10 @@ from mqks.server import tls
 from mqks.server.gate import shown
 from mqks.server.inherited import Inherited
 from mqks.server.tls import TlsListener
+from mqks.server.vanished import ask_silent
 from mqks.settings import Settings
 
 BACKLOG = 4096
-SILENT_S = 60
-"""A client from which nothing came for so long is asked; without an answer it is gone as long
-after that."""
 TLS_NAME = "tls"
 """An inherited socket of this name speaks TLS."""
 # From Python 3.13 on the path would be deleted at the end, and it belongs to another.
@@ -61,11 +59,11 @@ class Listeners:
         self.shown = [_shown(name) for name in self._names]
         for server in self._servers:
             for each in server.sockets:
-                _find_vanished(each)
+                ask_silent(each)
         if self._tls:
             with_tls = self._open_with_tls()
             for listener in with_tls:
-                _find_vanished(listener)
+                ask_silent(listener)
             self.shown += [f"tls:{_shown(each.getsockname())}" for each in with_tls]
             tasks.start_soon(self._tls.run, with_tls)
 
@@ -111,16 +109,6 @@ class Listeners:
             self._tls.close()
         if self._settings.unix and not self._inherited:
             self._settings.unix.unlink(missing_ok=True)
-
-
-def _find_vanished(listener: Any) -> None:
-    """Have the system ask silent clients whether they are still there: a machine that is gone says
-    no goodbye, and would keep what its consumers hold. The sockets of clients inherit it."""
-    if listener.family != socket.AF_UNIX:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 4)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
 @contextmanager

@@ -49,6 +49,7 @@ from mqks.server.notify import Notify
 from mqks.server.reads import Reads
 from mqks.server.tls import TlsListener
 from mqks.server.unsent import Unsent
+from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
 from mqks.settings import Settings, check_certificate, check_reach
 from mqks.users import STRANGER, Known, Users
@@ -457,6 +458,7 @@ class Server:
             tasks.start_soon(self._writer.run)
             tasks.start_soon(self._watch)
             tasks.start_soon(Lag(self._broker).run)
+            tasks.start_soon(end_unanswering, self._clients)
             self._schedule_flush()
             tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
             self._journal.announce(self._listeners.url)
@@ -542,11 +544,11 @@ async def serve(
     notify.tell("STATUS=reading the journal")
     journal = await Journal.open(settings)
     try:
-        errors = ErrorLog()
+        errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
             clock=asyncio.get_running_loop().time,
-            new_error_id=ErrorIds(),
+            new_error_id=error_ids,
             on_error=errors,
         )
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
@@ -565,6 +567,8 @@ async def serve(
             await recovery.run(salvage=settings.salvage)
         finally:
             starting.cancel()
+        if broker.last_errors:
+            error_ids.follow(broker.last_errors[-1].id)
         log.event(
             "recovered",
             queues=len(broker.queues),

@@ -1,0 +1,371 @@
+"""What clients were promised, from what passed between them and the server, and what of it holds.
+
+It knows the requests that tests/power_cut.py sends, and no others; their ids are used once only,
+but for messages that are published once. A queue has the name of the event it is bound to, `audit`
+gets what `orders` gets, besides.
+
+The one rule: a promise is made when the server sends it, and may be outdated when a request comes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.line_client import LineClient
+
+ONCE_IDS = 50
+"""The server's window."""
+_ROUTES = {b"orders": [b"orders", b"audit"]}
+_PAGE = 1000
+_PEEKED = re.compile(rb"(\S+) event=([^, ]+)(?:,retry=(\d+))?,seq=(\d+),time=\d+ (.*)", re.DOTALL)
+_RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
+
+Shape = tuple[frozenset[bytes], bool, float | None]
+"""Of a queue's name: what is bound to it, whether it exists, the delay of its delete rule."""
+GONE: Shape = (frozenset(), False, None)
+
+
+def peeked(line: bytes) -> tuple[int, bytes, bytes]:
+    """Number, id and data of a message, from a line of an answer to `peek`."""
+    found = _PEEKED.fullmatch(line)
+    assert found, line
+    return int(found[4]), found[1], found[5]
+
+
+@dataclass(slots=True)
+class Queue:
+    epoch: bytes
+    next: int
+    messages: list[tuple[int, bytes, bytes]]
+    """Number, id, data."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a server tells that was started on what a power cut has left."""
+
+    queues: dict[bytes, Queue]
+    shapes: dict[bytes, Shape]
+    again: set[bytes]
+    """Ids that could be published once, now."""
+
+
+def look(client: LineClient, once_ids: list[bytes]) -> Found:
+    """Ask a server. `once_ids` are those that were ever published once."""
+
+    def rows(what: bytes) -> list[dict[str, object]]:
+        answer = client.ask(b"look stats --limit=10000 " + what)
+        return list(json.loads(answer.removeprefix(b"look ok ")))
+
+    def messages(queue: bytes) -> list[tuple[int, bytes, bytes]]:
+        after = 0
+        told: list[tuple[int, bytes, bytes]] = []
+        while True:
+            client.send(b"look peek %s --after=%d --limit=%d\n" % (queue, after, _PAGE))
+            count = len(told)
+            while (line := client.line().removeprefix(b"look ok ")) != b"--end":
+                told.append(peeked(line))
+            if len(told) == count:
+                return told
+            after = told[-1][0]
+
+    bound: dict[bytes, set[bytes]] = defaultdict(set)
+    for row in rows(b"bindings"):
+        bound[str(row["queue"]).encode()].add(str(row["event"]).encode())
+    rules = {}
+    for row in rows(b"queues"):
+        rule = row["rule"]
+        rules[str(row["name"]).encode()] = rule["delay_s"] if isinstance(rule, dict) else None
+    queues = {}
+    for name in rules:
+        found = _RANGE.fullmatch(client.ask(b"look range " + name).removeprefix(b"look ok "))
+        assert found
+        queues[name] = Queue(found[1], int(found[3]), messages(name))
+    shapes = {
+        name: (frozenset(bound[name]), name in rules, rules.get(name)) for name in rules | bound
+    }
+    again: set[bytes] = set()
+    if b"once" in queues:
+        there = [name for _, name, _ in queues[b"once"].messages]
+        # The latest first: what is published anew pushes the oldest out of the window.
+        order = list(dict.fromkeys([*reversed(there), *once_ids]))
+        lines = [b"%s publish --confirm --once once again\n" % name for name in order]
+        client.send(b"".join(lines))
+        confirms = {client.line() for _ in order}
+        assert confirms == {name + b" ok " for name in order}
+        again = {name for _, name, data in messages(b"once") if data == b"again"}
+    return Found(queues, shapes, again)
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    data: bytes
+    publisher: bytes
+    rank: int
+    """Among those of its publisher in its queue."""
+    moved: bool = False
+    safe: bool = False
+    """It was confirmed."""
+    leaving: bool = False
+    """It may be gone: it was acked, or trimmed, or its queue deleted."""
+    gone: bool = False
+    """That was confirmed."""
+
+
+class _Lines:
+    """Lines of one connection, in both directions."""
+
+    def __init__(self) -> None:
+        self._tails = {"G": b"", "S": b""}
+
+    def feed(self, kind: str, data: bytes) -> list[bytes]:
+        *lines, self._tails[kind] = (self._tails[kind] + data).split(b"\n")
+        return lines
+
+
+@dataclass(slots=True)
+class Promises:
+    lies: list[str] = field(default_factory=list)
+    """What is wrong whatever the disk holds, as an error reply."""
+    once_ids: list[bytes] = field(default_factory=list)
+    confirms: int = 0
+    _connections: dict[int, _Lines] = field(default_factory=dict)
+    _messages: dict[bytes, dict[bytes, _Message]] = field(default_factory=lambda: defaultdict(dict))
+    _ranks: dict[tuple[bytes, bytes], int] = field(default_factory=lambda: defaultdict(int))
+    _consumers: dict[bytes, bytes] = field(default_factory=dict)
+    _given: dict[bytes, list[_Message]] = field(default_factory=lambda: defaultdict(list))
+    _asked: dict[bytes, Callable[[bytes], None]] = field(default_factory=dict)
+    _shapes: dict[bytes, list[Shape]] = field(default_factory=lambda: defaultdict(lambda: [GONE]))
+    _floors: dict[bytes, int] = field(default_factory=lambda: defaultdict(int))
+    _epochs: dict[bytes, bytes] = field(default_factory=dict)
+    _nexts: dict[bytes, int] = field(default_factory=dict)
+    _numbers: dict[bytes, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    """Queue → number → message, as clients were told."""
+
+    def begins(self) -> None:
+        """A process, without connections."""
+        self._connections.clear()
+        self._consumers.clear()
+        self._given.clear()
+        self._asked.clear()
+
+    def connected(self, connection: int) -> None:
+        self._connections[connection] = _Lines()
+
+    def passed(self, connection: int, kind: str, data: bytes) -> None:
+        """The server got or sent this."""
+        for line in self._connections[connection].feed(kind, data):
+            if kind == "G":
+                self._got(*line.split(b" ", 2))
+            else:
+                self._sent(*line.split(b" ", 2))
+
+    # -- requests
+
+    def _got(self, name: bytes, action: bytes, rest: bytes = b"") -> None:
+        confirm = rest.startswith(b"--confirm ")
+        rest = rest.removeprefix(b"--confirm ")
+        done = getattr(self, "_" + action.decode())(name, rest)
+        if confirm:
+            self._asked[name] = done or (lambda text: None)
+
+    def _publish(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        once = rest.startswith(b"--once ")
+        event, data = rest.removeprefix(b"--once ").split(b" ", 1)
+        if once and name not in self.once_ids:
+            self.once_ids.append(name)
+        publisher = name.partition(b"-")[0]
+        messages = []
+        for queue in _ROUTES.get(event, [event]):
+            message = self._messages[queue].get(name)
+            if message is None:
+                self._ranks[queue, publisher] += 1
+                message = _Message(data, publisher, self._ranks[queue, publisher])
+                self._messages[queue][name] = message
+            # Whoever takes it without an ack may have it at once.
+            message.leaving |= queue == b"auto"
+            messages.append(message)
+
+        def done(text: bytes) -> None:
+            for message in messages:
+                message.safe = True
+
+        return done
+
+    def _leave(self, messages: list[_Message]) -> Callable[[bytes], None]:
+        for message in messages:
+            message.leaving = True
+
+        def done(text: bytes) -> None:
+            for message in messages:
+                message.gone = True
+
+        return done
+
+    def _ack(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        consumer, message = rest.split(b" ")
+        queue = self._consumers[consumer]
+        if message != b"--all":
+            return self._leave([self._messages[queue][message]])
+        # It may hold what has not been sent yet, but certainly what was.
+        self._leave(list(self._messages[queue].values()))
+        return self._leave(self._given.pop(consumer, []))
+
+    def _reject(self, name: bytes, rest: bytes) -> None:
+        consumer, message = rest.split(b" ")
+        held = self._messages[self._consumers[consumer]][message]
+        held.moved = True
+        if held in self._given[consumer]:
+            self._given[consumer].remove(held)
+
+    def _trim(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        queue, end = rest.split(b" ")
+        return self._leave(
+            [
+                self._messages[queue][message]
+                for number, message in self._numbers[queue].items()
+                if number < int(end)
+            ]
+        )
+
+    def _consume(self, name: bytes, rest: bytes) -> Callable[[bytes], None] | None:
+        queue, *words = rest.split(b" ")
+        self._consumers[name] = queue
+        delay = [word.partition(b"=")[2] for word in words if word.startswith(b"--delete")]
+        if not delay and queue not in self._shapes:
+            return None
+        rule = float(delay[0]) if delay else None
+        return self._shaped(queue, (self._shapes[queue][-1][0], True, rule))
+
+    def _delete_consumer(self, name: bytes, rest: bytes) -> None:
+        self._given.pop(rest, None)
+
+    def _subscribe(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        queue, *events = rest.split(b" ")
+        return self._shaped(queue, (frozenset(events), True, self._shapes[queue][-1][2]))
+
+    def _rebind(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        queue, flag, event = rest.split(b" ")
+        events, exists, rule = self._shapes[queue][-1]
+        events = events | {event} if flag == b"--add" else events - {event}
+        return self._shaped(queue, (events, exists, rule))
+
+    def _delete_queue(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        messages = self._leave([m for m in self._messages[rest].values() if not m.gone])
+        shaped = self._shaped(rest, GONE)
+        self._epochs.pop(rest, None)
+        self._numbers.pop(rest, None)
+
+        def done(text: bytes) -> None:
+            messages(text)
+            shaped(text)
+
+        return done
+
+    def _shaped(self, queue: bytes, shape: Shape) -> Callable[[bytes], None]:
+        shapes = self._shapes[queue]
+        shapes.append(shape)
+        number = len(shapes) - 1
+
+        def done(text: bytes) -> None:
+            self._floors[queue] = number
+
+        return done
+
+    def _range(self, name: bytes, queue: bytes) -> None:
+        def told(text: bytes) -> None:
+            found = _RANGE.fullmatch(text)
+            assert found, text
+            self._epochs[queue] = found[1]
+            self._nexts[queue] = int(found[3])
+
+        self._asked[name] = told
+
+    def _peek(self, name: bytes, rest: bytes) -> None:
+        queue = rest.split(b" ")[0]
+
+        def told(text: bytes) -> None:
+            if text != b"--end":
+                self._asked[name] = told
+                number, message, _ = peeked(text)
+                self._numbers[queue][number] = message
+
+        self._asked[name] = told
+
+    # -- replies
+
+    def _sent(self, name: bytes, word: bytes, text: bytes) -> None:
+        if word != b"ok":
+            self.lies.append(f"an error for {name!r}")
+        elif (told := self._asked.pop(name, None)) is not None:
+            self.confirms += not text.startswith(b"epoch=") and b"event=" not in text
+            told(text)
+        elif name in self._consumers and not text.startswith(b"--"):
+            message = self._messages[self._consumers[name]][text.split(b" ")[0]]
+            self._given[name].append(message)
+
+    # -- what holds
+
+    def broken(self, found: Found) -> list[str]:
+        """Every promise that does not hold."""
+        told = list(self.lies)
+        for name, queue in found.queues.items():
+            told += (f"queue {name.decode()}: {what}" for what in self._broken(name, queue))
+        for name, messages in self._messages.items():
+            if name not in found.queues and any(
+                m.safe and not m.leaving for m in messages.values()
+            ):
+                told.append(f"queue {name.decode()} is lost with its messages")
+        for name, shapes in self._shapes.items():
+            now = found.shapes.get(name, GONE)
+            if now not in shapes[self._floors[name] :]:
+                told.append(f"queue {name.decode()} is {now}, and not {shapes[self._floors[name]]}")
+        return told + self._broken_once(found)
+
+    def _broken(self, name: bytes, queue: Queue) -> list[str]:
+        told = []
+        known = self._messages[name]
+        if self._epochs.get(name, queue.epoch) != queue.epoch:
+            told.append(f"its epoch is {queue.epoch!r}, and was {self._epochs[name]!r}")
+        elif self._epochs.get(name) and queue.next < self._nexts[name]:
+            told.append(f"its next number is {queue.next}, and was {self._nexts[name]}")
+        there: dict[bytes, int] = {}
+        last: dict[bytes, int] = defaultdict(int)
+        for number, message_id, data in queue.messages:
+            message = known.get(message_id)
+            if message is None or message.data != data:
+                told.append(f"{message_id!r} was never published so")
+                continue
+            if message_id in there:
+                told.append(f"{message_id!r} is there twice")
+            there[message_id] = number
+            if message.gone:
+                told.append(f"{message_id!r} is back")
+            if number in self._numbers[name] and self._numbers[name][number] != message_id:
+                told.append(f"number {number} was {self._numbers[name][number]!r}")
+            if message.moved:
+                continue
+            if message.rank <= last[message.publisher]:
+                told.append(f"{message_id!r} has lost its place")
+            last[message.publisher] = message.rank
+        for message_id, message in known.items():
+            # What came later on the same connection is in the same commit or in a later one.
+            expected = message.safe or message.rank < last[message.publisher]
+            if expected and not message.leaving and message_id not in there:
+                told.append(f"{message_id!r} is lost")
+        return told
+
+    def _broken_once(self, found: Found) -> list[str]:
+        if b"once" not in found.queues:
+            return []
+        there = [message_id for _, message_id, _ in found.queues[b"once"].messages]
+        refused = set(there[-ONCE_IDS:])
+        return [
+            f"{name!r} is forgotten" if name in refused else f"{name!r} counts as published"
+            for name in self.once_ids
+            if (name in found.again) == (name in refused)
+        ]

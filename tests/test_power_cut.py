@@ -1,0 +1,103 @@
+"""What was confirmed, what is said to be done, outlives a power cut at any point.
+
+`python -m tests.power_cut` does the same at length.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import disk_log, power_cut, unsynced
+from tests.server_process import ServerProcess
+from tests.unsynced import Disk
+from tests.waiting import WAIT_S
+
+STEPS = 600
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+    print(f"TEST_SEED={seed}")
+    return seed
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return disk_log.compiled(tmp_path_factory.mktemp("disk-log"))
+
+
+@pytest.fixture(scope="module")
+def log(seed: int, library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a server under load that is synchronous = full."""
+    return power_cut.record(tmp_path_factory.mktemp("load"), library, random.Random(seed), STEPS)
+
+
+def test_what_was_confirmed_outlives_a_power_cut(log: Path, seed: int, tmp_path: Path) -> None:
+    figures = power_cut.cut(log, tmp_path, 200, seed)
+    assert figures.damaged == figures.broken == []
+    assert figures.cuts.total() == 200
+    assert figures.confirms > STEPS, "hardly any confirms"
+    assert figures.syncs > 50, "hardly any syncs"
+
+
+def test_a_disk_that_lies_is_found_out(log: Path, seed: int, tmp_path: Path) -> None:
+    """Or the test above could not fail."""
+    figures = power_cut.cut(log, tmp_path, 200, seed, lies=lambda name: name.endswith("-wal"))
+    assert figures.broken
+
+
+def test_with_less_than_full_the_database_stays_whole(
+    library: Path, seed: int, tmp_path: Path
+) -> None:
+    flags = "--synchronous", "normal"
+    log = power_cut.record(tmp_path, library, random.Random(seed), STEPS, *flags)
+    figures = power_cut.cut(log, tmp_path, 120, seed, at_ends=1.0, broken_max=sys.maxsize)
+    assert figures.damaged == []
+    assert figures.broken, "normal promises as much as full"
+
+
+BACKUP = ["backup", "--force", "--db", "mqks.db"]
+ADD = ["user", "add", "--token"]
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("copy", [BACKUP, BACKUP]),
+        ("users", [[*ADD, "alice", "--users"], [*ADD, "bob", "--users"]]),
+    ],
+    ids=["backup", "users"],
+)
+def test_a_file_is_there_when_its_command_is_done(
+    name: str, commands: list[list[str]], library: Path, tmp_path: Path, seed: int
+) -> None:
+    """And until then the old one is, or none: never a part of one."""
+    log, files, rng = tmp_path / "log", tmp_path / "files", random.Random(seed)
+    files.mkdir()
+    with ServerProcess(tmp_path / "mqks.db", "--ballast-bytes", "0") as server:
+        assert server.stop() == 0
+    environment = os.environ | disk_log.environment(library, log, files, Path("never"))
+    contents: list[bytes | None] = [None]
+    for command in commands:
+        line = [sys.executable, "-m", "mqks", *command, str(files / name)]
+        subprocess.run(
+            line, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=WAIT_S
+        )
+        contents.append((files / name).read_bytes())
+        disk = Disk()
+        for record in disk_log.records(log):
+            disk.take(record)
+        assert disk.files(unsynced.nothing)[name] == contents[-1]
+    assert contents[1] != contents[2]
+    disk = Disk()
+    for record in disk_log.records(log):
+        disk.take(record)
+        for _ in range(3):
+            assert disk.files(unsynced.something(rng)).get(name) in contents

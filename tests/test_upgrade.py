@@ -1,0 +1,138 @@
+"""Databases of every schema there was, opened by the present version; and one of a later schema.
+
+`databases/NNNN.sql` is what a server of its time left when it was killed behind these requests,
+all of them confirmed:
+
+- queue `mail` bound to `user.new`, `audit` to `user.new` and `user.gone`, one named by the byte ff
+  to `bytes`; `later`, which is no queue, to `user.gone`; `temp` with a rule of 60 seconds
+- m1 to m6 published to `user.new`, and one with the byte fe as data to `bytes`
+- a consumer of `mail` with manual ack, which was given m1 to m6, acked m1 and rejected m2
+- a request in error, and last a message to `user.gone`
+
+The one rule: a new migration brings its database.
+"""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mqks.commands import main
+from mqks.journal.migrations import migrations
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess, refusal
+
+DATABASES = Path(__file__).parent / "databases"
+NEWEST = migrations()[-1][0]
+REFUSED = 65
+MAIL = [(b"m%d" % n, 1, b"n%d" % n) for n in (3, 4, 5, 6)] + [(b"m2", 2, b"n2")]
+AUDIT = [(b"m%d" % n, 0, b"n%d" % n) for n in range(1, 7)] + [(b"z", 0, b"last")]
+BYTES = [(b"b", 0, b"\xfe")]
+
+
+def left(db: Path, schema: int, how: str, *, later: str = "") -> None:
+    """Put it there as its server left it: folded, or with all of it in the WAL."""
+    made = db.with_name("made")
+    with closing(sqlite3.connect(made, isolation_level=None)) as connection:
+        for pragma in ("auto_vacuum = incremental", "journal_mode = wal", "wal_autocheckpoint = 0"):
+            connection.execute(f"pragma {pragma}")
+        connection.executescript((DATABASES / f"{schema:04}.sql").read_text() + later)
+        if how == "killed":
+            shutil.copy(made, db)
+            shutil.copy(f"{made}-wal", f"{db}-wal")
+    if how == "stopped":
+        made.rename(db)
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def text(answer: bytes) -> str:
+    return answer.partition(b" ok ")[2].decode("utf-8", "surrogateescape")
+
+
+def consumed(server: ServerProcess, queue: bytes) -> list[tuple[bytes, int, bytes]]:
+    """Id, retry and data of all messages, as a consumer gets them."""
+    with LineClient(server.address) as client:
+        row = json.loads(text(client.ask(b"s stats queue " + queue)))
+        client.send(b"c consume --confirm %b --manual-ack\n" % queue)
+        assert client.line() == b"c ok "
+        came = [client.line().split(b" ") for _ in range(row["ready"] + row["unacked"])]
+        return [(w[2], int(w[3].partition(b",retry=")[2] or 0), w[4]) for w in came]
+
+
+def is_all_there(server: ServerProcess) -> None:
+    with LineClient(server.address) as client:
+        assert json.loads(text(client.ask(b"e _eval state.events_by_queues"))) == {
+            "mail": ["user.new"],
+            "audit": ["user.gone", "user.new"],
+            "\udcff": ["bytes"],
+            "later": ["user.gone"],
+        }
+        rules = client.ask(b"e _eval state.queues_to_delete_when_unused")
+        assert rules == b'e ok {"temp": 60.0}'
+        [error] = json.loads(text(client.ask(b"e stats errors")))
+        assert error["action"] == "dance"
+    assert consumed(server, b"mail") == MAIL
+    assert consumed(server, b"audit") == AUDIT
+    assert consumed(server, b"\xff") == BYTES
+
+
+def test_each_schema_has_its_database() -> None:
+    assert sorted(file.stem for file in DATABASES.iterdir()) == [
+        f"{number:04}" for number, _ in migrations()
+    ]
+
+
+@pytest.mark.parametrize("schema", range(1, NEWEST + 1))
+def test_what_an_older_version_left_is_all_there(db: Path, schema: int, how: str) -> None:
+    left(db, schema, how)
+    with ServerProcess(db) as server:
+        is_all_there(server)
+        with LineClient(server.address) as client:
+            client.send(b"o publish --confirm --once bytes x\nr range mail\n")
+            epoch = next(line for line in (client.line(), client.line()) if b"epoch" in line)
+            assert epoch.endswith(b" first=3 next=8")
+            assert client.ask(b"n publish --confirm user.new next") == b"n ok "
+    with ServerProcess(db) as server:
+        assert [each[0] for each in consumed(server, b"mail")][-2:] == [b"m2", b"n"]
+        # Published once by the version that knew how to, it came no more.
+        assert len(consumed(server, b"\xff")) == 1 + (schema == 1)
+
+
+@pytest.mark.parametrize("schema", range(1, NEWEST + 1))
+def test_what_an_older_version_left_can_be_looked_at_and_backed_up(
+    db: Path, schema: int, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(db, schema, how)
+    before, copy = db.read_bytes(), db.with_name("copy.db")
+    assert main(["verify", str(db)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "messages", "mail", "--json", "--data", "--db", str(db)]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(m["id"].encode(), m["retry"], m["data"].encode()) for m in told] == MAIL
+    assert main(["export", "--messages", "--db", str(db)]) == 0
+    exported = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert exported[-1] == {"kind": "end", "queues": 4, "messages": 13, "bindings": 5}
+    assert main(["backup", str(copy), "--db", str(db)]) == 0
+    assert db.read_bytes() == before
+    with ServerProcess(copy) as server:
+        is_all_there(server)
+
+
+@pytest.mark.parametrize("flags", [(), ("--salvage",)])
+def test_a_later_schema_is_refused_and_left_alone(
+    db: Path, how: str, flags: tuple[str, ...]
+) -> None:
+    left(db, NEWEST, how, later=f"create table later (x); pragma user_version = {NEWEST + 1};")
+    files = [file for file in (db, db.with_name(f"{db.name}-wal")) if file.exists()]
+    before = [file.read_bytes() for file in files]
+    code, log = refusal(db, *flags)
+    assert code == REFUSED
+    assert f"schema version {NEWEST + 1}, this mqks knows versions up to {NEWEST}" in log
+    assert [file.read_bytes() for file in files] == before
