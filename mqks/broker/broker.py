@@ -385,6 +385,15 @@ class Broker:
                         bodies.append(request_id + middle + rest)
                     continue
             elif action == b"ack":
+                if (
+                    argument == acker
+                    and request_id
+                    and rest
+                    and rest[0] != HYPHEN
+                    and b" " not in rest
+                ):
+                    acked.append(rest)
+                    continue
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
