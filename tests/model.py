@@ -330,7 +330,9 @@ class Model:
         if consumer is None:
             return []
         settled = [message for message in consumer.unacked if message_id in ("--all", message.id)]
-        if message_id != "--all":
+        if message_id == "--all":
+            settled.sort(key=lambda message: message.place)
+        else:
             settled = settled[:1]
         for message in settled:
             consumer.unacked.remove(message)

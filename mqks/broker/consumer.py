@@ -6,6 +6,7 @@ goes back.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from mqks.protocol import replies
@@ -38,7 +39,6 @@ class Consumer:
         "unacked",
         "unacked_bytes",
         "unacked_max",
-        "unordered",
         "update_due",
     )
 
@@ -63,8 +63,6 @@ class Consumer:
         self.in_ring = False
         self.update_due = False
         """Its queue's bindings or rule have changed, and it could not be told."""
-        self.unordered = False
-        """`unacked` is not in the order of delivery any more."""
         self.unacked: dict[bytes, Delivery] = {}
         """Message id → its oldest unsettled delivery."""
         self.repeated: dict[bytes, deque[Delivery]] = {}
@@ -142,19 +140,14 @@ class Consumer:
         """The next delivery under a settled id becomes its oldest. Always true."""
         if later := self.repeated.get(message_id):
             self.unacked[message_id] = later.popleft()
-            self.unordered = True
             if not later:
                 del self.repeated[message_id]
         return True
 
     def settle_all(self) -> list[Delivery]:
-        """Take everything out of the unacked, in the order in which it was delivered."""
-        deliveries = list(self.unacked.values())
-        if self.repeated or self.unordered:
-            for later in self.repeated.values():
-                deliveries.extend(later)
-            deliveries.sort()
-            self.unordered = False
+        """Take everything out of the unacked, in the order of the queue."""
+        deliveries = [*self.unacked.values(), *chain.from_iterable(self.repeated.values())]
+        deliveries.sort()
         self.unacked.clear()
         self.repeated.clear()
         self._count(-self.unacked_bytes)
