@@ -114,6 +114,22 @@ def test_ready_means_that_clients_can_connect(db: Path, kind: str) -> None:
         assert manager.wait_for("STOPPING")["STOPPING"] == "1"
 
 
+def test_a_start_that_waits_for_the_disk_asks_for_time(db: Path, sync_library: Path) -> None:
+    hangs = db.with_name("sync-hangs")
+    preload = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(hangs)}
+    with ServerProcess(db) as server:
+        server.kill()
+    assert db.with_name("mqks.db-wal").stat().st_size, "there is nothing to be written again"
+    hangs.touch()
+    with ServiceManager(str(db.with_name("notify"))) as manager, ExitStack() as cleanup:
+        server = ServerProcess(db, environment=manager.environment | preload)
+        cleanup.callback(server.kill)
+        manager.wait_for("EXTEND_TIMEOUT_USEC")
+        hangs.unlink()
+        manager.wait_for("READY")
+        assert server.terminate() == 0
+
+
 def test_a_reload_is_told_from_its_begin_to_its_end(db: Path) -> None:
     with managed(db) as (manager, server), LineClient(server.address) as client:
         manager.wait_for("READY")

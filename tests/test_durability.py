@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from mqks.journal.lock import server_of
+from mqks.journal.reader import DatabaseFile
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until
@@ -81,6 +83,23 @@ def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
         assert str(db) in line
         with LineClient(server.address) as client:
             assert client.ask(b"p ping still here") == b"p ok still here"
+
+
+def test_a_database_behind_a_link_is_the_same_database(db: Path, tmp_path: Path) -> None:
+    """Its WAL and its lock are beside the file, not beside the link."""
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(db)
+    with ServerProcess(link) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        assert published(client, b"m", b"e", b"text")
+        for name in (db, link):
+            with DatabaseFile.open(name) as file:
+                assert [message.id for message in file.messages(b"q")] == [b"m"]
+            assert server_of(name)
+        code, log = refusal(db)
+        assert code == EXIT_IN_USE, log
+    assert [each.name for each in link.parent.iterdir()] == [link.name]
 
 
 def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
@@ -277,6 +296,10 @@ def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, sync_library
                     replies.append(client.line())
             assert [reply for reply in replies if reply.endswith(b" ok ")] == []
         assert server.wait() == EXIT_CANNOT_WRITE, server.log
+    # What it had not synced can't be written again either: another start may find a better disk.
+    server = ServerProcess(db, environment=environment)
+    assert server.wait() == EXIT_CANNOT_WRITE, server.log
+    assert f"mqks: {db}-wal can't be written again: Input/output error" in server.log
     with ServerProcess(db) as server:
         after = drained(server, b"q", b"e")
         assert [d.message for d in after[: len(before)]] == before

@@ -53,7 +53,7 @@ class Cluster:
         with self._processes:
             flags = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
             self._start("master.Master", *flags)
-            [self.url] = self._told(r"Starting Spark master at (\S+)", 1)
+            [self.url, *_] = self._told(r"Starting Spark master at (\S+)", 1)
             flags += ["--cores", "1", "--memory", "512m", "--work-dir", str(self._directory)]
             for _ in range(WORKERS):
                 self._start("worker.Worker", *flags, self.url)
@@ -83,7 +83,7 @@ class Cluster:
         def found() -> list[str]:
             return re.findall(sign, self._log.read_text())
 
-        kills.wait_for(f"{sign} in {self._log}", lambda: len(found()) == times)
+        kills.wait_for(f"{sign} in {self._log}", lambda: len(found()) >= times)
         return found()
 
     @property

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 import mqks
 from mqks.server import vanished
 from mqks.testing import Broker
 from tests.line_client import LineClient
+from tests.test_tls import TlsClient, trusting, write_certificate
 from tests.waiting import WAIT_S, until
 
 CLONE_NEWNET = 0x40000000
@@ -80,3 +82,19 @@ def test_what_vanished_clients_hold_goes_to_others(
             with other.consume(name, manual_ack=True) as consumer:
                 message = consumer.receive(WAIT_S)
                 assert (message.id, message.retry) == ("first", 1)
+
+
+def test_who_ends_while_it_is_looked_at_ends_nothing_else(
+    tmp_path: Path, tls_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS has no socket any more a turn of the loop before its client is told."""
+    monkeypatch.setattr(vanished, "LOOK_S", 0)
+    authority = trustme.CA()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(authority, cert, key)
+    with Broker(tmp_path / "mqks.db", tls_port=tls_port, tls_cert=cert, tls_key=key) as broker:
+        for _ in range(5):
+            with TlsClient(("127.0.0.1", tls_port), trusting(authority)) as client:
+                assert client.ask(b"a ping") == b"a ok "
+        with LineClient(("127.0.0.1", broker.port)) as client:
+            assert client.ask(b"a ping") == b"a ok "

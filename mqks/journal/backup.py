@@ -14,7 +14,7 @@ from typing import Final
 
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
-from mqks.journal.lock import FileLock
+from mqks.journal.lock import FileLock, lock_path
 from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
 from mqks.journal.verify import Verdict, verify
@@ -75,7 +75,7 @@ def _refuse(target: Path, force: bool) -> None:
 @contextmanager
 def _locked(target: Path) -> Iterator[None]:
     """Nobody else serves or writes it. No lock file is left that was not there."""
-    path = target.with_name(target.name + ".lock")
+    path = lock_path(target)
     was_there = path.exists()
     lock = FileLock(target).take()
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mqks.broker.broker import Broker
 from mqks.journal.journal import Journal
-from mqks.journal.reader import no_file
+from mqks.journal.reader import no_file, wal_path
 from mqks.journal.recovery import Recovery
 from mqks.settings import Settings
 
@@ -38,5 +38,5 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
 
 
 def _size(path: Path) -> int:
-    wal = path.with_name(path.name + "-wal")
+    wal = wal_path(path)
     return path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import aiosqlite
 import anyio
+from anyio.to_thread import run_sync
 
 from mqks.broker.changes import Batch, Run
 from mqks.broker.ranges import subtract, union
@@ -25,7 +26,7 @@ from mqks.journal.lock import FileLock
 from mqks.journal.log_reader import LogReader
 from mqks.journal.migrations import migrate
 from mqks.journal.once import OnceRows
-from mqks.journal.reader import refuse_newer
+from mqks.journal.reader import refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
 from mqks.limits import (
     PAGE_BYTES,
@@ -87,6 +88,20 @@ FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LO
 """Failures that pass when there is room again; any other ends the process."""
 
 
+def _ready(path: Path) -> None:
+    """Before the file is opened for writing. Raises as `Journal.open`, and what SQLite raises."""
+    wal = wal_path(path)
+    try:
+        if path.exists():
+            refuse_newer(path)
+        # Commits of a server that died before their sync, or of it, are about to be believed.
+        write_again(wal)
+    except OSError as error:
+        if error.filename:
+            raise ConfigurationError(f"can't open {error.filename}: {error.strerror}") from error
+        raise JournalFailed(f"{wal} can't be written again: {error.strerror}") from error
+
+
 class Journal:
     def __init__(
         self,
@@ -134,7 +149,7 @@ class Journal:
     async def open(cls, settings: Settings) -> "Journal":
         """Take the lock, open the file and bring its schema up to date.
 
-        Raises DatabaseLocked, SchemaTooNew, JournalDamaged, ConfigurationError.
+        Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
         path = Path(settings.db)
         if path.is_dir():  # Before its lock is made, in a directory that nobody meant.
@@ -144,10 +159,7 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
-            if path.exists():
-                refuse_newer(path)
-            # Commits of a server that died before their sync, or of it, are about to be believed.
-            write_again(path.with_name(path.name + "-wal"))
+            await run_sync(_ready, path)
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
@@ -164,13 +176,10 @@ class Journal:
             if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
-        except OSError as error:
-            lock.release()
-            raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         except BaseException:
             lock.release()
             raise
-        journal = cls(raw, db, reader, lock, path, settings)
+        journal = cls(raw, db, reader, lock, path.resolve(), settings)
         # By the reader, which has the file from its first read on: see `close`.
         for (journal.epoch,) in await reader.execute_fetchall(
             "select value from meta where key = 'epoch'"

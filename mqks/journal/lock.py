@@ -17,8 +17,9 @@ TRIES = 20
 TRY_S = 0.01
 
 
-def _path(database: Path) -> Path:
-    return Path(f"{database}.lock")
+def lock_path(database: Path) -> Path:
+    """Beside the file itself: who comes by a link meets the same lock."""
+    return Path(f"{database.resolve()}.lock")
 
 
 def _lock(descriptor: int) -> None:
@@ -35,7 +36,7 @@ class FileLock:
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._path = _path(database)
+        self._path = lock_path(database)
         self._descriptor = -1
 
     def take(self) -> Self:
@@ -71,7 +72,7 @@ def server_of(database: Path) -> str | None:
     Raises OSError when the lock can't be read.
     """
     try:
-        descriptor = os.open(_path(database), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock_path(database), os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

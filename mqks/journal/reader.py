@@ -55,6 +55,11 @@ def no_file(path: Path) -> InspectionFailed:
     return InspectionFailed(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
 
 
+def wal_path(path: Path) -> Path:
+    """Where SQLite has a database's WAL: beside the file itself, also when `path` is a link."""
+    return Path(f"{path.resolve()}-wal")
+
+
 class Queue(NamedTuple):
     name: bytes
     id: int
@@ -130,8 +135,7 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        wal = path.with_name(path.name + "-wal")
-        now = path.stat()
+        wal, now = wal_path(path), path.stat()
         return cls(now.st_size, now.st_mtime_ns, wal.stat().st_size if wal.exists() else 0)
 
     @property

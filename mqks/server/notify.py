@@ -76,8 +76,8 @@ class Notify:
                 self.tell(assignment)
             await anyio.sleep(every_s)
 
-    async def wait_for_start(self, progress: Callable[[], int]) -> None:
-        """Ask for more time as long as the start makes progress."""
+    async def wait_for_start(self, progress: Callable[[], int | None]) -> None:
+        """Ask for more time as long as the start makes progress, or does what has no steps."""
         extension = f"EXTEND_TIMEOUT_USEC={3 * START_STEP_S * 1e6:.0f}"
         await self.while_it_moves(extension, START_STEP_S, progress)
 

@@ -542,8 +542,13 @@ async def serve(
     with_tls = TLS_NAME in names if inherited else settings.tls_port > 0
     users, context = _secrets(settings, with_tls=with_tls)
     notify.tell("STATUS=reading the journal")
-    journal = await Journal.open(settings)
+    journal: Journal | None = None
+    # A WAL of any size is read and written again first, and no steps of that can be counted.
+    starting = asyncio.create_task(
+        notify.wait_for_start(lambda: journal.next_segment if journal else None)
+    )
     try:
+        journal = await Journal.open(settings)
         errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
@@ -562,11 +567,8 @@ async def serve(
         )
         broker.users = users
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
-        starting = asyncio.create_task(notify.wait_for_start(lambda: journal.next_segment))
-        try:
-            await recovery.run(salvage=settings.salvage)
-        finally:
-            starting.cancel()
+        await recovery.run(salvage=settings.salvage)
+        starting.cancel()
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)
         log.event(
@@ -584,8 +586,10 @@ async def serve(
         server = Server(settings, broker, journal, notify, errors, context, inherited)
         await server.run(until, task_status=task_status)
     finally:
+        starting.cancel()
         with anyio.CancelScope(shield=True):
-            await journal.close()
+            if journal:
+                await journal.close()
 
 
 def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:

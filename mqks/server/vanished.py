@@ -49,6 +49,8 @@ async def end_unanswering(clients: Mapping[int, Client]) -> None:
 
 
 def _is_gone(sock: Any) -> bool:
+    if sock is None:  # It was closed, and what is on top, TLS for instance, has yet to hear of it.
+        return False
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNANSWERED.size)
     except (OSError, ValueError):  # A Unix socket, or one that was closed meanwhile.
