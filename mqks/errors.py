@@ -44,8 +44,10 @@ Limit = Literal[
     "reads_waiting_max",
     "logins_waiting_max",
     "outboxes_bytes_max",
+    "unacked_bytes_max",
 ]
-"""The limits at which a request or a connection is refused; how often is counted for each."""
+"""The limits at which a request or a connection is refused, or consumers are held back; how often
+is counted for each."""
 
 
 class MqksError(Exception):

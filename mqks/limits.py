@@ -27,6 +27,9 @@ PAGE_BYTES: Final = 2 * 1024 * 1024
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
 """Below this many bytes in memory, a queue that is being consumed asks for its next page."""
 
+SCARCE_BYTES: Final = 256 * 1024
+"""What a queue that is being consumed keeps in memory, about, while memory is short."""
+
 DELIVERY_BYTES: Final = 256 * 1024
 """One step of a delivery from a backlog, about: the connection's high-water mark is looked at
 between steps."""

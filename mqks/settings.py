@@ -237,6 +237,15 @@ class Settings:
             bounds=(0, 128 * TIB),
         ),
     ] = 512 * MIB
+    unacked_bytes_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Messages that consumers hold unacked, above which each gets one at a time.",
+            unit="bytes",
+            bounds=(MIB, 128 * TIB),
+        ),
+    ] = 256 * MIB
     outbox_high_water_bytes: Annotated[
         int,
         About(

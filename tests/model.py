@@ -7,6 +7,8 @@ import re
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES
+
 
 @dataclass
 class Message:
@@ -16,12 +18,16 @@ class Message:
     data: str
     retry: int = 0
 
+    @property
+    def unacked_bytes(self) -> int:
+        return len(f"{self.id} event={self.event} {self.data}") + UNACKED_OVERHEAD_BYTES
+
     def told_to(self, consumer_id: str) -> str:
         retry = f",retry={self.retry}" if self.retry else ""
         return f"{consumer_id} ok {self.id} event={self.event}{retry} {self.data}"
 
 
-@dataclass
+@dataclass(eq=False)
 class ModelConsumer:
     id: str
     connection: str
@@ -40,12 +46,15 @@ class ModelQueue:
 class Model:
     def __init__(self) -> None:
         self.now = 0.0
+        self.unacked_bytes_max = 1 << 62
         self.places = 0
         self.bindings: dict[str, set[str]] = {}
         self.queues: dict[str, ModelQueue] = {}
         self.consumers: dict[str, ModelConsumer] = {}
         self.rings: dict[str, list[ModelConsumer]] = {}
         """By queue name, also while there is no such queue."""
+        self.held_back: list[ModelConsumer] = []
+        """Those that left their ring, or did not get back into it, because too much is unacked."""
         self.held: list[ModelConsumer] = []
         self.attached: list[ModelConsumer] = []
         """All consumers in the order they came."""
@@ -56,25 +65,33 @@ class Model:
 
     # -- what a client asks for
 
-    def publish(self, message_id: str, event: str, data: str) -> None:
-        for name in sorted(self.queues):
-            if event in self.bindings.get(name, ()):
-                self._append(name, Message(0, message_id, event, data))
-                self.deliver(name)
+    def publish(self, message_id: str, event: str, data: str, queues: list[str]) -> None:
+        """`queues` are those bound to the event, in whatever order they are served."""
+        assert sorted(queues) == sorted(
+            name for name in self.queues if event in self.bindings.get(name, ())
+        )
+        for name in queues:
+            self._append(name, Message(0, message_id, event, data))
+            self.deliver(name)
 
     def publish_with(
-        self, connection: str, message_id: str, event: str, data: str, flags: set[str]
+        self,
+        connection: str,
+        message_id: str,
+        event: str,
+        data: str,
+        flags: set[str],
+        queues: list[str],
     ) -> None:
         """A publish with flags."""
         known = "--once" in flags and message_id in self.once
-        bound = any(event in self.bindings.get(name, ()) for name in self.queues)
-        if "--mandatory" in flags and not bound and not known:
+        if "--mandatory" in flags and not queues and not known:
             self._tell(connection, f"{message_id} error")
             return
         if "--once" in flags:
             self.once.add(message_id)
         if not known:
-            self.publish(message_id, event, data)
+            self.publish(message_id, event, data, queues)
         if "--confirm" in flags:
             self.confirm(connection, message_id)
 
@@ -140,20 +157,28 @@ class Model:
             self._update(name, None)
 
     def ack(self, consumer_id: str, message_id: str) -> None:
-        self._settle(consumer_id, message_id)
+        if self._settle(consumer_id, message_id):
+            self._go_on(self.consumers[consumer_id])
 
     def reject(self, consumer_id: str, message_id: str) -> None:
-        for message in self._settle(consumer_id, message_id):
+        settled = self._settle(consumer_id, message_id)
+        for message in settled:
             message.retry += 1
             self._append(self.consumers[consumer_id].queue, message)
             self.deliver(self.consumers[consumer_id].queue)
+        if settled:
+            self._go_on(self.consumers[consumer_id])
 
     def delete_consumer(self, consumer_id: str) -> None:
         if consumer_id in self.consumers:
             self._end([self.consumers[consumer_id]])
 
-    def disconnect(self, connection: str) -> None:
-        self._end([each for each in self.attached if each.connection == connection])
+    def disconnect(self, connection: str, consumer_ids: list[str]) -> None:
+        """`consumer_ids` are those of its consumers, in whatever order they end."""
+        ended = [self.consumers[consumer_id] for consumer_id in consumer_ids]
+        assert len(ended) == sum(each.connection == connection for each in self.attached)
+        assert all(each.connection == connection for each in ended)
+        self._end(ended)
 
     def delete_queue(self, name: str) -> None:
         self.bindings.pop(name, None)
@@ -162,6 +187,7 @@ class Model:
                 if consumer.queue == name:
                     consumer.unacked.clear()
             self._update(name, None)
+            self._deliver_held_back()
 
     def delete_when_unused(self, name: str, rule: str) -> None:
         queue = self.queues.get(name)
@@ -205,6 +231,7 @@ class Model:
         self.consumers.clear()
         self.attached.clear()
         self.rings.clear()
+        self.held_back.clear()
         for queue in self.queues.values():
             queue.deadline = now + float(queue.rule) if queue.rule else None
 
@@ -213,11 +240,49 @@ class Model:
     def deliver(self, name: str) -> None:
         queue, ring = self.queues[name], self.rings.get(name, [])
         while queue.ready and ring:
-            message, consumer = queue.ready.pop(0), ring.pop(0)
+            consumer = ring.pop(0)
+            if not self._may_take(consumer):
+                self._hold_back(consumer)
+                continue
+            message = queue.ready.pop(0)
             ring.append(consumer)
             self._tell(consumer.connection, message.told_to(consumer.id))
             if consumer.manual_ack:
                 consumer.unacked.append(message)
+
+    @property
+    def _unacked_is_full(self) -> bool:
+        held = sum(message.unacked_bytes for each in self.attached for message in each.unacked)
+        return held >= self.unacked_bytes_max
+
+    def _may_take(self, consumer: ModelConsumer) -> bool:
+        """One message it may always hold."""
+        return not consumer.manual_ack or not consumer.unacked or not self._unacked_is_full
+
+    def _hold_back(self, consumer: ModelConsumer) -> None:
+        if consumer not in self.held_back:
+            self.held_back.append(consumer)
+
+    def _deliver_held_back(self) -> None:
+        while self.held_back and not self._unacked_is_full:
+            self._wake(self.held_back.pop(0))
+
+    def _wake(self, consumer: ModelConsumer) -> None:
+        if consumer.queue not in self.queues:
+            return
+        if not self._may_take(consumer):
+            self._hold_back(consumer)
+            return
+        ring = self.rings[consumer.queue]
+        if consumer not in ring:
+            ring.append(consumer)
+        self.deliver(consumer.queue)
+
+    def _go_on(self, consumer: ModelConsumer) -> None:
+        """It has settled something: those who were held back come first."""
+        self._deliver_held_back()
+        if consumer not in self.rings[consumer.queue]:
+            self._wake(consumer)
 
     def _tell(self, connection: str, line: str) -> None:
         self.told.setdefault(connection, []).append(line)
@@ -265,7 +330,9 @@ class Model:
         if consumer is None:
             return []
         settled = [message for message in consumer.unacked if message_id in ("--all", message.id)]
-        if message_id != "--all":
+        if message_id == "--all":
+            settled.sort(key=lambda message: message.place)
+        else:
             settled = settled[:1]
         for message in settled:
             consumer.unacked.remove(message)
@@ -280,6 +347,7 @@ class Model:
                 del self.consumers[consumer.id]
             ring = self.rings.get(consumer.queue, [])
             ring[:] = [each for each in ring if each is not consumer]
+            self.held_back = [each for each in self.held_back if each is not consumer]
             self._give_back(consumer)
             names[consumer.queue] = None
         for name in names:
@@ -289,6 +357,7 @@ class Model:
                 self.deliver(name)
             else:
                 self._unused(name)
+        self._deliver_held_back()
 
     def _give_back(self, consumer: ModelConsumer) -> None:
         queue = self.queues.get(consumer.queue)

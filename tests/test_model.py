@@ -25,9 +25,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from mqks.broker import queue as queue_module
 from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.connection import Connection
+from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
 from mqks.journal import index, journal
 from mqks.journal.index import QueueIndex
@@ -65,6 +67,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.directory = Path(tempfile.mkdtemp())
+        self.patch = pytest.MonkeyPatch()
         self.now = 0.0
         self.model = Model()
         self.on_disk = deepcopy(self.model)
@@ -72,15 +75,27 @@ class Machine(RuleBasedStateMachine):
         self.seen: dict[tuple[int, int], str] = {}
         """Queue and number → the message that a reader has seen there."""
 
-    @initialize(memory_bytes=st.sampled_from([0, 2**29]))
-    def begin(self, memory_bytes: int) -> None:
+    @initialize(bounds=st.sampled_from([(0, 2**28), (2**29, 2**28), (2**29, 1), (2**29, 700)]))
+    def begin(self, bounds: tuple[int, int]) -> None:
+        memory_bytes, unacked_bytes_max = bounds
+        self.bounded = unacked_bytes_max < 2**28
+        self.model.unacked_bytes_max = unacked_bytes_max
+        self.on_disk = deepcopy(self.model)
+        if self.bounded:
+            # The bound is looked at before each step of a delivery, by the model each message.
+            self.patch.setattr(queue_module, "DELIVERY_BYTES", 1)
+        if not memory_bytes:
+            self.patch.setattr(queue_module, "SCARCE_BYTES", 100)
         self.settings = Settings(
             db=self.directory / "mqks.db",
             # Without fsync it is quicker; what is tested is what the file says.
             synchronous="off",
             memory_bytes=memory_bytes,
+            unacked_bytes_max=unacked_bytes_max,
         )
         self._open()
+        for number in ("1", "2", "3"):
+            self.consume_more(f"k{number}", f"c{number}", "q1", confirm=False)
 
     def _open(self) -> None:
         self.journal = self.runner.run(Journal.open(self.settings))
@@ -103,6 +118,7 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.journal.close())
         self.runner.close()
         shutil.rmtree(self.directory)
+        self.patch.undo()
 
     @staticmethod
     def refused(record: ErrorRecord) -> bool:
@@ -112,7 +128,13 @@ class Machine(RuleBasedStateMachine):
     def send(self, name: str, line: str) -> None:
         if name not in self.connections:
             self.connections[name] = self.broker.connect(name, local=True)
-        self.broker.receive(self.connections[name], line.encode() + b"\n")
+        for each in line.splitlines() if self.bounded else [line]:
+            self.broker.receive(self.connections[name], each.encode() + b"\n")
+
+    def bound_to(self, event: str) -> list[str]:
+        return [
+            queue.name.decode() for queue in self.broker.bindings.routes.get(event.encode(), ())
+        ]
 
     # -- rules: what clients do
 
@@ -122,13 +144,23 @@ class Machine(RuleBasedStateMachine):
         lines = [f"{m} publish {event} {d}" for m, d in zip(ids, datas, strict=True)]
         self.send(connection, "\n".join(lines))
         for message_id, data in zip(ids, datas, strict=True):
-            self.model.publish(message_id, event, data)
+            self.model.publish(message_id, event, data, self.bound_to(event))
+
+    # These once more, and so that they meet: rules are tried about equally often, and most of the
+    # others take away what a delivery needs.
+    @rule(connection=CONNECTIONS, ids=st.lists(MESSAGES, min_size=2, max_size=5))
+    def publish_more(self, connection: str, ids: list[str]) -> None:
+        self.publish(connection, ids, "e1")
+
+    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, queue=QUEUES, confirm=st.booleans())
+    def consume_more(self, connection: str, consumer_id: str, queue: str, confirm: bool) -> None:
+        self.consume(connection, consumer_id, queue, [], ["e1"], None, True, confirm)
 
     @rule(connection=CONNECTIONS, message_id=MESSAGES, event=EVENTS)
     def publish_confirmed(self, connection: str, message_id: str, event: str) -> None:
         data = f"d{next(self.requests)}"
         self.send(connection, f"{message_id} publish --confirm {event} {data}")
-        self.model.publish(message_id, event, data)
+        self.model.publish(message_id, event, data, self.bound_to(event))
         self.model.confirm(connection, message_id)
 
     @rule(
@@ -145,14 +177,15 @@ class Machine(RuleBasedStateMachine):
             data = f"d{next(self.requests)}"
             words = [message_id, "publish", *sorted(flags), event, data]
             lines.append(" ".join(words))
-            self.model.publish_with(connection, message_id, event, data, flags)
+            queues = self.bound_to(event)
+            self.model.publish_with(connection, message_id, event, data, flags, queues)
         self.send(connection, "\n".join(lines))
 
     @rule(connection=CONNECTIONS, name=QUEUES, share=st.floats(0, 1), confirm=st.booleans())
     def trim(self, connection: str, name: str, share: float, confirm: bool) -> None:
         queue, count, end = self.broker.queues.get(name.encode()), 0, 3
         if queue is not None:
-            returned = [number for number, _ in queue.redo]
+            returned = [*queue.redo_paged, *(number for number, _ in queue.redo)]
             waiting = sorted([*returned, *range(queue.cursor, queue.next_seq)])
             count = round(len(waiting) * share)
             end = waiting[count] if count < len(waiting) else queue.next_seq
@@ -255,8 +288,9 @@ class Machine(RuleBasedStateMachine):
     def disconnect(self, connection: str) -> None:
         known = self.connections.pop(connection, None)
         if known is not None:
+            consumer_ids = [consumer_id.decode() for consumer_id in known.consumers]
             self.broker.disconnect(known)
-        self.model.disconnect(connection)
+            self.model.disconnect(connection, consumer_ids)
         self.model.confirms = [each for each in self.model.confirms if each[0] != connection]
         self.received.pop(connection, None)
         self.model.told.pop(connection, None)
@@ -322,8 +356,22 @@ class Machine(RuleBasedStateMachine):
         self.model = deepcopy(self.on_disk)
         self.model.recover(self.now)
         self._open()
+        if self.bounded:
+            # Who waits for a page is overtaken by who does not: the model knows no pages.
+            self._page_in_all()
         # A start notes what it gave back; nothing else changes before the first commit.
         self.on_disk = deepcopy(self.model)
+
+    def _page_in_all(self) -> None:
+        for queue in self.broker.queues.values():
+            while queue.redo_paged or queue.paged:
+                self._page_in(queue)
+
+    def _page_in(self, queue: Queue) -> None:
+        first = queue.page_first
+        runs = self.runner.run(self.journal.read(queue.id, first))
+        assert runs[0].first == first
+        queue.page_in(first, runs)
 
     # -- what must hold
 
@@ -331,11 +379,7 @@ class Machine(RuleBasedStateMachine):
         broker = self.broker
         while broker.touched or broker.page_requests:
             while broker.page_requests:
-                queue = broker.page_requests.pop()
-                first = queue.page_first
-                lines = self.runner.run(self.journal.read(queue.id, first))
-                assert lines
-                queue.page_in(first, lines)
+                self._page_in(broker.page_requests.pop())
             for connection in broker.touched:
                 told = b"".join(connection.outbox).decode().split("\n")
                 self.received.setdefault(connection.address, []).extend(told[:-1])

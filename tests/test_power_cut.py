@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks.testing import Broker
 from tests import disk_log, power_cut, unsynced
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
@@ -51,6 +52,19 @@ def test_a_disk_that_lies_is_found_out(log: Path, seed: int, tmp_path: Path) -> 
     """Or the test above could not fail."""
     figures = power_cut.cut(log, tmp_path, 200, seed, lies=lambda name: name.endswith("-wal"))
     assert figures.broken
+
+
+def test_a_database_that_was_only_begun_is_begun_again(log: Path, tmp_path: Path) -> None:
+    """Beside it lies SQLite's journal, by which that is seen."""
+    disk, files = Disk(), dict[str, bytes]()
+    records = disk_log.records(log)
+    while not files.get("mqks.db"):
+        disk.take(next(records))
+        files = disk.files(unsynced.everything)
+    files["mqks.db"] = bytes(512) + files["mqks.db"][512:]
+    unsynced.put(files, tmp_path / "cut")
+    with Broker(tmp_path / "cut" / "mqks.db") as broker:
+        assert broker.port
 
 
 def test_with_less_than_full_the_database_stays_whole(

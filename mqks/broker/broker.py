@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 NOTHING = b"\n"
 """A name that no line can hold."""
 HYPHEN, NEWLINE = b"-\n"
+CALM_S = 60.0
+"""What happens again and again is told again when it has not happened for so long."""
 
 
 class Broker:
@@ -103,6 +105,13 @@ class Broker:
         self.once = OnceWindow(settings.once_ids_max)
         self.memory_bytes = 0
         """Waiting messages in memory, about."""
+        self.unacked_bytes = 0
+        """What consumers hold, about."""
+        self.held_back: dict[Consumer, None] = {}
+        """Consumers that wait until less is unacked, in the order they came to that."""
+        self._held_back_s = -inf
+        self.on_unacked_full: Callable[[], None] = lambda: None
+        """Called when one is held back, after a while without any."""
         self.unsent_bytes = 0
         """Replies that were not taken, at most: the server looks now and then what was."""
         self.postponed: dict[Queue, None] = {}
@@ -233,6 +242,27 @@ class Broker:
             del self.postponed[queue]
             queue.deliver()
 
+    @property
+    def unacked_room(self) -> int:
+        """How many bytes more may be unacked over all consumers."""
+        return self.settings.unacked_bytes_max - self.unacked_bytes
+
+    def hold_back(self, consumer: Consumer) -> None:
+        """A consumer can take nothing now: remember it, if there may be no room for it."""
+        if consumer.manual_ack and self.unacked_room <= 0:
+            self.held_back[consumer] = None
+            last_s, self._held_back_s = self._held_back_s, self.clock()
+            if self._held_back_s > last_s + CALM_S:
+                self.limits_reached["unacked_bytes_max"] += 1
+                self.on_unacked_full()
+
+    def deliver_held_back(self) -> None:
+        """Less is unacked: consumers go on in the order in which they were held back."""
+        while self.held_back and self.unacked_room > 0:
+            consumer = next(iter(self.held_back))
+            del self.held_back[consumer]
+            self.wake(consumer)
+
     # -- the way of a chunk
 
     def receive(self, connection: Connection, data: bytes) -> None:
@@ -355,6 +385,15 @@ class Broker:
                         bodies.append(request_id + middle + rest)
                     continue
             elif action == b"ack":
+                if (
+                    argument == acker
+                    and request_id
+                    and rest
+                    and rest[0] != HYPHEN
+                    and b" " not in rest
+                ):
+                    acked.append(rest)
+                    continue
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
@@ -643,6 +682,7 @@ class Broker:
         deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
+            self.deliver_held_back()
             if not consumer.in_ring:
                 self.wake(consumer)
 
@@ -720,9 +760,13 @@ class Broker:
     def wake(self, consumer: Consumer) -> None:
         """A consumer may have room again."""
         queue = consumer.queue
-        if not queue.deleted and consumer.room() > 0:
+        if queue.deleted:
+            return
+        if consumer.room() > 0:
             queue.wake(consumer)
             queue.deliver()
+        else:
+            self.hold_back(consumer)
 
     def delete_consumers(self, consumers: list[Consumer]) -> None:
         """End consumers. What all of them held goes back to its place before any of it is given
@@ -734,6 +778,7 @@ class Broker:
                 del self.consumers[consumer.id]
             if consumer.connection.consumers.get(consumer.id) is consumer:
                 del consumer.connection.consumers[consumer.id]
+            self.held_back.pop(consumer, None)
             queue = consumer.queue
             queue.detach(consumer)
             queue.give_back(consumer.settle_all())
@@ -745,6 +790,7 @@ class Broker:
                 self.orphans.pop(queue.name, None)
             else:
                 self.unused(queue)
+        self.deliver_held_back()
 
     def unused(self, queue: Queue) -> None:
         """A queue has no consumer (any more): its delete rule applies."""
@@ -774,6 +820,7 @@ class Broker:
         if queue.consumers:
             self.orphans[name] = queue
             self.tell_update(name)
+            self.deliver_held_back()
 
     # -- time
 

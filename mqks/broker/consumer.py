@@ -1,10 +1,12 @@
 """One consumer: what it was given and has not settled.
 
-The one rule: with manual ack, every delivery is in `unacked` until it is acked or goes back.
+The one rule: with manual ack, every delivery is in `unacked`, and counted, until it is acked or
+goes back.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from mqks.protocol import replies
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from mqks.broker.queue import Queue
 
 UNLIMITED: Final = 1 << 62
+UNACKED_OVERHEAD_BYTES: Final = 256
+"""What a delivery takes beside the length of its message: four objects and an entry of a dict
+(measured)."""
 
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
@@ -32,8 +37,8 @@ class Consumer:
         "repeated",
         "separator",
         "unacked",
+        "unacked_bytes",
         "unacked_max",
-        "unordered",
         "update_due",
     )
 
@@ -58,12 +63,11 @@ class Consumer:
         self.in_ring = False
         self.update_due = False
         """Its queue's bindings or rule have changed, and it could not be told."""
-        self.unordered = False
-        """`unacked` is not in the order of delivery any more."""
         self.unacked: dict[bytes, Delivery] = {}
         """Message id → its oldest unsettled delivery."""
         self.repeated: dict[bytes, deque[Delivery]] = {}
         """Message id → later deliveries under the same id."""
+        self.unacked_bytes = 0
 
     @property
     def unacked_count(self) -> int:
@@ -71,12 +75,20 @@ class Consumer:
         return len(self.unacked) + sum(map(len, self.repeated.values()))
 
     def room(self) -> int:
-        """How many more messages it can take now."""
+        """How many more messages it can take now. One it may always hold, or those who never ack
+        would starve all others."""
         if self.connection.blocked or self.held or self.deleted:
             return 0
-        if self.manual_ack:
-            return self.unacked_max - self.unacked_count
-        return UNLIMITED
+        if not self.manual_ack:
+            return UNLIMITED
+        if self.queue.broker.unacked_room <= 0:
+            return 0 if self.unacked else 1
+        return self.unacked_max - self.unacked_count
+
+    def _count(self, size: int) -> None:
+        """So many bytes more are unacked, or less."""
+        self.unacked_bytes += size
+        self.queue.broker.unacked_bytes += size
 
     def take(
         self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
@@ -99,6 +111,7 @@ class Consumer:
             else:
                 for message_id, number, line in zip(ids, numbers, lines, strict=True):
                     self._take_one(message_id, (number, line))
+            self._count(sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines))
         return self.prefix + self.separator.join(told) + b"\n"
 
     def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
@@ -109,33 +122,35 @@ class Consumer:
 
     def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:
         """Take the oldest delivery of each id out of the unacked; ids that are not there: none."""
-        pop = self.unacked.pop
-        return [
+        pop, repeated = self.unacked.pop, self.repeated
+        deliveries = [
             delivery
             for message_id in message_ids
             if (delivery := pop(message_id, None)) is not None
-            and (not self.repeated or self._promote(message_id))
+            and (not repeated or self._promote(message_id))
         ]
+        size = self.unacked_bytes
+        if self.unacked:
+            size = sum([len(line) for _, line in deliveries])
+            size += UNACKED_OVERHEAD_BYTES * len(deliveries)
+        self._count(-size)
+        return deliveries
 
     def _promote(self, message_id: bytes) -> bool:
         """The next delivery under a settled id becomes its oldest. Always true."""
         if later := self.repeated.get(message_id):
             self.unacked[message_id] = later.popleft()
-            self.unordered = True
             if not later:
                 del self.repeated[message_id]
         return True
 
     def settle_all(self) -> list[Delivery]:
-        """Take everything out of the unacked, in the order in which it was delivered."""
-        deliveries = list(self.unacked.values())
-        if self.repeated or self.unordered:
-            for later in self.repeated.values():
-                deliveries.extend(later)
-            deliveries.sort()
-            self.unordered = False
+        """Take everything out of the unacked, in the order of the queue."""
+        deliveries = [*self.unacked.values(), *chain.from_iterable(self.repeated.values())]
+        deliveries.sort()
         self.unacked.clear()
         self.repeated.clear()
+        self._count(-self.unacked_bytes)
         return deliveries
 
     def update(self, events: Sequence[bytes]) -> bytes:

@@ -2,7 +2,8 @@
 
 The one rule: numbers from `cursor` up to `next_seq` have never been delivered and are all alive.
 They lie in three stretches without gaps: `head` in memory, then `paged` of them only on disk,
-then `tail` in memory. What was delivered and came back lies in `redo`, below the cursor.
+then `tail` in memory. What was delivered and came back lies below the cursor: in `redo`, or, only
+on disk, in `redo_paged`.
 """
 
 import heapq
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqks.broker.changes import QueueChange, Run
 from mqks.broker.consumer import Consumer, Delivery
 from mqks.broker.ranges import Range, below, compress, subtract, union
-from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES
+from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES, SCARCE_BYTES
 from mqks.protocol import replies
 from mqks.protocol.requests import DeleteRule
 
@@ -52,6 +53,8 @@ class Queue:
         "pending_first",
         "pending_runs",
         "redo",
+        "redo_bytes",
+        "redo_paged",
         "requeued",
         "retries",
         "ring",
@@ -86,6 +89,9 @@ class Queue:
         self.tail_bytes = 0
         self.redo: list[Delivery] = []
         """A heap: the oldest comes first."""
+        self.redo_bytes = 0
+        self.redo_paged: list[int] = []
+        """A heap as well: numbers of those that are only on disk."""
         self.retries: dict[int, int] = {}
         """Number → retry, for those above zero."""
 
@@ -112,7 +118,7 @@ class Queue:
     @property
     def ready(self) -> int:
         """Messages that wait for a consumer."""
-        return self.next_seq - self.cursor + len(self.redo)
+        return self.next_seq - self.cursor + len(self.redo) + len(self.redo_paged)
 
     @property
     def unacked(self) -> int:
@@ -120,10 +126,17 @@ class Queue:
         return sum(consumer.unacked_count for consumer in self.consumers)
 
     @property
+    def memory_bytes(self) -> int:
+        """Waiting messages in memory, about."""
+        return self.head_bytes + self.tail_bytes + self.redo_bytes
+
+    @property
     def oldest(self) -> int | None:
         """Number of the message that has waited longest."""
-        if self.redo:
-            return min(self.redo[0][0], self.cursor)
+        if self.redo_is_next:
+            return self.redo[0][0]
+        if self.redo_paged:
+            return self.redo_paged[0]
         return self.cursor if self.next_seq > self.cursor else None
 
     @property
@@ -138,7 +151,13 @@ class Queue:
         """Append messages; where consumers wait, deliver them in this very turn."""
         first = self.next_seq
         self.next_seq = first + len(lines)
-        if self.ring and self.cursor == first and not self.redo and not self.broker.postpone(self):
+        if (
+            self.ring
+            and self.cursor == first
+            and not self.redo
+            and not self.redo_paged
+            and not self.broker.postpone(self)
+        ):
             taken = self._dispatch(first, lines, ids, stored=False)
             if taken == len(lines):
                 return
@@ -177,11 +196,18 @@ class Queue:
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Returned because its consumer is gone: to the place it had, with one more retry."""
-        for delivery in deliveries:
-            number = delivery[0]
+        for number, line in deliveries:
             retry = self.retries[number] = self.retries.get(number, 0) + 1
             self._mark(number, 2 * retry)
-            heapq.heappush(self.redo, delivery)
+            self._keep_returned(number, line)
+
+    def _keep_returned(self, number: int, line: bytes) -> None:
+        heapq.heappush(self.redo, (number, line))
+        self._count_redo(len(line) + MESSAGE_OVERHEAD_BYTES)
+
+    def _count_redo(self, size: int) -> None:
+        self.redo_bytes += size
+        self.broker.memory_bytes += size
 
     # -- consumers come and go
 
@@ -205,12 +231,13 @@ class Queue:
 
     def deliver(self) -> None:
         """Give waiting messages to consumers, as long as both are there."""
-        while self.redo and self.ring and not self.broker.postpone(self):
-            number, line = heapq.heappop(self.redo)
-            if not self._dispatch(number, [line], None, stored=True):
-                heapq.heappush(self.redo, (number, line))
+        while self.redo_is_next and self.ring and not self.broker.postpone(self):
+            number, line = self.redo[0]
+            if self._dispatch(number, [line], None, stored=True):
+                heapq.heappop(self.redo)
+                self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
         head = self.head
-        while head and self.ring and not self.broker.postpone(self):
+        while head and self.ring and not self.redo_paged and not self.broker.postpone(self):
             count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
             if count >= len(head):
                 lines = list(head)
@@ -229,7 +256,7 @@ class Queue:
             self.broker.memory_bytes -= size
         if self.nearly_full:
             self._look_at_limit()
-        if self.paged and self.ring and not self.paging and self._wants_page():
+        if self.ring and not self.paging and self._wants_page():
             self.paging = True
             self.broker.page_requests.append(self)
 
@@ -251,8 +278,18 @@ class Queue:
             self.nearly_full = False
         self.told_at = limit if self.nearly_full else limit * 4 // 5
 
+    @property
+    def redo_is_next(self) -> bool:
+        """Whether the oldest of what came back is in memory."""
+        return bool(self.redo) and (not self.redo_paged or self.redo[0][0] < self.redo_paged[0])
+
     def _wants_page(self) -> bool:
-        """Ahead of its consumers, as long as there is memory for it."""
+        """What came back is needed before anything else. All other comes ahead of its consumers,
+        as long as there is memory for it."""
+        if self.redo_paged:
+            return not self.redo_is_next
+        if not self.paged:
+            return False
         if self.broker.memory_is_short:
             return not self.head
         return self.head_bytes < READ_AHEAD_BYTES
@@ -277,6 +314,7 @@ class Queue:
                     if taker.room() <= 0:
                         del ring[taker]
                         taker.in_ring = False
+                        self.broker.hold_back(taker)
                 continue
             turns = len(takers)
             count = min(wanted, room * turns)
@@ -342,10 +380,11 @@ class Queue:
 
     def trim(self, end: int) -> int:
         """Drop the waiting messages with numbers below `end`; return how many."""
-        returned = [number for number, _ in self.redo if number < end]
+        returned = [number for number in self.redo_paged if number < end]
+        self.redo_paged = [number for number in self.redo_paged if number >= end]
+        heapq.heapify(self.redo_paged)
+        returned += self._forget_redo(end)
         if returned:
-            self.redo = [delivery for delivery in self.redo if delivery[0] >= end]
-            heapq.heapify(self.redo)
             self._settled(returned)
         first, end = self.cursor, min(end, self.next_seq)
         if first >= end:
@@ -366,6 +405,15 @@ class Queue:
         if self.nearly_full:
             self._look_at_limit()
         return len(returned) + end - first
+
+    def _forget_redo(self, end: int) -> list[int]:
+        """Let go of what came back and has a number below `end`; return the numbers."""
+        gone = [delivery for delivery in self.redo if delivery[0] < end]
+        if gone:
+            self.redo = [delivery for delivery in self.redo if delivery[0] >= end]
+            heapq.heapify(self.redo)
+            self._count_redo(-sum(len(line) + MESSAGE_OVERHEAD_BYTES for _, line in gone))
+        return [number for number, _ in gone]
 
     @staticmethod
     def _forget(lines: deque[bytes], count: int) -> int:
@@ -454,27 +502,27 @@ class Queue:
         self,
         next_seq: int,
         cursor: int,
-        returned: Iterable[tuple[int, bytes, int]],
+        returned: Iterable[tuple[int, int]],
         waiting: Mapping[int, int],
     ) -> None:
-        """Begin with what the journal knows: everything from the cursor on is on disk, and
-        `waiting` tells the retry of those among it that were rejected.
+        """Begin with what the journal knows: everything is on disk, and `waiting` tells the retry
+        of those from the cursor on that were rejected.
 
-        `returned` are the living messages below the cursor, with their mark: 2 x retry when it
+        `returned` are the living messages below the cursor, each with its mark: 2 x retry when it
         waited in the queue, odd when a consumer held it at the crash, which counts as rejected.
         """
         self.next_seq = self.boundary = next_seq
         self.cursor = cursor
         self.paged = next_seq - cursor
         self.retries.update(waiting)
-        for number, line, mark in returned:
+        for number, mark in returned:
             retry = (mark + 1) // 2
             if retry:
                 self.retries[number] = retry
             if mark % 2:
                 self._mark(number, 2 * retry)
-            self.redo.append((number, line))
-        heapq.heapify(self.redo)
+            self.redo_paged.append(number)
+        heapq.heapify(self.redo_paged)
         self._look_at_limit()
 
     def spill(self, committed: int) -> None:
@@ -482,6 +530,9 @@ class Queue:
 
         A queue that is being consumed keeps its next page.
         """
+        if self.redo_bytes > (2 * SCARCE_BYTES if self.consumers else 0):
+            for number in self._forget_redo(committed):
+                heapq.heappush(self.redo_paged, number)
         if self.paged:
             count = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
             self.paged += max(0, count)
@@ -491,7 +542,7 @@ class Queue:
             return
         keep = 0
         if self.ring and self.head_bytes:
-            keep = READ_AHEAD_BYTES * len(self.head) // self.head_bytes
+            keep = SCARCE_BYTES * len(self.head) // self.head_bytes
         durable = min(len(self.head), committed - self.cursor)
         if durable <= keep:
             return
@@ -507,19 +558,36 @@ class Queue:
 
     @property
     def page_first(self) -> int:
-        """Number of the first message that is only on disk."""
-        return self.cursor + len(self.head)
+        """Number of the first message that is wanted from disk."""
+        return self.redo_paged[0] if self.redo_paged else self.cursor + len(self.head)
 
-    def page_in(self, first: int, lines: list[bytes]) -> None:
-        """A page has come from disk: `lines` have consecutive numbers from `first` on."""
+    def page_in(self, first: int, runs: list[Run]) -> None:
+        """A page has come from disk: messages from number `first` on, all that are alive."""
         self.paging = False
-        if self.deleted or not self.paged:
+        if self.deleted:
             return
-        if first != self.page_first:
-            # A trim has gone past it meanwhile: another one is wanted.
-            self.deliver()
-            return
+        if first < self.cursor:
+            lines = {
+                number: line for run in runs for number, line in enumerate(run.lines, run.first)
+            }
+            while self.redo_paged and self.redo_paged[0] in lines:
+                if self.broker.memory_is_short and self.redo_bytes >= SCARCE_BYTES:
+                    break
+                number = heapq.heappop(self.redo_paged)
+                self._keep_returned(number, lines[number])
+        else:
+            for run in runs:
+                # A trim may have gone past it meanwhile: then another one is wanted.
+                if self.paged and run.first == self.cursor + len(self.head):
+                    self._extend_head(run.lines)
+        self.deliver()
+
+    def _extend_head(self, lines: list[bytes]) -> None:
         del lines[self.paged :]
+        if self.broker.memory_is_short:
+            # There may be many queues whose consumers take little.
+            room = SCARCE_BYTES - self.head_bytes
+            del lines[max(not self.head, room * len(lines) // sum(map(len, lines))) :]
         size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)
         self.broker.memory_bytes += size
         self.head_bytes += size
@@ -527,7 +595,6 @@ class Queue:
         self.paged -= len(lines)
         if not self.paged:
             self._join()
-        self.deliver()
 
     def _join(self) -> None:
         """Nothing lies only on disk any more: what is in memory is one stretch."""
@@ -541,11 +608,11 @@ class Queue:
         self.deleted = True
         self.rule = None
         self.broker.full_queues.pop(self, None)
-        self.broker.memory_bytes -= self.head_bytes + self.tail_bytes
-        self.head_bytes = self.tail_bytes = self.paged = 0
+        self.broker.memory_bytes -= self.memory_bytes
+        self.head_bytes = self.tail_bytes = self.redo_bytes = self.paged = 0
         # A timer or a consumer may know this queue for long: not its messages.
         for messages in (
-            *(self.head, self.tail, self.redo, self.retries, self.marks),
+            *(self.head, self.tail, self.redo, self.redo_paged, self.retries, self.marks),
             *(self.pending, self.pending_runs, self.acked, self.acked_ranges, self.requeued),
         ):
             messages.clear()

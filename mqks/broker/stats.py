@@ -36,6 +36,7 @@ def totals(broker: Broker) -> Row:
             consumer.unacked_count for consumer in broker.consumers.values() if consumer.manual_ack
         ),
         "memory_bytes": broker.memory_bytes,
+        "unacked_bytes": broker.unacked_bytes,
         "unsent_bytes": broker.unsent_bytes,
         "disk_full": broker.disk_full,
         "received": broker.published,
@@ -65,7 +66,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "rule": None if queue.rule is None else {"delay_s": queue.rule.delay_s},
         "next_seq": queue.next_seq,
         "oldest_age_s": queue.oldest_age_s,
-        "memory_bytes": queue.head_bytes + queue.tail_bytes,
+        "memory_bytes": queue.memory_bytes,
     }
 
 
@@ -103,6 +104,7 @@ def consumers(broker: Broker, after: bytes, limit: int) -> list[Row]:
             "address": consumer.connection.address,
             "manual_ack": consumer.manual_ack,
             "unacked": consumer.unacked_count,
+            "unacked_bytes": consumer.unacked_bytes,
             "blocked": consumer.connection.blocked,
         }
         for consumer_id in _page(broker.consumers, after, limit)

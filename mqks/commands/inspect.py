@@ -31,7 +31,10 @@ REASON_S = 0.2
 
 QUEUE = ("name", "ready", "unacked", "consumers", "bindings", "next_seq", "oldest", "rule")
 BINDING = ("queue", "event", "exists")
-CONSUMER = ("id", "queue", "connection", "address", "manual_ack", "unacked", "blocked")
+CONSUMER = (
+    *("id", "queue", "connection", "address", "manual_ack"),
+    *("unacked", "unacked_bytes", "blocked"),
+)
 CONNECTION = (
     *("id", "address", "user", "consumers", "unacked"),
     *("unconfirmed", "outbox_bytes", "blocked"),

@@ -252,12 +252,12 @@ class Stopped:
             "messages_ready": sum(queue.ready for queue in queues),
             "messages_unacked": sum(queue.unacked for queue in queues),
             **dict.fromkeys(
-                ["memory_bytes", "unsent_bytes", "disk_full", "received", "routed", "unroutable"]
+                ["memory_bytes", "unacked_bytes", "unsent_bytes", "disk_full", "received", "routed"]
             ),
             **dict.fromkeys(
-                ["confirmed", "delivered", "redelivered", "acknowledged", "rejected", "purged"]
+                ["unroutable", "confirmed", "delivered", "redelivered", "acknowledged", "rejected"]
             ),
-            "errors": None,
+            **dict.fromkeys(["purged", "errors"]),
         }
 
     def queues(self) -> Iterator[Row]:

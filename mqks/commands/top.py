@@ -247,7 +247,7 @@ def _view(seen: Row, width: int) -> "RenderableType":
     )
     waiting = Text(
         f"{totals['messages_ready']:,} ready  {totals['messages_unacked']:,} unacked  "
-        f"{_size(totals['memory_bytes'])} in memory"
+        f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory"
     )
     disk = Text(
         f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "

@@ -131,16 +131,6 @@ class QueueIndex:
                 return span.living()[0][0]
         return self.next_seq
 
-    def from_number(self, number: int) -> Iterator[Span]:
-        """Spans without a gap from this number on."""
-        position = max(0, bisect_right(self.firsts, number) - 1)
-        for index in range(position, len(self.spans)):
-            span = self.spans[index]
-            if not span.first <= number < span.end:
-                return
-            yield span
-            number = span.end
-
 
 class Index:
     """All segments of the journal. `droppable`, `small` and `sparse` are what maintenance looks

@@ -16,7 +16,7 @@ import aiosqlite
 import anyio
 from anyio.to_thread import run_sync
 
-from mqks.broker.changes import Batch
+from mqks.broker.changes import Batch, Run
 from mqks.broker.ranges import subtract, union
 from mqks.durable import write_again
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
@@ -612,34 +612,29 @@ class Journal:
 
     # -- reading
 
-    async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[bytes]:
-        """Return waiting messages of a queue with consecutive numbers from `first` on, about
-        `bytes_max` bytes of them, at least one when there is one."""
+    async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[Run]:
+        """Return the living messages of a queue from number `first` on, in order, about
+        `bytes_max` bytes of them, at least one when there is one. Settled ones may be among them.
+        """
         while True:
-            wanted = []
-            size = 0
+            ids: set[int] = set()
+            end, size = first, 0
             queue = self.index.queues.get(queue_id)
-            for span in queue.from_number(first) if queue is not None else ():
-                wanted.append((span.segment.id, span.first, span.end))
-                size += span.bytes
-                if size >= bytes_max:
-                    break
-            bodies = await self.bodies(list({segment_id for segment_id, _, _ in wanted}))
+            for span in queue.overlapping(first, queue.next_seq) if queue is not None else ():
+                if span.dead_count < span.end - span.first:
+                    ids.add(span.segment.id)
+                    end, size = span.end, size + span.bytes
+                    if size >= bytes_max:
+                        break
+            bodies = await self.bodies(list(ids))
             # A compaction may have moved something meanwhile: then look again.
-            if all(segment_id in bodies for segment_id, _, _ in wanted):
-                return self._lines(bodies, queue_id, wanted, first)
-
-    @staticmethod
-    def _lines(
-        bodies: dict[int, bytes], queue_id: int, wanted: list[tuple[int, int, int]], first: int
-    ) -> list[bytes]:
-        lines: list[bytes] = []
-        for segment_id, start, end in wanted:
-            body = bodies[segment_id]
-            for run in runs_of(body, queue_id):
-                if start <= run.first < end and run.first + run.total > first:
-                    lines.extend(run.lines(body)[max(0, first - run.first) :])
-        return lines
+            if bodies.keys() == ids:
+                return sorted(
+                    Run(max(first, run.first), run.lines(body)[max(0, first - run.first) :])
+                    for body in bodies.values()
+                    for run in runs_of(body, queue_id)
+                    if run.first < end and run.first + run.total > first
+                )
 
     async def bodies(self, ids: list[int]) -> dict[int, bytes]:
         """Bodies of segments that are there, by id."""

@@ -159,7 +159,11 @@ def refuse_newer(path: Path) -> None:
     """Raise SchemaTooNew when a newer MQKS wrote it, and leave it as it is: whoever opens a file
     for writing changes it, if only by folding its WAL at the end."""
     with closing(connect(path, State.of(path))) as db:
-        check_version(db.execute("pragma user_version").fetchone()[0], path)
+        try:
+            version = db.execute("pragma user_version").fetchone()[0]
+        except sqlite3.DatabaseError:
+            return  # One that is half made SQLite begins again, any other it refuses.
+    check_version(version, path)
 
 
 class DatabaseFile:

@@ -12,11 +12,10 @@ from operator import itemgetter
 from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.queue import Queue
-from mqks.broker.ranges import Range
 from mqks.errors import JournalDamaged
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.segment import SegmentDamaged, runs_of
+from mqks.journal.segment import SegmentDamaged
 from mqks.journal.survey import Survey, checked, guess, missing, shown
 from mqks.protocol.requests import DeleteRule
 
@@ -58,7 +57,7 @@ class Recovery:
         for line in self._lost:
             self._report(f"salvaged without it: {line}")
         for queue_id, queue in queues.items():
-            await self._messages(queue_id, queue, whole=queue_id not in gaps)
+            self._messages(queue_id, queue, whole=queue_id not in gaps)
         await self._errors()
         while self._index.droppable:
             await self._journal.maintain(idle=True)
@@ -132,25 +131,19 @@ class Recovery:
         await db.executemany("delete from segment where id = ?", ids)
         await db.commit()
 
-    async def _messages(self, queue_id: int, queue: Queue, *, whole: bool) -> None:
-        """Everything from the cursor on stays on disk until a consumer comes; what was delivered
-        and is alive goes back. A queue with gaps has no stretch to page: all of it goes back."""
+    def _messages(self, queue_id: int, queue: Queue, *, whole: bool) -> None:
+        """Everything stays on disk until a consumer comes; what was delivered and is alive goes
+        back. A queue with gaps has no stretch to page: all of it goes back."""
         index = self._index.queues[queue_id]
         marks = self._survey.marks.get(queue_id, {})
         cursor = index.cursor if whole else index.next_seq
-        returned: list[tuple[int, bytes, int]] = []
-        for segment_id, wanted in _living_below(index, cursor).items():
-            bodies = await self._journal.bodies([segment_id])
-            lines = {
-                number: line
-                for run in runs_of(bodies[segment_id], queue_id)
-                for number, line in enumerate(run.lines(bodies[segment_id]), run.first)
-            }
-            for first, count in wanted:
-                for number in range(first, first + count):
-                    # Below the cursor without a mark: delivered once, held at the crash.
-                    unmarked = 1 if number < index.cursor else 0
-                    returned.append((number, lines[number], marks.get(number, unmarked)))
+        # Below the cursor without a mark: delivered once, held at the crash.
+        returned = (
+            (number, marks.get(number, 1 if number < index.cursor else 0))
+            for span in index.overlapping(0, cursor)
+            for first, count in span.living()
+            for number in range(first, min(first + count, cursor))
+        )
         waiting = {number: mark // 2 for number, mark in marks.items() if number >= cursor}
         queue.restore(index.next_seq, cursor, returned, waiting)
         if not whole:
@@ -169,13 +162,3 @@ class Recovery:
             self._report(f"the last errors can't be read: {error}")
         else:
             last.extendleft(ErrorRecord(*row) for row in rows if [*map(type, row)] == kinds)
-
-
-def _living_below(queue: QueueIndex, cursor: int) -> dict[int, list[Range]]:
-    """Living messages below the cursor, by segment id."""
-    found: dict[int, list[Range]] = {}
-    for span in queue.overlapping(0, cursor):
-        for first, count in span.living():
-            if first < cursor:
-                found.setdefault(span.segment.id, []).append((first, min(count, cursor - first)))
-    return found

@@ -65,6 +65,7 @@ TOTALS: Final = (
     Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
     Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
     Metric("mqks_memory_bytes", "Waiting messages in memory.", _of("memory_bytes")),
+    Metric("mqks_unacked_bytes", "Messages that consumers hold.", _of("unacked_bytes")),
     Metric("mqks_unsent_bytes", "Replies not taken yet, as of a second ago.", _of("unsent_bytes")),
     Metric("mqks_disk_full", "1 while publishes are refused, or else 0.", _of("disk_full")),
 )
@@ -116,7 +117,7 @@ READY: Final = ("mqks_ready", "1 while /readyz says so, or else 0.")
 LIMIT: Final = ("mqks_limit", "The settings that are limits, by `name`.")
 LIMIT_REACHED: Final = (
     "mqks_limit_reached_total",
-    "Requests and connections refused at a limit, by `limit`.",
+    "Requests and connections refused, or consumers held back, at a limit, by `limit`.",
 )
 BUILD_INFO: Final = (
     "mqks_build_info",

@@ -365,11 +365,12 @@ class Server:
             while self._pages:
                 queue = self._pages.pop()
                 first = queue.page_first
-                lines = await self._journal.read(queue.id, first)
-                if not lines and not queue.deleted and queue.page_first == first:
+                runs = await self._journal.read(queue.id, first)
+                found = runs and runs[0].first == first
+                if not found and not queue.deleted and queue.page_first == first:
                     raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
                 if not self.stopping:
-                    queue.page_in(first, lines)
+                    queue.page_in(first, runs)
                     self._flush()
 
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
@@ -558,6 +559,9 @@ async def serve(
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
         broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
+        broker.on_unacked_full = lambda: log.warning(
+            "unacked_full", unacked_bytes=broker.unacked_bytes
+        )
         broker.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
