@@ -20,7 +20,7 @@ _SOURCE = r"""
 static int (*real)(clockid_t, struct timespec *);
 static volatile long *ahead_s;
 
-__attribute__((constructor)) static void begin(void) {
+static void begin(void) {
     const char *path = getenv("CLOCK_AHEAD_S");
     int file = path ? open(path, O_RDONLY) : -1;
     if (file >= 0) ahead_s = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
@@ -28,6 +28,7 @@ __attribute__((constructor)) static void begin(void) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
+    if (!real) begin();  /* By whoever asks first: another library, before any of us, on 3.13. */
     int failed = real(clock, now);
     if (ahead_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         now->tv_sec += *ahead_s;
