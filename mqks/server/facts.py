@@ -12,6 +12,7 @@ from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.facts import Facts
 from mqks.journal.journal import Journal
+from mqks.journal.reader import wal_path
 
 
 class JournalFacts(Facts):
@@ -35,7 +36,7 @@ class JournalFacts(Facts):
             "path": str(path),
             "epoch": journal.epoch,
             "db_bytes": _size(path),
-            "wal_bytes": _size(path.with_name(path.name + "-wal")),
+            "wal_bytes": _size(wal_path(path)),
             "disk_free_bytes": disk.f_bavail * disk.f_frsize,
             "disk_full": self._broker.disk_full,
             "segments": len(segments),
