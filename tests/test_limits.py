@@ -137,14 +137,14 @@ def test_warnings_of_queues_that_fill_and_stand_still(tmp_path: Path) -> None:
 def test_long_ids_are_remembered_by_their_hash() -> None:
     world = bare()
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
-    for message_id in (b"a" * 100_000, b"a" * 100_001):
+    for message_id in (b"a" * 254, b"a" * 255):
         for _ in range(2):
             assert (
                 ask(world, message_id + b" publish --confirm --once e x") == message_id + b" ok \n"
             )
     assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 2\n"
     connection = world.broker.connect("k2", local=True)
-    assert len(connection.once_id(b"a" * 100_000)) <= ONCE_ID_BYTES_MAX
+    assert len(connection.once_id(b"a" * 255)) <= ONCE_ID_BYTES_MAX
 
 
 def test_a_queue_of_one_message() -> None:

@@ -576,6 +576,8 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        if long := broker.long_names():
+            log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
             log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
