@@ -242,8 +242,8 @@ def ping(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
-    allowed = broker.settings.eval
-    if allowed == "off" or (allowed == "loopback" and not connection.local):
+    settings = broker.settings
+    if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest("_eval is not allowed here")
     source = parse_eval(request.rest)
     if connection.eval_budget is None:
@@ -252,9 +252,13 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
     connection.eval_budget.steps -= broker.size // 2
     names = {
         "state": State(broker),
-        "request": {"id": request.id.decode("utf-8", "surrogateescape"), "action": "_eval"},
+        "request": {
+            "id": request.id.decode("utf-8", "surrogateescape"),
+            "action": "_eval",
+            "client": connection.id,
+        },
         "WORKERS": 1,
-        "config": broker.settings.public(),
+        "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
     result = expression.render(expression.evaluate(source, names, budget=connection.eval_budget))
     broker.write(connection, replies.ok(request.id, result))
