@@ -880,6 +880,11 @@ class Broker:
     # -- what must last
 
     @property
+    def pending_changes(self) -> int:
+        """How many changes of queues and bindings are to be written."""
+        return len(self.bindings.changes) + len(self.pending.queues)
+
+    @property
     def has_metadata(self) -> bool:
         """Whether queues, bindings or errors are among what is to be written."""
         return bool(self.bindings.changes) or self.pending.has_metadata
