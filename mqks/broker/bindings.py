@@ -7,6 +7,7 @@ holds only queues that exist, so that a publish looks up once and checks nothing
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from mqks.broker.metadata import Metadata, binding_bytes
 from mqks.broker.queue import Queue
 from mqks.broker.turns import GOES_ON, WAITS, Work, slices
 from mqks.errors import LimitExceeded
@@ -22,10 +23,11 @@ class Bindings:
     """`changes` gathers what the journal must learn: queue name and event → bound or not. `queues`
     are those that exist, by name."""
 
-    __slots__ = ("_busy", "_queues", "by_name", "changes", "events_max", "routes")
+    __slots__ = ("_busy", "_queues", "by_name", "changes", "events_max", "metadata", "routes")
 
-    def __init__(self, events_max: int, queues: Mapping[bytes, Queue]) -> None:
+    def __init__(self, events_max: int, metadata: Metadata, queues: Mapping[bytes, Queue]) -> None:
         self.events_max = events_max
+        self.metadata = metadata
         self._queues = queues
         self.by_name: dict[bytes, dict[bytes, None]] = {}
         self.routes: dict[bytes, dict[Queue, None]] = {}
@@ -56,9 +58,9 @@ class Bindings:
         if request.replace is None and not (request.remove or request.remove_masks):
             # Adding alone costs nothing for what is bound already.
             new = [event for event in dict.fromkeys(request.add) if event not in bound]
-            self._check_count(len(bound) + len(new))
+            self._take_room(name, new, len(bound) + len(new))
             if new:
-                self.by_name.setdefault(name, {}).update(dict.fromkeys(new))
+                self._bound(name).update(dict.fromkeys(new))
                 yield from self._settle(name, new)
             return bool(new)
         wanted = bound.copy() if request.replace is None else dict.fromkeys(request.replace)
@@ -69,21 +71,43 @@ class Bindings:
             wanted.pop(event, None)
         yield GOES_ON
         wanted |= dict.fromkeys(request.add)
-        self._check_count(len(wanted))
-        if wanted.keys() == bound.keys():
-            return False
-        self._put(name, wanted)
+        new = [event for event in wanted if event not in bound]
         yield GOES_ON
-        for some in slices([*bound, *wanted], STEP_NAMES):
-            changed = [event for event in some if (event in bound) != (event in wanted)]
-            yield from self._settle(name, changed)
-            yield GOES_ON
+        gone = [event for event in bound if event not in wanted]
+        yield GOES_ON
+        if not (new or gone):
+            return False
+        self._take_room(name, new, len(wanted))
+        if wanted:
+            self._bound(name)
+            self.by_name[name] = wanted
+        else:
+            self._unbind(name)
+        yield GOES_ON
+        self.metadata.bytes -= sum(map(binding_bytes, gone))
+        yield from self._settle(name, [*new, *gone])
         return True
 
-    def _put(self, name: bytes, wanted: dict[bytes, None]) -> None:
-        self.by_name.pop(name, None)
-        if wanted:
-            self.by_name[name] = wanted
+    def _bound(self, name: bytes) -> dict[bytes, None]:
+        """What this name is bound to, to be added to."""
+        bound = self.by_name.get(name)
+        if bound is None:
+            bound = self.by_name[name] = {}
+            self.metadata.bytes += len(name)
+        return bound
+
+    def _unbind(self, name: bytes) -> list[bytes]:
+        """Return what it was bound to."""
+        bound = self.by_name.pop(name, None)
+        if bound is None:
+            return []
+        self.metadata.bytes -= len(name)
+        return list(bound)
+
+    def restore(self, name: bytes, events: list[bytes]) -> None:
+        """What the journal knows, before there is a queue."""
+        self._bound(name).update(dict.fromkeys(events))
+        self.metadata.bytes += sum(map(binding_bytes, events))
 
     def _settle(self, name: bytes, events: list[bytes]) -> Work[None]:
         """Routes and journal learn what `by_name` says of these events."""
@@ -103,12 +127,22 @@ class Bindings:
             if not queues:
                 del self.routes[event]
 
-    def _check_count(self, count: int) -> None:
+    def _take_room(self, name: bytes, new: list[bytes], count: int) -> None:
+        """For bindings that are about to be made. Raise if a name must not be bound to these, or to
+        so many in all."""
         if count > self.events_max:
             raise LimitExceeded(
                 "bindings_per_queue_max",
                 f"a queue may be bound to {self.events_max} events at most",
             )
+        if not new:
+            return
+        if name not in self._queues and name not in self.by_name:
+            self.metadata.check_names("queue", [name])
+        self.metadata.check_names("event", new)
+        size = sum(map(binding_bytes, new))
+        self.metadata.check_room(len(name) + size)
+        self.metadata.bytes += size
 
     def queue_made(self, queue: Queue) -> Work[None]:
         """What its name was bound to before now leads to it."""
@@ -124,7 +158,8 @@ class Bindings:
         while name in self._busy:
             yield WAITS
         self._busy.add(name)
-        events = list(self.by_name.pop(name, NOTHING))
+        events = self._unbind(name)
+        self.metadata.bytes -= sum(map(binding_bytes, events))
         try:
             if queue is not None:
                 for some in slices(events, STEP_NAMES):

@@ -7,7 +7,7 @@ its changes in the pending batch. A reply that promises durability is not writte
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, islice
 from math import inf
 from operator import length_hint
@@ -20,6 +20,7 @@ from mqks.broker.connection import Connection
 from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
 from mqks.broker.gathering import Gathering
+from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
@@ -96,7 +97,8 @@ class Broker:
         self.on_error = on_error
         self.connections: dict[int, Connection] = {}
         self.queues: dict[bytes, Queue] = {}
-        self.bindings = Bindings(settings.bindings_per_queue_max, self.queues)
+        self.metadata = Metadata(settings)
+        self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata, self.queues)
         self._gathering = Gathering(self.bindings, self._publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
@@ -178,6 +180,12 @@ class Broker:
         """Whether waiting messages take their half of the budget: the other half is left to what
         is on its way, and to the allocator."""
         return self.memory_bytes > self.settings.memory_bytes // 2
+
+    def long_names(self) -> int:
+        """How many queues and events there are whose names would be refused today."""
+        names = {*self.queues, *self.bindings.by_name}
+        events = chain.from_iterable(self.bindings.by_name.values())
+        return sum(map(self.metadata.is_long, chain(names, events)))
 
     # -- connections
 
@@ -396,6 +404,7 @@ class Broker:
         now, chunk_end_s, works = self.turns.clock, self.turns.end_s, connection.works
         self._works, self._visits, wide_from = works, 0, COPIES_MAX // LINES_MAX
         outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.outboxes_room))
+        name_bytes_max = self.metadata.name_bytes_max
         gathering = self._gathering
         event = acker = NOTHING
         middle = b""
@@ -413,7 +422,7 @@ class Broker:
                 except ValueError:
                     action = b""
                 if action == b"publish":
-                    if argument == event and request_id:
+                    if argument == event and len(request_id) <= name_bytes_max and request_id:
                         ids.append(request_id)
                         bodies.append(request_id + middle + rest)
                         continue
@@ -425,7 +434,7 @@ class Broker:
                         argument, _, rest = rest.partition(b" ")
                     if (
                         argument != event
-                        and argument
+                        and 0 < len(argument) <= name_bytes_max
                         and argument[:2] != b"--"
                         and not self.disk_full
                         and not self.full_queues
@@ -442,7 +451,12 @@ class Broker:
                         if now() > chunk_end_s:
                             self._break_off(connection, lines)
                         is_wide = gathering.width > wide_from or bool(works)
-                    if argument == event and request_id and not (once and self._once_unfinished):
+                    if (
+                        argument == event
+                        and len(request_id) <= name_bytes_max
+                        and request_id
+                        and not (once and self._once_unfinished)
+                    ):
                         if confirm:
                             confirms.append(request_id)
                         if not once or self._is_new(connection, request_id):
@@ -454,6 +468,7 @@ class Broker:
                 elif action == b"ack":
                     if (
                         argument == acker
+                        and len(request_id) <= name_bytes_max
                         and request_id
                         and rest
                         and rest[0] != HYPHEN
@@ -464,7 +479,13 @@ class Broker:
                     confirm = argument == CONFIRM
                     if confirm:
                         argument, _, rest = rest.partition(b" ")
-                    plain = request_id and rest and rest[0] != HYPHEN and b" " not in rest
+                    plain = (
+                        len(request_id) <= name_bytes_max
+                        and request_id
+                        and rest
+                        and rest[0] != HYPHEN
+                        and b" " not in rest
+                    )
                     if plain and (
                         argument == acker
                         or (
@@ -591,6 +612,7 @@ class Broker:
         one place where an error becomes a reply."""
         try:
             request = parse_request(line)
+            self.metadata.check_names("id", [request.id])
             action = self.actions.get(request.action)
             if action is None:
                 raise BadRequest(f"there is no action {shown(request.action)}")
@@ -858,18 +880,18 @@ class Broker:
         if len(connection.reads) == 1 and not connection.blocked:
             self.readers.append(connection)
 
-    def ack(self, consumer_id: bytes, message_ids: Iterable[bytes]) -> None:
+    def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
 
-    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes]) -> None:
+    def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Put these deliveries back to the tail; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.requeue)
 
     def _settle(
         self,
         consumer_id: bytes,
-        message_ids: Iterable[bytes],
+        message_ids: Sequence[bytes],
         how: Callable[[Queue, list[Delivery]], None],
     ) -> None:
         consumer = self.consumers.get(consumer_id)
@@ -926,7 +948,7 @@ class Broker:
             return queue
         queue = self._new_queue(self.next_queue_id, name)
         self._changed(queue)
-        orphaned = self.orphans.pop(name, None)
+        orphaned = self._adopt(name)
         if orphaned is not None:
             for consumer in orphaned.consumers:
                 consumer.queue = queue
@@ -934,11 +956,28 @@ class Broker:
         yield from self.bindings.queue_made(queue)
         return (yield from self.make_queue(name)) if queue.deleted else queue
 
-    def check_queue_count(self, name: bytes) -> None:
-        if name not in self.queues and len(self.queues) >= self.settings.queues_max:
+    def _adopt(self, name: bytes) -> Queue | None:
+        """Take a deleted queue out of those that still have consumers."""
+        orphan = self.orphans.pop(name, None)
+        if orphan is not None:
+            self.metadata.bytes -= queue_bytes(name)
+        return orphan
+
+    def check_queue(self, name: bytes) -> None:
+        """Raise if this queue would have to be made, and must not be."""
+        if name in self.queues:
+            return
+        self.metadata.check_names("queue", [name])
+        if len(self.queues) >= self.settings.queues_max:
             raise LimitExceeded(
                 "queues_max", f"there are {self.settings.queues_max} queues already"
             )
+        self.metadata.check_room(queue_bytes(name))
+
+    def check_consumer(self, consumer_id: bytes) -> None:
+        """Raise if there is no room for a consumer that does not replace another one."""
+        if consumer_id not in self.consumers:
+            self.metadata.check_room(consumer_bytes(consumer_id), for_consumer=True)
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
@@ -995,6 +1034,7 @@ class Broker:
 
     def add_consumer(self, consumer: Consumer) -> Work[None]:
         """Attach a consumer; one that had its id before ends, and loses nothing."""
+        self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
@@ -1030,6 +1070,7 @@ class Broker:
             if consumer not in consumer.queue.consumers:
                 continue
             consumer.deleted = True
+            self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]
             if consumer.connection.consumers.get(consumer.id) is consumer:
@@ -1049,7 +1090,7 @@ class Broker:
             if queue.consumers:
                 queue.deliver()
             elif self.orphans.get(queue.name) is queue:
-                del self.orphans[queue.name]
+                self._adopt(queue.name)
             elif not queue.deleted:
                 yield from self.unused(queue)
             yield GOES_ON
@@ -1080,6 +1121,8 @@ class Broker:
             self.pending.queues[queue.id] = None
             if queue.consumers:
                 self.orphans[name] = queue
+            else:
+                self.metadata.bytes -= queue_bytes(name)
         yield from self.bindings.remove_all(name, queue)
         if queue is not None and queue.consumers:
             yield from self.tell_update(name)
@@ -1106,6 +1149,11 @@ class Broker:
                 break
 
     # -- what must last
+
+    @property
+    def pending_changes(self) -> int:
+        """How many changes of queues and bindings are to be written."""
+        return len(self.bindings.changes) + len(self.pending.queues)
 
     @property
     def has_metadata(self) -> bool:
@@ -1235,7 +1283,7 @@ class Broker:
         return queue
 
     def restore_bindings(self, name: bytes, events: list[bytes]) -> None:
-        self.bindings.by_name[name] = dict.fromkeys(events)
+        self.bindings.restore(name, events)
 
     def start_timers(self) -> None:
         """After recovery every delay starts anew. A rule without delay waits until a consumer has

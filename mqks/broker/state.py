@@ -6,9 +6,12 @@ at.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat
 from typing import Any, Generic, TypeVar
 
 from mqks.broker.broker import Broker
+from mqks.broker.consumer import Consumer
+from mqks.broker.views import Flag, Items
 
 K = TypeVar("K", str, int)
 V = TypeVar("V")
@@ -16,6 +19,12 @@ V = TypeVar("V")
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
+
+
+def _held(consumer: Consumer) -> list[str]:
+    """Ids of the messages that it holds, one as often as it is held."""
+    later = (repeat(each, len(found)) for each, found in consumer.repeated.items())
+    return [*map(_text, consumer.unacked), *map(_text, chain.from_iterable(later))]
 
 
 class View(Mapping[K, V], Generic[K, V]):
@@ -85,9 +94,29 @@ class State:
         return self._broker.consumed
 
     @property
-    def queues(self) -> Mapping[str, range]:
+    def commands_put(self) -> int:
+        """Commands sent to other workers: there are none."""
+        return 0
+
+    @property
+    def commands_got(self) -> int:
+        """Commands that came from other workers."""
+        return 0
+
+    @property
+    def commands_to_workers(self) -> dict[int, Items]:
+        """Worker → commands that wait for it: there is no other one."""
+        return {}
+
+    @property
+    def queues(self) -> Mapping[str, Items]:
         """Queue → its waiting messages, as something that has a length."""
-        return self._view(self._broker.queues, lambda queue: range(queue.ready))
+        return self._view(self._broker.queues, lambda queue: Items(queue.ready))
+
+    @property
+    def queues_used(self) -> Mapping[str, Flag]:
+        """Queue → whether it has consumers."""
+        return self._view(self._broker.queues, lambda queue: Flag(bool(queue.consumers)))
 
     @property
     def queues_to_delete_when_unused(self) -> dict[str, float | None]:
@@ -141,8 +170,16 @@ class State:
     def messages_by_consumer_ids(self) -> dict[str, list[str]]:
         """Consumer with manual ack → ids of the messages that it holds."""
         holding = [each for each in self._broker.consumers.values() if each.manual_ack]
-        self._pay(len(self._broker.consumers) // 4 + sum(len(each.unacked) for each in holding))
-        return {_text(each.id): [*map(_text, each.unacked)] for each in holding}
+        self._pay(len(self._broker.consumers) // 4)
+        self._pay(sum(each.unacked_count for each in holding))
+        return {_text(each.id): _held(each) for each in holding}
+
+    @property
+    def responses_by_clients(self) -> Mapping[int, Items]:
+        """Connection number → pieces of replies that wait to be sent at the end of the turn."""
+        return self._view(
+            self._broker.connections, lambda connection: Items(len(connection.outbox))
+        )
 
     @property
     def socks_by_clients(self) -> Mapping[int, str]:
