@@ -151,6 +151,8 @@ class Wire(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         self.check()
+        if self._transport.is_closing():
+            raise Gone
         self.life.note(f"{self.name} >", data)
         self._transport.write(data)
 
