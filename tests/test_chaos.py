@@ -36,19 +36,8 @@ def seed() -> int:
 
 
 def test_lives_of_servers(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, seed(), lives=20, seconds=20)
-    assert figures.killed
-    assert figures.counts["confirmed"]
-    assert figures.counts["delivered"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_many_lives_of_servers(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, seed(), lives=150, seconds=180)
-    assert figures.killed
-    assert figures.stopped
-    assert all(figures.counts.values())
+    figures = chaos(tmp_path, seed(), lives=25, seconds=20)
+    assert figures.counts["published"]
 
 
 def test_a_seed_gives_the_same_lives() -> None:

@@ -35,6 +35,8 @@ def main() -> int:
                 f"{figures.killed} killed, {figures.stopped} stopped: {counts}",
                 flush=True,
             )
+    chaos.end(arguments.lives)
+    print("all is drained", flush=True)
     shutil.rmtree(directory)
     return 0
 

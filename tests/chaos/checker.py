@@ -196,6 +196,11 @@ class Queue:
         return told
 
     @property
+    def waiting(self) -> int:
+        """How many messages it has, about."""
+        return sum(each.gone is None for each in self.copies.values())
+
+    @property
     def unread(self) -> int:
         """How often a message may have been given back before anybody read that it was given."""
         return self.hiding + self.ghosts + len(self.settling)

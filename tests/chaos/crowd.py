@@ -307,8 +307,7 @@ class Publisher(Player):
         await self.leave()
 
     def _backlog(self) -> int:
-        queues = self.checker.queues.values()
-        return max(sum(each.gone is None for each in queue.copies.values()) for queue in queues)
+        return max(queue.waiting for queue in self.checker.queues.values())
 
     def _lines(self, count: int, *, big: bool) -> tuple[bytes, list[Request]]:
         lines, awaited = [], []
@@ -724,6 +723,39 @@ class Owner(Player):
         self.checker.ended(consumer, seen=request.confirmed)
 
     def given(self, consumer: Consumer, copy: Copy, retry: int) -> None:
+        request = self.checker.ack(self.wire.link, consumer, copy.name)
+        rest = b"%s %s" % (consumer.name, copy.name)
+        self.lines.append(self.order(request, b"ack", rest, confirm=True))
+
+
+class Drainer(Player):
+    """Takes everything out of a queue, in the order of its numbers, each once."""
+
+    def __init__(self, life: Life, plan: LifePlan, queue: Queue) -> None:
+        super().__init__(life, plan, "drain-" + queue.name.decode())
+        self.queue = queue
+        self.names: list[bytes] = []
+
+    async def run(self) -> None:
+        copies = self.queue.copies.values()
+        due = [each.name for each in sorted(copies, key=lambda copy: copy.number or 0)]
+        await self._connect()
+        await self.consume(b"c-" + self.name.encode(), self.queue.name, manual=True)
+
+        def has_all() -> bool:
+            return len(self.names) >= len(due) and not self.wire.asked
+
+        while not has_all():
+            self.send(b"")
+            await self.wire.until(lambda: self.lines or has_all())
+        await self.sync()
+        if self.names != due:
+            raise Violation(f"{self.queue.name!r} gave {self.names}, and had {due}")
+        with suppress(Gone):
+            await self.finish()
+
+    def given(self, consumer: Consumer, copy: Copy, retry: int) -> None:
+        self.names.append(copy.name)
         request = self.checker.ack(self.wire.link, consumer, copy.name)
         rest = b"%s %s" % (consumer.name, copy.name)
         self.lines.append(self.order(request, b"ack", rest, confirm=True))

@@ -12,17 +12,28 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import server as servers
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
-from tests.chaos.crowd import FIXED, FLUX, Owner, Player, Publisher, Reader, Taker, Worker, peeked
+from tests.chaos.crowd import (
+    FIXED,
+    FLUX,
+    Drainer,
+    Owner,
+    Player,
+    Publisher,
+    Reader,
+    Taker,
+    Worker,
+    peeked,
+)
 from tests.chaos.hermit import Hermit
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
-from tests.chaos.wire import WAIT_S, Gone, Life, Wire
+from tests.chaos.wire import WAIT_S, Life, Wire
 from tests.server_process import ServerProcess
 
 HERMITS = 3
@@ -139,7 +150,20 @@ class Chaos:
 
     def live(self, number: int) -> None:
         """One life. Raises Violation."""
-        its_plan = plan(self.seed, number)
+        self._live(plan(self.seed, number), self._play)
+
+    def end(self, number: int) -> None:
+        """Everything is drained, and stays so after a crash. Raises Violation."""
+        for how, kill in ((self._drain, True), (self._is_drained, False)):
+            calm = plan(self.seed, number)
+            flags = {name: calm.flags[name] for name in ("ballast_bytes", "disk_free_bytes_min")}
+            self._live(replace(calm, flags=flags, full=False, limited=False, kill=kill), how)
+
+    def _live(
+        self,
+        its_plan: LifePlan,
+        play: Callable[[Life, LifePlan, ServerProcess], Coroutine[Any, Any, None]],
+    ) -> None:
         code: int | None = None
         life: Life | None = None
         server = servers.start(self._db, its_plan)
@@ -147,7 +171,7 @@ class Chaos:
             with server:
                 life = Life(server.address, self._checker)
                 try:
-                    asyncio.run(self._play(life, its_plan, server))
+                    asyncio.run(play(life, its_plan, server))
                 except BaseException:
                     if not (life.ending or server.is_running):
                         code = server.wait()
@@ -199,6 +223,28 @@ class Chaos:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        self._ended(its_plan)
+
+    async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+        self._checker.exact = True
+        self._restarted(await _Looker(life).look())
+        queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
+        for queue in queues:
+            await Drainer(life, its_plan, queue).run()
+        life.ending = True
+        servers.end(server, kill=its_plan.kill)
+        self._ended(its_plan)
+
+    async def _is_drained(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+        self._restarted(await _Looker(life).look())
+        for queue in self._checker.queues.values():
+            if queue.copies:
+                raise Violation(f"{queue.name!r} was drained, and has {list(queue.copies)}")
+        life.ending = True
+        servers.end(server, kill=its_plan.kill)
+        self._ended(its_plan)
+
+    def _ended(self, its_plan: LifePlan) -> None:
         # On a full disk what was received may have found no room.
         self._stopped = not its_plan.kill and not its_plan.full
 
@@ -261,7 +307,5 @@ def chaos(directory: Path, seed: int, lives: int, *, seconds: float = 1e9) -> Fi
         except BaseException as failure:
             failure.add_note(f"seed {seed}, life {number}; all that there is: {directory}")
             raise
+    play.end(lives)
     return play.figures
-
-
-__all__ = ["Chaos", "Figures", "Gone", "chaos"]
