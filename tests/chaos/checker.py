@@ -321,6 +321,7 @@ class Checker:
             # Nobody knows which attempt was the one.
             copy.attempts.append(attempt)
             copy.again.append(request)
+            copy.fresh = -1
 
     # -- shapes
 
@@ -498,6 +499,8 @@ class Checker:
             self._has_settled(consumer, request)
             del consumer.rejecting[request]
             for copy in copies:
+                if request.doubtful:
+                    copy.fresh = -1
                 if copy.place is request and copy.changed == FOREVER:
                     copy.changed = self.now
 
@@ -518,7 +521,9 @@ class Checker:
 
     @staticmethod
     def _is_sure(request: Request, consumer: Consumer) -> bool:
-        """Whether the consumer was still there."""
+        """Whether it was done, and the consumer was still there."""
+        if request.doubtful:
+            return False
         return not consumer.ending or (request.link is consumer.link and not consumer.broken)
 
     @staticmethod
@@ -570,6 +575,7 @@ class Checker:
                 and gone is None
                 and (end == FOREVER or copy.number is not None)
                 and copy.publish.before(request)
+                and (copy.durable or not copy.publish.doubtful)
             ):
                 sure.append(copy)
         if count is not None and not len(sure) <= count <= len(possible):

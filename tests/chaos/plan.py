@@ -85,7 +85,7 @@ def plan(seed: int, number: int) -> LifePlan:
         seed,
         number,
         flags,
-        events=rng.choice([200, 1000, 2000, 4000, 8000]),
+        events=rng.choice([300, 2000, 4000, 8000, 16_000]),
         kill=rng.random() < 0.8,
         breaks=rng.random() < 0.4,
         full=full,

@@ -179,6 +179,8 @@ class Chaos:
         except BaseException as failure:
             if code is not None:
                 failure.add_note(f"the server had ended with {code}")
+            if life is not None and life.first not in (None, failure):
+                failure.add_note(f"what was wrong first: {life.first!r}")
             self._keep(life, server, its_plan, failure)
             raise
         self._before = life

@@ -43,7 +43,8 @@ class Life:
     transcript_bytes: int = 0
     links: int = 0
     progress: asyncio.Event = field(default_factory=asyncio.Event)
-    bodies: bool = True
+    first: BaseException | None = None
+    """What was wrong first; others may come of it."""
 
     def note(self, who: str, data: bytes) -> None:
         if self.transcript_bytes < TRANSCRIPT_BYTES_MAX:
@@ -100,6 +101,7 @@ class Wire(asyncio.Protocol):
                 self._take(data)
             except BaseException as failure:
                 self._failure = failure
+                self.life.first = self.life.first or failure
         self._changed.set()
 
     def _take(self, data: bytes) -> None:
