@@ -206,8 +206,8 @@ class Chaos:
 
     async def _play(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
         seen = await _Looker(life).look()
-        self._checker.exact = not its_plan.full
         self._restarted(seen)
+        self._checker.exact = not its_plan.full
         if its_plan.number == 0:
             await self._set_up(life, its_plan)
         players = self._players(life, its_plan)
@@ -228,8 +228,8 @@ class Chaos:
         self._ended(its_plan)
 
     async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        self._checker.exact = True
         self._restarted(await _Looker(life).look())
+        self._checker.exact = True
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
         for queue in queues:
             await Drainer(life, its_plan, queue).run()
