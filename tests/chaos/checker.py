@@ -500,7 +500,8 @@ class Checker:
             del consumer.rejecting[request]
             for copy in copies:
                 if request.doubtful:
-                    copy.fresh = -1
+                    # The consumer may have it still, and ack it with all it has.
+                    copy.fresh, copy.may_be_gone = -1, True
                 if copy.place is request and copy.changed == FOREVER:
                     copy.changed = self.now
 

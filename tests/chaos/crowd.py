@@ -547,9 +547,9 @@ class Reader(Player):
             what = self.rng.random()
             if what < 0.3:
                 await self._trim(queue, position - self.rng.randrange(400))
-            elif what < 0.34:
+            elif what < 0.4:
                 await self._remove(queue, b"purge", b"log", 1 << 62)
-            elif what < 0.4 and not (self.plan.pages and PAGED_PURGE_FAILS):
+            elif what < 0.5 and not (self.plan.pages and PAGED_PURGE_FAILS):
                 mixed = self.checker.queues[b"mix"]
                 await self._remove(mixed, b"purge", b"mix", 1 << 62)
             await self.rest()

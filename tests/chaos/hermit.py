@@ -231,7 +231,7 @@ class Hermit:
         flag = " --confirm" if confirm else ""
         name = rng.choice(self.queues)
         makers = [self._publish] * 6 + [self._settle] * 8 + [self._consume] * 3
-        makers += [self._rebind] * 3 + [self._other] * 2
+        makers += [self._rebind] * 3 + [self._other] * 2 + [self._purge]
         crowded = any(len(queue.ready) > MESSAGES_MAX for queue in model.queues.values())
         maker = self._purge if crowded else rng.choice(makers)
         return maker(connection, name, flag, confirm)
