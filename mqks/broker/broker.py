@@ -24,12 +24,12 @@ from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.errors import (
     BadRequest,
-    DiskFull,
     Expelled,
     Limit,
     LimitExceeded,
     LineTooLong,
     NotAllowed,
+    Unwritable,
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
@@ -125,8 +125,8 @@ class Broker:
         """Called when a queue begins to come near that."""
         self.facts = Facts()
         self.started_s = clock()
-        self.disk_full = False
-        """While true, publishes are refused."""
+        self.unwritable = ""
+        """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
         self.chunk_s = inf
         """How long a chunk may take, about; the server sets it."""
@@ -363,7 +363,7 @@ class Broker:
                     argument != event
                     and argument
                     and argument[:2] != b"--"
-                    and not self.disk_full
+                    and not self.unwritable
                     and not self.full_queues
                     and (
                         (permissions := connection.permissions) is None
@@ -596,8 +596,8 @@ class Broker:
 
     def check_room(self, event: bytes, *, is_known: bool) -> None:
         """Raise what forbids publishing to an event now; what is known goes to no queue again."""
-        if self.disk_full:
-            raise DiskFull("the disk is full: nothing can be published until space is back")
+        if self.unwritable:
+            raise Unwritable(f"{self.unwritable}: nothing can be published until that has changed")
         if is_known or not self.full_queues:
             return
         for queue in self.bindings.routes.get(event, NOWHERE):

@@ -38,7 +38,7 @@ def totals(broker: Broker) -> Row:
         "memory_bytes": broker.memory_bytes,
         "unacked_bytes": broker.unacked_bytes,
         "unsent_bytes": broker.unsent_bytes,
-        "disk_full": broker.disk_full,
+        "disk_full": bool(broker.unwritable),
         "received": broker.published,
         "routed": broker.queued,
         "unroutable": broker.unroutable,

@@ -395,8 +395,8 @@ class Server:
         """Why this server is no good for publishers now; nothing when it is."""
         if self.stopping:
             return "stopping"
-        if self._broker.disk_full:
-            return "disk full"
+        if self._broker.unwritable:
+            return self._broker.unwritable
         return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
@@ -456,6 +456,7 @@ class Server:
             tasks.start_soon(self._reads.run)
             tasks.start_soon(self._logins.run)
             tasks.start_soon(self._writer.run)
+            tasks.start_soon(self._writer.watch)
             tasks.start_soon(self._watch)
             tasks.start_soon(Lag(self._broker).run)
             tasks.start_soon(end_unanswering, self._clients)
@@ -484,7 +485,7 @@ class Server:
         self._writer.stop()
         with anyio.move_on_after(self.settings.drain_timeout_s):
             # What finds no room on a full disk stays pending, and is not waited for.
-            while self._writer.busy or (self._broker.has_pending and not self._broker.disk_full):
+            while self._writer.busy or (self._broker.has_pending and not self._writer.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
             while any(
