@@ -27,7 +27,7 @@ def totals(broker: Broker) -> Row:
         "version": broker.facts.version,
         "epoch": broker.facts.epoch,
         "uptime_s": round(broker.clock() - broker.started_s, 3),
-        "connections": len(broker.connections),
+        "connections": broker.connection_count(),
         "queues": len(broker.queues),
         "consumers": len(broker.consumers),
         "bindings": sum(map(len, broker.bindings.by_name.values())),

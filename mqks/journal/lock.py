@@ -25,7 +25,7 @@ def lock_path(database: Path) -> Path:
     return Path(f"{database.resolve()}.lock")
 
 
-def _lock(descriptor: int) -> None:
+def lock(descriptor: int) -> None:
     """Again and again for a moment: `server_of` holds the lock while it looks."""
     for _ in range(TRIES):
         with suppress(BlockingIOError):
@@ -54,12 +54,12 @@ class FileLock:
         """Raises DatabaseLocked when another process holds it, OSError when it can't be made."""
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _lock(self._descriptor)
+            lock(self._descriptor)
             if makes_database or self._database.exists():
                 # The mode with which SQLite would make it.
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 self.database = os.open(self._database, flags, 0o644)
-                _lock(self.database)
+                lock(self.database)
         except BlockingIOError:
             holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").partition("\n")[0]
             who = "(by another name)" if self.database >= 0 else holder and f"(process {holder})"
