@@ -166,7 +166,18 @@ def test_a_stop_leaves_the_files_of_others_alone(tmp_path: Path) -> None:
     assert found(db) == [b"restored"]
 
 
-def test_readiness_and_watchdog_while_the_database_is_gone(tmp_path: Path) -> None:
+def test_a_stop_deletes_no_foreign_wal(tmp_path: Path) -> None:
+    db = tmp_path / "mqks.db"
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        subscribed(client, b"old")
+        wal_path(db).unlink()
+        wal_path(db).write_bytes(b"theirs")
+        assert server.stop() == 0
+    assert wal_path(db).read_bytes() == b"theirs"
+    assert found(db) == [b"old"]
+
+
+def test_readiness_while_the_database_is_gone(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     from tests.test_metrics import Web
 
