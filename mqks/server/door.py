@@ -24,8 +24,10 @@ from mqks.server.gate import Gate, Peer, peer
 from mqks.server.tls import reason_of
 from mqks.settings import Settings
 
-ACCEPTED_MAX = 8
-"""Newcomers of one listener in one turn of the event loop."""
+ACCEPTED_SHARE = 16
+"""One listener accepts this part of `connections_max` in one turn of the event loop, and at least
+`ACCEPTED_MIN`: those who make room for them close a few turns later."""
+ACCEPTED_MIN = 8
 PAUSE_S = 0.1
 """After a failed accept, mostly for want of descriptors."""
 
@@ -57,10 +59,11 @@ class Door:
     def open(self, listener: socket.socket, tasks: TaskGroup, *, with_tls: bool) -> None:
         """Accept from now on. The listener is closed by `close`."""
         listener.setblocking(False)
+        accepted_max = max(ACCEPTED_MIN, self._settings.connections_max // ACCEPTED_SHARE)
         let_in = self._shake_hands if with_tls else self._let_in
 
         def accept() -> None:
-            for _ in range(ACCEPTED_MAX):
+            for _ in range(accepted_max):
                 try:
                     sock, name = listener.accept()
                 except (BlockingIOError, ConnectionAbortedError):
