@@ -16,7 +16,7 @@ from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
 from mqks.broker.turns import GOES_ON, Work
-from mqks.errors import BadRequest, DiskFull, LimitExceeded
+from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
     PEEK_ROWS_MAX,
@@ -115,8 +115,8 @@ def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] 
 
 def reject(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     consumer_id, message_id = parse_settle("reject", request.rest)
-    if request.confirm and broker.disk_full:
-        raise DiskFull("the disk is full: no message gets a new place that lasts")
+    if request.confirm and broker.unwritable:
+        raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
     if message_id == ALL:
         return broker.reject_all(consumer_id)
     broker.reject(consumer_id, [message_id])

@@ -27,12 +27,12 @@ from mqks.broker.reads import Read
 from mqks.broker.turns import GOES_ON, WAITS, Turns, Work, finish, slices
 from mqks.errors import (
     BadRequest,
-    DiskFull,
     Expelled,
     Limit,
     LimitExceeded,
     LineTooLong,
     NotAllowed,
+    Unwritable,
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
@@ -96,6 +96,8 @@ class Broker:
         self.new_error_id = new_error_id
         self.on_error = on_error
         self.connections: dict[int, Connection] = {}
+        self.connection_count: Callable[[], int] = lambda: len(self.connections)
+        """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
         self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata, self.queues)
@@ -137,8 +139,8 @@ class Broker:
         """Called when a queue begins to come near that."""
         self.facts = Facts()
         self.started_s = clock()
-        self.disk_full = False
-        """While true, publishes are refused."""
+        self.unwritable = ""
+        """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
         self.turns = Turns(clock)
         self.due: dict[Queue, None] = {}
@@ -190,12 +192,7 @@ class Broker:
     # -- connections
 
     def connect(self, address: str, *, local: bool) -> Connection:
-        """A client has come. Raises LimitExceeded when there are too many."""
-        if len(self.connections) >= self.settings.connections_max:
-            self.limits_reached["connections_max"] += 1
-            raise LimitExceeded(
-                "connections_max", f"{self.settings.connections_max} connections are open already"
-            )
+        """A client has come. How many may, the server's gate knows."""
         settings = self.settings
         connection = Connection(
             next(self._connection_ids),
@@ -436,7 +433,7 @@ class Broker:
                         argument != event
                         and 0 < len(argument) <= name_bytes_max
                         and argument[:2] != b"--"
-                        and not self.disk_full
+                        and not self.unwritable
                         and not self.full_queues
                         and (
                             (permissions := connection.permissions) is None
@@ -564,10 +561,11 @@ class Broker:
         """After all that a chunk has published: ids that are remembered before their messages
         would keep them out for good."""
         self._once_unfinished -= once_ids != []
-        if self.disk_full:
+        if self.unwritable:
             for message_id in confirms:
                 connection.unconfirmed -= 1
-                self._error(connection, message_id, b"publish", "the disk is full: not durable yet")
+                reason = f"{self.unwritable}: it is not durable yet"
+                self._error(connection, message_id, b"publish", reason)
             confirms = []
         self._remember(connection, confirms, others, once_ids)
         yield GOES_ON
@@ -635,8 +633,8 @@ class Broker:
         """A request that may take more than a turn. It raises before it changes anything."""
         try:
             amount = yield from work
-            if request.confirm and self.disk_full and request.action in (b"publish", b"reject"):
-                raise DiskFull("the disk is full: it is not durable yet")
+            if request.confirm and self.unwritable and request.action in (b"publish", b"reject"):
+                raise Unwritable(f"{self.unwritable}: it is not durable yet")
         except BadRequest as failure:
             connection.unconfirmed -= request.confirm
             self._refuse(connection, line, failure)
@@ -822,8 +820,8 @@ class Broker:
 
     def check_room(self, event: bytes, *, is_known: bool) -> None:
         """Raise what forbids publishing to an event now; what is known goes to no queue again."""
-        if self.disk_full:
-            raise DiskFull("the disk is full: nothing can be published until space is back")
+        if self.unwritable:
+            raise Unwritable(f"{self.unwritable}: nothing can be published until that has changed")
         if is_known or not self.full_queues:
             return
         for queue in self.bindings.routes.get(event, NOWHERE):
@@ -1196,6 +1194,7 @@ class Broker:
             # messages would keep these out for good.
             batch = Batch(queues=begun.queues, bindings=begun.bindings, errors=begun.errors)
             begun.queues, begun.bindings, begun.errors = {}, {}, []
+            begun.is_rest = True
         self._begun = None if batch is begun else begun
         for _ in range(count):
             queue = self._left.pop()
