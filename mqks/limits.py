@@ -31,6 +31,9 @@ COPIES_MAX: Final = 1024 * 1024
 ROUTE_QUEUES: Final = 256
 """Queues that get their copies before the time is looked at: half a millisecond."""
 
+STEP_COPIES: Final = 32 * 1024
+"""Messages times queues that are routed before the time is looked at: a few milliseconds."""
+
 STEP_MESSAGES: Final = 1024
 """Messages settled, rejected or given back before the time is looked at: a millisecond or two."""
 
@@ -45,6 +48,9 @@ TAKERS_MAX: Final = 512
 
 BATCH_QUEUES_MAX: Final = 1024
 """Queues in one commit. A batch of more is written in several, its confirms go with the last."""
+
+BATCH_COPIES_MAX: Final = 128 * 1024
+"""The same of messages in the queues of one commit, of which one queue may have more."""
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""

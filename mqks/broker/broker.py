@@ -36,6 +36,7 @@ from mqks.errors import (
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
+    BATCH_COPIES_MAX,
     BATCH_QUEUES_MAX,
     COPIES_MAX,
     ERRORS_TOLD_MAX,
@@ -45,6 +46,7 @@ from mqks.limits import (
     REASON_CHARACTERS_MAX,
     ROUTE_QUEUES,
     STEP_BODIES,
+    STEP_COPIES,
     STEP_MESSAGES,
     STEP_NAMES,
     STRANGER_ERRORS_MAX,
@@ -786,7 +788,7 @@ class Broker:
             queue.publish(ids, bodies)
 
     def _route(self, queues: list[Queue], ids: list[bytes], bodies: list[bytes]) -> Work[None]:
-        for some in slices(queues, ROUTE_QUEUES):
+        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
             for queue in some:
                 queue.publish(ids, bodies)
             yield self.pending_records > self.settings.batch_records_max + COPIES_MAX
@@ -1188,8 +1190,9 @@ class Broker:
             self._left.reverse()
         batch = begun
         count = len(self._left)
-        if count > BATCH_QUEUES_MAX and not (settled_only or whole):
-            count = BATCH_QUEUES_MAX
+        if not (settled_only or whole):
+            count = min(count, self._piece())
+        if count < len(self._left):
             # The queues themselves first, and last those who wait, and ids, which without their
             # messages would keep these out for good.
             batch = Batch(queues=begun.queues, bindings=begun.bindings, errors=begun.errors)
@@ -1206,6 +1209,15 @@ class Broker:
                 batch.changes.append(change)
                 batch.taken.append((queue, boundary))
         return batch
+
+    def _piece(self) -> int:
+        """How many of the queues that are left one commit takes."""
+        copies = 0
+        for number, queue in enumerate(reversed(self._left)):
+            copies += len(queue.pending)
+            if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
+                return number
+        return len(self._left)
 
     def _begin_anew(self) -> None:
         """What is left of a batch is pending again."""
