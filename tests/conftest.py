@@ -1,7 +1,12 @@
-"""What every test gets: asyncio for coroutines, and no settings from around the test run."""
+"""What every test gets: asyncio for coroutines, and no settings from around the test run.
+
+The tests run side by side in several processes (pytest-xdist), each with fixtures of its own. Tests
+that share an expensive fixture, or start a JVM, stay in one process, as the group of one name.
+"""
 
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -30,19 +35,36 @@ def pytest_sessionstart() -> None:
     directory = tempfile.gettempdir()
     if shutil.disk_usage(directory).free < DISK_BYTES:
         raise pytest.UsageError(f"the tests want 1 GiB of free disk in {directory}")
+    # A shell ignores it for what it runs in the background, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+JVMS = pytest.mark.xdist_group("jvms")
+"""Of tests that start a JVM: they stay in one process, and one after the other."""
+
+
+@pytest.hookimpl(tryfirst=True)  # Before xdist looks at the groups.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(JVMS)
+    # What takes longest begins first.
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") != JVMS.mark)
 
 
 # How long something took, or what chance gave, is never a test's verdict.
-settings.register_profile(
-    "mqks",
+quick = settings(
     deadline=None,
+    max_examples=50,
     suppress_health_check=[
         HealthCheck.too_slow,
         HealthCheck.data_too_large,
         HealthCheck.filter_too_much,
     ],
 )
-settings.load_profile("mqks")
+settings.register_profile("quick", quick)
+settings.register_profile("full", quick, max_examples=200)  # By --hypothesis-profile=full.
+settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""The jobs on a cluster of Spark: a master and two workers on loopback, their executors, a server.
+"""The jobs where tasks are lost and done again, at length on a cluster of Spark: a master and two
+workers on loopback, their executors, a server.
 
 The one rule: each message is counted, and what was started here is gone when a test ends.
 """
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -23,11 +24,14 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests import pipeline_kills as kills
+from tests.conftest import JVMS
 
 BIN = Path(pyspark.__file__).with_name("bin")
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 WORKERS = 2
 COUNT = 20_000
+
+pytestmark = JVMS
 
 
 class Cluster:
@@ -125,6 +129,50 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     directory.mkdir()
     with Cluster(directory) as running:
         yield running
+
+
+@pytest.mark.usefixtures("spark")  # Or where there is none it is skipped.
+def test_workers_are_killed_and_each_message_is_there_once(
+    mqks_broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    url, lake, log = mqks_broker_process.url, tmp_path / "lake", tmp_path / "log"
+    kills.subscribe(url, "clicks")
+    flags = ["--url", url, "--interval", "0.2", "--batch", "1000", "--master", "local[2,1000]"]
+    job = kills.Job(log, "archive", "clicks", str(lake), *flags)
+    sent = 0
+
+    def a_task_is_lost() -> bool:
+        nonlocal sent
+        if job.is_running() and _messages(job) == sent:
+            kills.publish(url, 2_000, start=sent)
+            sent += 2_000
+        for worker in _workers(job.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return "Lost task" in log.read_text()
+
+    kills.wait_for("the loss", a_task_is_lost)
+    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
+    job.process.terminate()
+    job.succeed()
+
+    assert kills.counted(lake) == (sent,) * 3
+
+
+def _workers(driver: int) -> list[int]:
+    """Of Spark, in Python: the children of its daemon, which is a child of Java."""
+    java = _children(driver)
+    daemons = [pid for each in java for pid in _children(each) if "daemon" in _command(pid)]
+    return [pid for each in daemons for pid in _children(each)]
+
+
+def _children(pid: int) -> list[int]:
+    """Of all its threads."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 @pytest.mark.slow

@@ -708,13 +708,18 @@ def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: P
     assert len(waits(mqks_broker)) == 10, "nothing is trimmed that is not in the lake"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("format", "driver_kills"), [("parquet", 4), ("delta", 2)])
+@pytest.mark.parametrize(
+    ("format", "driver_kills", "count"),
+    [
+        ("parquet", 1, 20_000),
+        pytest.param("parquet", 4, 200_000, marks=pytest.mark.slow),
+        pytest.param("delta", 2, 200_000, marks=pytest.mark.slow),
+    ],
+)
 def test_all_is_killed_and_each_message_is_in_the_lake_once(
-    spark: "SparkSession", tmp_path: Path, format: str, driver_kills: int
+    spark: "SparkSession", tmp_path: Path, format: str, driver_kills: int, count: int
 ) -> None:
-    count = 200_000
     lake = kills.archive(spark, tmp_path, count, seed=1, format=format, driver_kills=driver_kills)
 
     assert kills.counted_by_spark(spark, lake) == (count, count, count)
@@ -722,10 +727,14 @@ def test_all_is_killed_and_each_message_is_in_the_lake_once(
         assert kills.counted(lake) == (count, count, count)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path) -> None:
-    copy = kills.replay(spark, tmp_path, 200_000, seed=1)
+@pytest.mark.parametrize(
+    ("broker_kills", "count"), [(1, 20_000), pytest.param(2, 200_000, marks=pytest.mark.slow)]
+)
+def test_replay_while_the_broker_is_killed(
+    spark: "SparkSession", tmp_path: Path, broker_kills: int, count: int
+) -> None:
+    copy = kills.replay(spark, tmp_path, count, seed=1, broker_kills=broker_kills)
 
-    assert kills.counted(copy) == (200_000, 200_000, 200_000)
-    assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)
+    assert kills.counted(copy) == (count, count, count)
+    assert kills.counted_by_spark(spark, copy) == (count, count, count)

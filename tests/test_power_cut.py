@@ -20,6 +20,7 @@ from tests.unsynced import Disk
 from tests.waiting import WAIT_S
 
 STEPS = 600
+pytestmark = pytest.mark.xdist_group("power cut")  # One log for all.
 
 
 @pytest.fixture(scope="module")
