@@ -9,7 +9,7 @@ DB ?= mqks.db
 # Tests run side by side in so many processes.
 JOBS ?= auto
 BIN = $(VENV)/bin
-PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8 --dist loadgroup
+PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
 .PHONY: serve test test-slow lint wheel clean
 

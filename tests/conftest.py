@@ -1,17 +1,18 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run.
 
-The tests run side by side in several processes (pytest-xdist), each with fixtures of its own. Tests
-that share an expensive fixture, or start a JVM, stay in one process, as the group of one name.
+With `-n` (pytest-xdist) files run side by side in several processes, each with fixtures of its own.
+The tests of one file run in one process, in their order, and so do all that start a JVM.
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,11 @@ DISK_BYTES = 2**30
 """What the tests write at a time, with room to spare; a server refuses publishes on a full disk."""
 
 
+def pytest_configure() -> None:
+    # Processes that share the tests must agree on their names, and some of these show a set.
+    os.environ.setdefault("PYTHONHASHSEED", str(random.randrange(2**32)))
+
+
 def pytest_sessionstart() -> None:
     directory = tempfile.gettempdir()
     if shutil.disk_usage(directory).free < DISK_BYTES:
@@ -39,17 +45,23 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-JVMS = pytest.mark.xdist_group("jvms")
-"""Of tests that start a JVM: they stay in one process, and one after the other."""
+LONGEST = "tests/test_pipeline_", "tests/test_power_cut"
+"""Beginnings of files that take long, and so begin first. The first are those that start JVMs."""
 
 
-@pytest.hookimpl(tryfirst=True)  # Before xdist looks at the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(JVMS)
-    # What takes longest begins first.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") != JVMS.mark)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    scheduling = LoadFileScheduling(config, log)
+    file, (pipeline, *_) = scheduling._split_scope, LONGEST
+    scheduling._split_scope = lambda test: pipeline if test.startswith(pipeline) else file(test)
+    return scheduling
 
 
 # How long something took, or what chance gave, is never a test's verdict.

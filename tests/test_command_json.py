@@ -19,9 +19,6 @@ from typing import Any
 import pytest
 
 from mqks.commands import main
-from mqks.pipeline.errors import JavaMissing
-from mqks.pipeline.session import check_java
-from tests.conftest import JVMS
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.test_command_tree import COMMANDS
@@ -80,8 +77,6 @@ STOPPED = {
 PROCESSES = {"mqks consume", *SPARK}
 """Commands that need a process of their own: they take its signals, or start Java."""
 NEEDS_A_SERVER = {"mqks inspect consumers", "mqks inspect connections"}
-IN_ORDER = pytest.mark.xdist_group("json")
-"""What one command has made, others look at."""
 
 
 class World:
@@ -170,7 +165,6 @@ def test_every_command_is_here() -> None:
     assert have == LIVE.keys() | SPARK.keys() | {"mqks compact"}
 
 
-@IN_ORDER
 @pytest.mark.parametrize("name", LIVE)
 def test_a_server_is_told_as_json(live: World, name: str) -> None:
     objects = printed(live, name, LIVE[name])
@@ -179,28 +173,12 @@ def test_a_server_is_told_as_json(live: World, name: str) -> None:
     assert all(isinstance(each, dict) and each for each in objects)
 
 
-@IN_ORDER
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_file_is_told_as_json(stopped: World, name: str) -> None:
     objects = printed(stopped, name, STOPPED[name])
 
     assert bool(objects) == (name not in NEEDS_A_SERVER)
     assert all(isinstance(each, dict) and each for each in objects)
-
-
-@JVMS
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("names", [[*SPARK][:1], pytest.param([*SPARK], marks=pytest.mark.slow)])
-def test_jobs_are_told_as_json(live: World, names: list[str]) -> None:
-    try:
-        check_java()
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
-    quick = "--master local[1] --conf spark.sql.shuffle.partitions=1"
-    for name in names:
-        objects = printed(live, name, f"{SPARK[name]} {quick}")
-        assert objects
-        assert all(isinstance(each, dict) and each for each in objects)
 
 
 # ------------------------------------------------------------------------------ what it tells

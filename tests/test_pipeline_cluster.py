@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pyspark
@@ -24,14 +25,14 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests import pipeline_kills as kills
-from tests.conftest import JVMS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BIN = Path(pyspark.__file__).with_name("bin")
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 WORKERS = 2
 COUNT = 20_000
-
-pytestmark = JVMS
 
 
 class Cluster:
@@ -131,21 +132,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.usefixtures("spark")  # Or where there is none it is skipped.
-def test_workers_are_killed_and_each_message_is_there_once(
-    mqks_broker_process: BrokerProcess, tmp_path: Path
+def test_all_that_can_be_killed_is_and_each_message_is_there_once(
+    spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
 ) -> None:
-    url, lake, log = mqks_broker_process.url, tmp_path / "lake", tmp_path / "log"
-    kills.subscribe(url, "clicks")
-    flags = ["--url", url, "--interval", "0.2", "--batch", "1000", "--master", "local[2,1000]"]
-    job = kills.Job(log, "archive", "clicks", str(lake), *flags)
+    """Once: workers, which others replace, then the broker, then the job. The tests marked slow do
+    more of it: here and in tests/test_pipeline_jobs.py and test_pipeline_json.py."""
+    broker, lake, log = mqks_broker_process, tmp_path / "lake", tmp_path / "log"
+    kills.subscribe(broker.url, "clicks")
+    flags = ["--url", broker.url, "--interval", "0.2", "--batch", "1000"]
+    job = kills.Job(log, "archive", "clicks", str(lake), *flags, "--master", "local[2,1000]")
     sent = 0
 
-    def a_task_is_lost() -> bool:
+    def publish_more() -> None:
         nonlocal sent
+        kills.publish(broker.url, 2_000, start=sent)
+        sent += 2_000
+
+    def a_task_is_lost() -> bool:
         if job.is_running() and _messages(job) == sent:
-            kills.publish(url, 2_000, start=sent)
-            sent += 2_000
+            publish_more()
         for worker in _workers(job.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
@@ -153,10 +158,15 @@ def test_workers_are_killed_and_each_message_is_there_once(
 
     kills.wait_for("the loss", a_task_is_lost)
     kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
-    job.process.terminate()
-    job.succeed()
+    publish_more()
+    broker.kill()
+    broker.start()
+    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
+    publish_more()
+    job.kill(everything=True)
+    kills.archive_once(spark, broker.url, "clicks", lake, "parquet")
 
-    assert kills.counted(lake) == (sent,) * 3
+    assert kills.counted(lake) == kills.counted_by_spark(spark, lake) == (sent,) * 3
 
 
 def _workers(driver: int) -> list[int]:

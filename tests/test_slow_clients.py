@@ -33,8 +33,10 @@ def overload(clients: list[socket.socket], kib: int) -> None:
     """Have each of them leave so much of its replies, or all that the server makes."""
     for client in clients:
         client.settimeout(0.5)
+        left = memoryview((b"p ping " + LINE + b"\n") * kib)
         with suppress(TimeoutError, ConnectionError):
-            client.sendall((b"p ping " + LINE + b"\n") * kib)
+            while left:  # Not `sendall`, whose limit is for all of it.
+                left = left[client.send(left) :]
 
 
 @contextmanager
