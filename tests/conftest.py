@@ -115,7 +115,21 @@ SPARK_SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
+def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spark without its archive of Python files: its workers would compile them at each start, for
+    a second of CPU, and Spark waits for no worker longer than 10 seconds, on any machine."""
+    import pyspark
+
+    home = tmp_path_factory.mktemp("spark-home")
+    for part in ("bin", "jars", "sbin"):
+        (home / part).symlink_to(Path(pyspark.__file__).with_name(part))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(_spark_home: None) -> "Iterator[SparkSession]":
     """One session for all tests that need one; they are skipped where there is no Java."""
     from mqks.pipeline.errors import JavaMissing
     from mqks.pipeline.session import session
