@@ -407,6 +407,7 @@ class Machine(RuleBasedStateMachine):
         )
 
 
+@pytest.mark.hypothesis
 def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small numbers, so that a few steps are enough to merge, compact and page.
     monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
@@ -417,7 +418,7 @@ def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=150,
+            max_examples=settings().max_examples,
             stateful_step_count=40,
             deadline=None,
             print_blob=True,
