@@ -81,7 +81,9 @@ class Disk:
             queue = broker.restore_queue(queue_id, state.name, state.rule)
             known = self.queues[queue_id]
             returned = [
-                (number, known.marks.get(number, 1)) for number in known.lines if number < known.cursor
+                (number, known.marks.get(number, 1))
+                for number in known.lines
+                if number < known.cursor
             ]
             waiting = {n: mark // 2 for n, mark in known.marks.items() if n >= known.cursor}
             queue.restore(known.next_seq, known.cursor, returned, waiting)

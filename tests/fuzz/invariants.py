@@ -63,7 +63,7 @@ def _check_queue(queue: Queue) -> None:
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
     require(not below or max(below) < queue.cursor, f"{name!r}: delivered above the cursor")
-    for heap in (queue.redo, queue.redo_paged):
+    for heap in ([number for number, _ in queue.redo], queue.redo_paged):
         for place in range(1, len(heap)):
             require(heap[(place - 1) // 2] <= heap[place], f"{name!r}: no heap")
     if queue.retries:
@@ -86,7 +86,9 @@ def _check_deadline(queue: Queue) -> None:
     else:
         require(queue.rule is not None, f"{queue.name!r}: a deadline without a rule")
         require(not queue.consumers, f"{queue.name!r}: a deadline while it is used")
-        known = any(each[2] is queue and each[0] == queue.deadline for each in queue.broker._deadlines)
+        known = any(
+            each[2] is queue and each[0] == queue.deadline for each in queue.broker._deadlines
+        )
         require(known, f"{queue.name!r}: a deadline that nobody waits for")
 
 
@@ -170,7 +172,9 @@ def check_disk(broker: Broker, disk: Disk) -> None:
     """With nothing pending: what is on disk is what is there, and what is there is on disk."""
     names = {queue_id: state.name for queue_id, state in disk.states.items()}
     require(names == {queue.id: queue.name for queue in broker.queues.values()}, "queues on disk")
-    bindings = {(name, event) for name, events in broker.bindings.by_name.items() for event in events}
+    bindings = {
+        (name, event) for name, events in broker.bindings.by_name.items() for event in events
+    }
     require(disk.bindings == bindings, "bindings on disk")
     for queue in broker.queues.values():
         known = disk.queues[queue.id]

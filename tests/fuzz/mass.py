@@ -11,8 +11,9 @@ from random import Random
 from typing import Final
 
 from tests.fuzz.mutations import Mutator, event, settings
+from tests.fuzz.reduce import failure_of
 from tests.fuzz.steps import Step, Steps, send
-from tests.fuzz.world import World, split_settings
+from tests.fuzz.world import TooSlow, World, split_settings
 
 EPISODE_LINES: Final = 5000
 CHECKED_EVERY: Final = 50
@@ -38,6 +39,7 @@ class Mass:
         self._mutator = Mutator(corpus, Random(seed))
         self.lines = 0
         self.mutated = 0
+        self.slowest_s = 0.0
         self.found: list[Found] = []
 
     def run(self, lines: int, first: int = 0, findings_max: int = 20) -> None:
@@ -57,9 +59,13 @@ class Mass:
             with World(CHECKED_EVERY, **chosen) as world:
                 self._go_on(world, taken, chance)
                 world.settle()
+        except TooSlow as failure:
+            if all(isinstance(failure_of(tuple(taken)), TooSlow) for _ in range(3)):
+                self.found.append(Found(number, tuple(taken), failure))
         except Exception as failure:
             self.found.append(Found(number, tuple(taken), failure))
         self.lines += world.lines
+        self.slowest_s = max(self.slowest_s, world.slowest_s)
 
     def _go_on(self, world: World, taken: list[Step], chance: Random) -> None:
         mutator = self._mutator
@@ -83,4 +89,3 @@ class Mass:
                 taken.append(step)
                 world.run(step)
                 sent += 1 + step.data.count(b"\n")
-

@@ -12,7 +12,7 @@ from typing import Final
 
 from mqks.broker.actions import ACTIONS
 from mqks.broker.state import State
-from tests.fuzz.steps import CONNECTIONS, Step, Steps, lines_of, send
+from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
 from tests.transcripts import Story, stories_of
 
 NAME_BYTES_MAX: Final = 255
@@ -38,14 +38,50 @@ FLAGS: Final = [
 ]
 NAMES: Final = [
     *(b"q", b"q1", b"q2", b"e", b"e1", b"e2", b"a.b", b"a.c.b", b"m1", b"m2", b"m3", b"c1", b"c2"),
-    *(b"*", b"*.b", b"a.*", b"**", b"*.*.*", b".", b"..", b"\xff", b"\x00", b"\xc3\xa9", b"x,retry=1"),
+    *(
+        b"*",
+        b"*.b",
+        b"a.*",
+        b"**",
+        b"*.*.*",
+        b".",
+        b"..",
+        b"\xff",
+        b"\x00",
+        b"\xc3\xa9",
+        b"x,retry=1",
+    ),
     *(b"event=x", b"=", b"ok", b"error", b"b" * NAME_BYTES_MAX, b"token-of-u", b"token-of-admin"),
     *(b"queues", b"queue", b"bindings", b"consumers", b"connections", b"unacked", b"errors"),
-    *(b"journal", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\x1f", b"\x7f", b"\x85", b"\x0b", b"{0}", b"%s"),
+    *(
+        b"journal",
+        b"\xed\xa0\x80",
+        b"\xe2\x80\xa8",
+        b"\x1f",
+        b"\x7f",
+        b"\x85",
+        b"\x0b",
+        b"{0}",
+        b"%s",
+    ),
 ]
 BYTES: Final = [
     *(b"\x00", b"\t", b"\r", b"\r\r", b"\n", b"\n\n", b"\r\n", b" ", b"  ", b" " * 40, b"\xff"),
-    *(b"\x80", b"\xc3", b"\xf0\x9f", b"\x1b", b"\x7f", b"-", b"--", b"=", b",", b".", b"*", b"%", b"\\"),
+    *(
+        b"\x80",
+        b"\xc3",
+        b"\xf0\x9f",
+        b"\x1b",
+        b"\x7f",
+        b"-",
+        b"--",
+        b"=",
+        b",",
+        b".",
+        b"*",
+        b"%",
+        b"\\",
+    ),
 ]
 EXPRESSIONS: Final = [
     *("len(state.queues)", "{name: len(q) for name, q in state.queues.items() if q}"),
@@ -58,7 +94,11 @@ EXPRESSIONS: Final = [
     *("'a,b'.split(',', 1)", "' | '.join(str(n) for n in [1, None])", "'a=b'.partition('=')"),
     *("b'\\xff'.decode('utf-8', 'replace')", "[3, 1, 2][::-1][:2]", "range(10)[2:4]"),
     *("[int('12'), int('ff', 16), float('1e3'), round(2.5, 1), abs(-3)]", "2 ** 1023 // 2 ** 9"),
-    *("state.queues.keys() & {'q1'}", "[a + b for a, (b, [c]) in [(1, (2, [3]))]]", "1 if [] else 2"),
+    *(
+        "state.queues.keys() & {'q1'}",
+        "[a + b for a, (b, [c]) in [(1, (2, [3]))]]",
+        "1 if [] else 2",
+    ),
     *("{(1, 'a'): b'x'}", "'a'.replace('', 'bb')", "any(x > 1 for x in (1, 2)) and all([])"),
     *(f"state.{name}" for name, value in vars(State).items() if isinstance(value, property)),
 ]
@@ -95,6 +135,10 @@ class Mutator:
             self._spliced,
             *(self._with_words_of_another,) * 20,
         ]
+
+    @classmethod
+    def of_lines(cls, lines: Sequence[bytes], chance: Random) -> "Mutator":
+        return cls([tuple(send("a", line + b"\n") for line in lines)], chance)
 
     def add(self, steps: Steps) -> None:
         self.corpus.append(steps)
@@ -167,7 +211,8 @@ class Mutator:
         steps = list(chance.choice(self.corpus))
         for _ in range(chance.randrange(1, 4)):
             self._mutate(steps)
-        return tuple(steps[:80])
+        chosen = [step for step in steps if step.verb == "settings"]
+        return (*chosen[:1], *(step for step in steps[:80] if step.verb != "settings"))
 
     def _mutate(self, steps: list[Step]) -> None:
         chance = self.chance
@@ -189,7 +234,6 @@ class Mutator:
             steps[at] = steps[at]._replace(who=self.who()) if steps[at].who != "*" else steps[at]
         elif kind < 0.9:
             steps[:0] = [Step("settings", "*", settings(chance))]
-            steps[1:] = [step for step in steps[1:] if step.verb != "settings"]
         elif at < len(steps):
             steps[at : at + chance.randrange(1, 3)] = []
 
@@ -209,7 +253,7 @@ class Mutator:
         return event(self.chance)
 
     def _with_words_of_another(self, chance: Random, line: Line) -> Line:
-        """One word, or all behind it, from a line of the same action: what comes is mostly valid."""
+        """One word, or all from there on, of a line of the same action: mostly valid."""
         words = line.split(b" ")
         if len(words) < 3 or (siblings := self._siblings.get(words[1])) is None:
             return line
@@ -261,7 +305,7 @@ SETTINGS: Final = {
 def settings(chance: Random) -> bytes:
     """Some of the settings small, mostly few."""
     names = chance.sample(sorted(SETTINGS), chance.choice([1, 1, 2, 3, 5]))
-    chosen = (f"{name}={chance.choice(SETTINGS[name])}" for name in names)  # type: ignore[call-overload]
+    chosen = (f"{name}={chance.choice(SETTINGS[name])}" for name in names)
     return " ".join(chosen).encode()
 
 
@@ -390,12 +434,16 @@ def mutated_expression(chance: Random, sources: Sequence[str]) -> str:
 
 
 def seeds() -> Iterator[Steps]:
-    """All stories and all examples of the protocol, as steps."""
+    """All stories and all examples of the protocol, as steps, and what they do not tell: strangers,
+    users, slow clients, slow and full disks, small limits."""
     paths = [*sorted((TESTS / "conformance").glob("*.txt")), TESTS.parent / "docs" / "protocol.md"]
     for story in stories_of(paths):
         yield _steps_of(story)
+    yield from load(CORPUS / "seeds.txt")
     for source in EXPRESSIONS:
-        yield (send("a", b"s subscribe q1 e1\nm1 publish e1 x\nx _eval " + source.encode() + b"\n"),)
+        yield (
+            send("a", b"s subscribe q1 e1\nm1 publish e1 x\nx _eval " + source.encode() + b"\n"),
+        )
 
 
 _VERBS = {"disconnect": "leave", "break off": "leave", "end of stream": "end"}

@@ -41,7 +41,9 @@ def unescaped(text: str) -> bytes:
 
 def written(steps: Iterable[Step]) -> str:
     return "\t".join(
-        f"*{verb} {escaped(data)}".rstrip() if who == "*" else f"{who}{SIGN_OF[verb]}{escaped(data)}"
+        f"*{verb} {escaped(data)}".rstrip()
+        if who == "*"
+        else f"{who}{SIGN_OF[verb]}{escaped(data)}"
         for verb, who, data in steps
     )
 
@@ -67,6 +69,4 @@ def save(path: Path, corpus: Iterable[Iterable[Step]]) -> None:
 
 def lines_of(steps: Iterable[Step]) -> list[bytes]:
     """All lines that are sent whole in one step."""
-    return [
-        line for verb, _, data in steps if verb == "send" for line in data.split(b"\n") if line
-    ]
+    return [line for verb, _, data in steps if verb == "send" for line in data.split(b"\n") if line]
