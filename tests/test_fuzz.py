@@ -175,6 +175,18 @@ def test_arcs_tell_one_input_from_another() -> None:
 # -- what it has found
 
 
+def test_the_oldest_message_is_paged_in_whatever_newer_ones_take() -> None:
+    """The first of them is on disk when all come back, the others are not: those have to stay in
+    memory, and take so much of it that there was no room for the first, which goes before them."""
+    play(
+        read(
+            r"*settings memory_bytes=0 small_steps=1	a:s subscribe q e\n	*slow"
+            r"	a:m1 publish --confirm e x\n	a:m2 publish e " + "y" * 100 + r"\n"
+            r"	b:c1 consume q --manual-ack\n	b-	*commit	b:c1 consume q\n"
+        )
+    )
+
+
 @pytest.mark.parametrize("seconds", [b"soon", b"", b"1e", b"5,0"])
 def test_an_update_with_bad_seconds_is_a_violation(seconds: bytes) -> None:
     with pytest.raises(ProtocolViolation):

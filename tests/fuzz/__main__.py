@@ -16,9 +16,9 @@ from tests.fuzz.reduce import failure_of, kind_of, reduced
 from tests.fuzz.steps import CORPUS, Steps, load, read, save, written
 from tests.fuzz.tcp import fuzz_over_tcp
 
-BROKER = CORPUS / "broker.txt"
+BROKER, SEEDS = CORPUS / "broker.txt", CORPUS / "seeds.txt"
 TOLD_EVERY_LINES = 500_000
-CLIENT_SHARE, EXPRESSION_SHARE = 20, 200
+CLIENT_SHARE, EXPRESSION_SHARE = 20, 2000
 """One line in so many goes to a client; one expression comes for so many lines."""
 
 
@@ -55,7 +55,7 @@ def _grow(seconds: float, seed: int) -> int:
 
 def _fuzz(options: argparse.Namespace) -> int:
     """All kinds, in turns."""
-    mass = Mass(load(BROKER), options.seed)
+    mass = Mass([*load(BROKER), *load(SEEDS)], options.seed)
     clients = client.ClientMass(client.seeds(), options.seed)
     looks = expressions.Expressions(options.seed)
     start_s, start_cpu_s, told, number = monotonic(), process_time(), 0, options.first

@@ -157,7 +157,7 @@ class Mutator:
         """Fewer of what takes long, more of what moves messages."""
         evals = [line for line in lines if b" _eval " in line]
         movers = [line for line in lines if line.split(b" ")[1:2] in _MOVERS]
-        return [line for line in lines if b" _eval " not in line] + evals[::8] + movers * 2
+        return [line for line in lines if b" _eval " not in line] + evals[::8] + movers * 6
 
     def line(self) -> bytes:
         """A line without its end, mutated once or more."""

@@ -37,7 +37,7 @@ USERS_FILE: Final = Path("users.jsonl")
 """It is never read: that there is one makes strangers of those from other machines."""
 OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 """For one connection in one turn: `outbox_bytes_max`, and what one more request brings."""
-_MORE_THAN_ENDLESS: Final = 100_000
+_MORE_THAN_ENDLESS: Final = 5000
 
 USERS: Final = [
     User(
@@ -319,8 +319,9 @@ class World(AbstractContextManager["World"]):
                 self._receive(peer, b"")
         for peer in [*self._going]:
             self._finish(peer)
-        while broker.page_requests:
-            self._page(broker.page_requests.pop())
+        wanted, broker.page_requests = broker.page_requests, []
+        for queue in wanted:
+            self._page(queue)
         if broker.logins:
             self._login()
         self._read()
