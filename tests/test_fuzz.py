@@ -64,11 +64,10 @@ def test_stories_are_steps() -> None:
 
 def run_mass(lines: int) -> None:
     mass = Mass(BROKER, fresh_seed())
-    while mass.lines < lines and not mass.found:
-        mass.episode(mass.lines)
-    for found in mass.found:
-        found.failure.add_note(f"episode {found.number}: {written(found.steps)[-2000:]}")
-        raise found.failure
+    mass.run(lines)
+    for entry, failure in mass.found:
+        failure.add_note(written(entry)[-2000:])
+        raise failure
 
 
 def test_mutated_lines() -> None:

@@ -5,9 +5,9 @@ again, and what it found be reduced.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from random import Random
+from time import perf_counter
 from typing import Final
 
 from tests.fuzz.mutations import Mutator, event, settings
@@ -22,15 +22,6 @@ POOL_LINES: Final = 2500
 """Mutated for each episode, which sends each of them about twice."""
 
 
-@dataclass
-class Found:
-    """What a run of episodes came upon: the steps up to there, and what it was."""
-
-    number: int
-    steps: Steps
-    failure: Exception
-
-
 class Mass:
     """Episodes of mutated lines."""
 
@@ -40,12 +31,12 @@ class Mass:
         self.lines = 0
         self.mutated = 0
         self.slowest_s = 0.0
-        self.found: list[Found] = []
+        self.found: list[tuple[Steps, Exception]] = []
 
-    def run(self, lines: int, first: int = 0, findings_max: int = 20) -> None:
-        """So many lines, whatever is found in them."""
-        for number in count(first):
-            if self.lines >= lines or len(self.found) >= findings_max:
+    def run(self, lines: int) -> None:
+        """So many lines, or up to what is found first."""
+        for number in count():
+            if self.lines >= lines or self.found:
                 break
             self.episode(number)
 
@@ -56,14 +47,14 @@ class Mass:
             taken.append(Step("settings", "*", settings(chance)))
         chosen, _ = split_settings(tuple(taken))
         try:
-            with World(CHECKED_EVERY, **chosen) as world:
+            with World(CHECKED_EVERY, perf_counter, **chosen) as world:
                 self._go_on(world, taken, chance)
                 world.settle()
         except TooSlow as failure:
             if all(isinstance(failure_of(tuple(taken)), TooSlow) for _ in range(3)):
-                self.found.append(Found(number, tuple(taken), failure))
+                self.found.append((tuple(taken), failure))
         except Exception as failure:
-            self.found.append(Found(number, tuple(taken), failure))
+            self.found.append((tuple(taken), failure))
         self.lines += world.lines
         self.slowest_s = max(self.slowest_s, world.slowest_s)
 

@@ -95,9 +95,10 @@ def fuzz_over_tcp(directory: Path, seconds: float, seed: int) -> tuple[int, list
     )
     users.chmod(0o600)
     mutator = Mutator(load(CORPUS / "broker.txt"), chance)
-    lines, end_s = 0, monotonic() + seconds
+    lines = 0
     with ServerProcess(directory / "mqks.db", "--users", str(users)) as server:
         wires = [Wire(server.address) for _ in range(CONNECTIONS)]
+        end_s = monotonic() + seconds
         try:
             while monotonic() < end_s:
                 at = chance.randrange(CONNECTIONS)
