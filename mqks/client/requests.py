@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.limits import DELETE_DELAY_S_MAX
@@ -179,6 +179,24 @@ def reason(error_id: str) -> bytes:
 def is_number(text: bytes) -> bool:
     """Whether these are digits, and so few that Python reads them."""
     return text.isdigit() and len(text) <= 19
+
+
+class Reply(NamedTuple):
+    """One line from the server."""
+
+    request_id: bytes
+    is_error: bool
+    text: bytes
+    """What follows `ok`; of an error its id."""
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Reply":
+        """Raises ProtocolViolation."""
+        request_id, _, rest = line.partition(b" ")
+        status, _, text = rest.partition(b" ")
+        if not request_id or status not in (b"ok", b"error"):
+            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
+        return cls(request_id, status == b"error", text)
 
 
 def number_told(answer: bytes) -> int:
