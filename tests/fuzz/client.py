@@ -59,7 +59,12 @@ class ClientWorld:
         if consumes:
             arguments = b"q e1 --delete-queue-when-unused=5.0 --manual-ack"
             self.session: Session = ConsumerSession(
-                OPTIONS, (), prefix="c", jitter=lambda: 1.0, arguments=arguments
+                OPTIONS,
+                (),
+                prefix="c",
+                jitter=lambda: 1.0,
+                arguments=arguments,
+                guard=lambda settle: settle,
             )
         else:
             self.session = Session(OPTIONS, (), prefix="s", jitter=lambda: 1.0)

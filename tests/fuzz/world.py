@@ -239,8 +239,11 @@ class World(AbstractContextManager["World"]):
 
     def _on_end(self, who: str) -> None:
         peer = self.peers.get(who)
-        if peer is not None and not peer.ended and not peer.connection.overrun:
-            self._end(peer)
+        if peer is not None:
+            # The server does not see the end before it reads again.
+            self._make_ready(peer)
+            if not peer.ended:
+                self._end(peer)
 
     def _on_leave(self, who: str) -> None:
         peer = self.peers.pop(who, None)
