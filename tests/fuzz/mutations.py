@@ -12,17 +12,9 @@ from typing import Final
 
 from mqks.broker.actions import ACTIONS
 from mqks.broker.state import State
+from tests.fuzz.sizes import ARGUMENTS_MAX, NAME_BYTES_MAX, STARS_MAX
 from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
 from tests.transcripts import Story, stories_of
-
-NAME_BYTES_MAX: Final = 255
-"""Longer names than this cost memory with each message. Lift it with the limit of names."""
-STARS_MAX: Final = 8
-"""Of a mask; a mask of many takes long. Lift it when it does not."""
-WORDS_MAX: Final = 300
-"""Arguments of one request."""
-DATA_BYTES_MAX: Final = 2 * 1024 * 1024
-"""The longest lines; the server takes half of that."""
 
 TESTS = Path(__file__).parents[1]
 NUMBERS: Final = [
@@ -194,7 +186,9 @@ class Mutator:
             return head + b"x" * (size - len(head)) + chance.choice([b"\n", b"\r\n", b""])
         if kind == 1:
             head = chance.choice([b"s subscribe q ", b"r rebind q ", b"c consume q --add "])
-            names = (b"e%d" % chance.randrange(1000) for _ in range(chance.randrange(WORDS_MAX)))
+            names = (
+                b"e%d" % chance.randrange(1000) for _ in range(chance.randrange(ARGUMENTS_MAX))
+            )
             return head + b" ".join(names) + b"\n"
         if kind == 2:
             return chance.choice(self._lines) + b" " * chance.randrange(100_000) + b"\n"

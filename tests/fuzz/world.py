@@ -24,14 +24,9 @@ from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
 from tests.fuzz.invariants import check, check_disk, digest, require
 from tests.fuzz.peer import Peer
+from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
 from tests.fuzz.steps import Step, Steps
 
-CALL_S_MAX: Final = 0.1
-"""CPU time of one call of the broker; a chunk shall take CHUNK_S."""
-EVAL_S_MAX: Final = 0.5
-"""The same for one with an expression: its budget of steps takes up to 0.3 s on a busy machine."""
-QUEUES_MAX: Final = 300
-"""What is sent to thousands of queues takes longer than a chunk may. Lift it with that."""
 TOKEN: Final = "token-of-u"
 USERS_FILE: Final = Path("users.jsonl")
 """It is never read: that there is one makes strangers of those from other machines."""
