@@ -37,6 +37,8 @@ Limit = Literal[
     "connections_per_address_max",
     "unauthenticated_max",
     "line_bytes_max",
+    "name_bytes_max",
+    "metadata_bytes_max",
     "queues_max",
     "queue_messages_max",
     "bindings_per_queue_max",

@@ -36,6 +36,7 @@ def totals(broker: Broker) -> Row:
             consumer.unacked_count for consumer in broker.consumers.values() if consumer.manual_ack
         ),
         "memory_bytes": broker.memory_bytes,
+        "metadata_bytes": broker.metadata.bytes,
         "unacked_bytes": broker.unacked_bytes,
         "unsent_bytes": broker.unsent_bytes,
         "disk_full": broker.disk_full,

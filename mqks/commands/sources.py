@@ -252,12 +252,12 @@ class Stopped:
             "messages_ready": sum(queue.ready for queue in queues),
             "messages_unacked": sum(queue.unacked for queue in queues),
             **dict.fromkeys(
-                ["memory_bytes", "unacked_bytes", "unsent_bytes", "disk_full", "received", "routed"]
+                ["memory_bytes", "metadata_bytes", "unacked_bytes", "unsent_bytes", "disk_full"]
             ),
             **dict.fromkeys(
-                ["unroutable", "confirmed", "delivered", "redelivered", "acknowledged", "rejected"]
+                ["received", "routed", "unroutable", "confirmed", "delivered", "redelivered"]
             ),
-            **dict.fromkeys(["purged", "errors"]),
+            **dict.fromkeys(["acknowledged", "rejected", "purged", "errors"]),
         }
 
     def queues(self) -> Iterator[Row]:
@@ -336,7 +336,7 @@ class Stopped:
             "segment_bytes": facts.segment_bytes,
             "messages": sum(queue.ready + queue.unacked for queue in self._file.queues),
             **dict.fromkeys(["commits", "commit_records", "commit_seconds", "checkpoints"]),
-            "once_ids": None,
+            **dict.fromkeys(["once_ids", "once_bytes"]),
             "schema_version": facts.schema_version,
             "page_bytes": facts.page_bytes,
             "free_pages": facts.free_pages,

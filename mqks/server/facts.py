@@ -47,6 +47,7 @@ class JournalFacts(Facts):
             "commit_seconds": round(journal.commit_seconds.sum, 6),
             "checkpoints": journal.checkpoints,
             "once_ids": len(self._broker.once),
+            "once_bytes": self._broker.once.size_bytes,
         }
 
 

@@ -89,9 +89,11 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
         self._pending_bytes = 0
+        self._awaited_bytes = 0
+        """What has come in since the last commit and waits for the next one, publishes aside."""
         self._turn_bytes = 0
         """What has come in since the last flush."""
-        self._publishers_held: set[Client] = set()
+        self._held_for_journal: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
@@ -148,7 +150,7 @@ class Server:
     def remove_client(self, client: Client) -> None:
         connection = client.connection
         self._clients.pop(connection.id, None)
-        self._publishers_held.discard(client)
+        self._held_for_journal.discard(client)
         self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
@@ -174,6 +176,7 @@ class Server:
         """A chunk has come: handle all of it, now."""
         broker, connection = self._broker, client.connection
         published, pending = broker.published, broker.pending_records
+        unconfirmed, changes = connection.unconfirmed, broker.pending_changes
         broker.receive(connection, data)
         if client.stranger or connection.awaits_login:
             self._look_at_auth(client)
@@ -185,8 +188,13 @@ class Server:
                 broker.pending_records > self.settings.batch_records_max
                 or self._pending_bytes > self.settings.batch_bytes_max
             ):
-                self._publishers_held.add(client)
-                client.hold(Hold.JOURNAL)
+                self._hold_for_journal(client)
+        elif connection.unconfirmed > unconfirmed or broker.pending_changes > changes:
+            # What is confirmed, queues and bindings wait for the same commit. They have a bound of
+            # their own: an ack never waits because of publishers.
+            self._awaited_bytes += size
+            if self._awaited_bytes > self.settings.batch_bytes_max:
+                self._hold_for_journal(client)
         if size >= LARGE_CHUNK_BYTES:
             self._flush()
         else:
@@ -194,6 +202,11 @@ class Server:
         if size >= FAIR_CHUNK_BYTES or connection.overrun:
             client.hold(Hold.TURN)
             self._loop.call_soon(client.release, Hold.TURN)
+
+    def _hold_for_journal(self, client: Client) -> None:
+        """It is read again after the next commit."""
+        self._held_for_journal.add(client)
+        client.hold(Hold.JOURNAL)
 
     # -- strangers
 
@@ -349,9 +362,9 @@ class Server:
         self._flush()
 
     def _release_publishers(self) -> None:
-        """What they sent is durable: publishers may go on."""
-        self._pending_bytes = 0
-        held, self._publishers_held = self._publishers_held, set()
+        """What they sent is durable: those who wait for the journal may go on."""
+        self._pending_bytes = self._awaited_bytes = 0
+        held, self._held_for_journal = self._held_for_journal, set()
         for client in held:
             client.release(Hold.JOURNAL)
 
@@ -576,6 +589,8 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        if long := broker.long_names():
+            log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
             log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
