@@ -9,6 +9,7 @@ from itertools import chain
 
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer
+from mqks.broker.metadata import binding_bytes, consumer_bytes, queue_bytes
 from mqks.broker.queue import MESSAGE_OVERHEAD_BYTES, Queue
 from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
@@ -109,7 +110,7 @@ def _check_consumer(broker: Broker, consumer: Consumer) -> None:
     require(consumer.connection.id in broker.connections, f"{who!r}: its connection has gone")
     require(consumer.in_ring == (consumer in queue.ring), f"{who!r}: in_ring")
     deliveries = _deliveries(consumer)
-    size = sum(len(line) + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
+    size = sum(len(line) + line.index(b" ") + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
     require(consumer.unacked_bytes == size, f"{who!r}: unacked_bytes")
     require(consumer.unacked_count == len(deliveries), f"{who!r}: unacked_count")
     require(consumer.manual_ack or not deliveries, f"{who!r}: unacked without manual ack")
@@ -158,6 +159,9 @@ def _check_sums(broker: Broker) -> None:
     require(not broker.held_back or broker.unacked_room <= 0, "held back for no reason")
     require(not broker.postponed or broker.outboxes_room <= 0, "postponed for no reason")
     require(len(broker.queues) <= settings.queues_max, "more queues than there may be")
+    metadata = _metadata_bytes(broker)
+    require(broker.metadata.bytes == metadata, f"metadata {broker.metadata.bytes}, not {metadata}")
+    require(broker.once._id_bytes == sum(map(len, broker.once._ids)), "bytes of ids")
     require(len(broker.once._known) == len(broker.once._ids) <= settings.once_ids_max, "once")
     require(len(broker.pending.errors) <= settings.errors_kept_max, "errors wait without a bound")
     for connection in broker.connections.values():
@@ -166,6 +170,16 @@ def _check_sums(broker: Broker) -> None:
         require(connection.unconfirmed >= 0, "fewer than no confirms are due")
         tail = connection.splitter.tail_bytes
         require(tail <= connection.splitter.line_bytes_max + 1, "a tail longer than a line")
+
+
+def _metadata_bytes(broker: Broker) -> int:
+    bindings = broker.bindings.by_name
+    return (
+        sum(queue_bytes(queue.name) for queue in _all_queues(broker))
+        + sum(map(consumer_bytes, broker.consumers))
+        + sum(map(len, bindings))
+        + sum(binding_bytes(event) for events in bindings.values() for event in events)
+    )
 
 
 def check_disk(broker: Broker, disk: Disk) -> None:
@@ -208,7 +222,13 @@ def digest(broker: Broker) -> object:
         [each.id for each in broker.held_back],
         (broker.published, broker.queued, broker.unroutable, broker.confirmed, broker.delivered),
         (broker.redelivered, broker.consumed, broker.rejected, broker.purged),
-        (broker.memory_bytes, broker.unacked_bytes, broker.disk_full, broker.pending_records),
+        (
+            broker.memory_bytes,
+            broker.metadata.bytes,
+            broker.unacked_bytes,
+            broker.disk_full,
+            broker.pending_records,
+        ),
         (len(broker.once), len(broker.pending.once), dict(broker.pending.queues)),
         (len(broker.pending.confirms), len(broker.pending.counts), len(broker.pending.held)),
         (len(broker.logins), len(broker.page_requests), len(broker.dirty)),

@@ -43,7 +43,7 @@ NAMES: Final = [
         b"\xc3\xa9",
         b"x,retry=1",
     ),
-    *(b"event=x", b"=", b"ok", b"error", b"b" * NAME_BYTES_MAX, b"token-of-u", b"token-of-admin"),
+    *(b"event=x", b"=", b"ok", b"error", b"b" * 255, b"b" * 256, b"token-of-u", b"token-of-admin"),
     *(b"queues", b"queue", b"bindings", b"consumers", b"connections", b"unacked", b"errors"),
     *(
         b"journal",
@@ -279,6 +279,8 @@ SETTINGS: Final = {
     "unacked_bytes_max": (1, 700, 3000),
     "queue_messages_max": (1, 3, 20),
     "line_bytes_max": (64, 200),
+    "name_bytes_max": (1, 3),
+    "metadata_bytes_max": (1, 4000, 20_000),
     "once_ids_max": (0, 1, 5),
     "errors_kept_max": (0, 3),
     "consumers_per_connection_max": (1, 3),

@@ -5,8 +5,8 @@ The one rule: a figure here is lifted when what it keeps away from is mended.
 
 from typing import Final
 
-NAME_BYTES_MAX: Final = 255
-"""Longer names than this cost memory with each message."""
+NAME_BYTES_MAX: Final = 1000
+"""Of longer words what is beyond is cut off; a name may have 255 bytes."""
 
 STARS_MAX: Final = 8
 """Of a mask; a mask of many takes long."""

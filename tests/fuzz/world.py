@@ -318,6 +318,8 @@ class World(AbstractContextManager["World"]):
     def _on_work(self) -> None:
         """What the server's tasks do in the next turn."""
         broker = self.broker
+        self._find_out_unsent()
+        self._timed(broker.deliver_postponed)
         for peer in [*self.peers.values()]:
             if peer.connection.overrun and not peer.ended:
                 self._receive(peer, b"")
@@ -438,11 +440,18 @@ class World(AbstractContextManager["World"]):
             connection.outbox_bytes = peer.unsent_bytes
             if connection.blocked and not peer.paused:
                 slow.append(connection)
-        broker.unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values())
+        self._find_out_unsent()
         for connection in slow:
             connection.outbox_bytes = 0
             self._timed(broker.unblock, connection)
         self._timed(broker.deliver_postponed)
+
+    def _find_out_unsent(self) -> None:
+        """What has not been taken, what this turn has written included."""
+        broker = self.broker
+        broker.unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values()) + sum(
+            len(data) for connection in broker.touched for data in connection.outbox
+        )
 
 
 class TooSlow(Finding):
