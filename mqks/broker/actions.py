@@ -15,7 +15,7 @@ from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
-from mqks.errors import BadRequest, DiskFull, LimitExceeded
+from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
     PEEK_ROWS_MAX,
@@ -112,8 +112,8 @@ def ack(broker: Broker, connection: Connection, request: Request) -> None:
 
 def reject(broker: Broker, connection: Connection, request: Request) -> None:
     consumer_id, message_id = parse_settle("reject", request.rest)
-    if request.confirm and broker.disk_full:
-        raise DiskFull("the disk is full: no message gets a new place that lasts")
+    if request.confirm and broker.unwritable:
+        raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
     broker.reject(consumer_id, None if message_id == ALL else [message_id])
 
 

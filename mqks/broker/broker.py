@@ -25,12 +25,12 @@ from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.errors import (
     BadRequest,
-    DiskFull,
     Expelled,
     Limit,
     LimitExceeded,
     LineTooLong,
     NotAllowed,
+    Unwritable,
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
@@ -88,6 +88,8 @@ class Broker:
         self.new_error_id = new_error_id
         self.on_error = on_error
         self.connections: dict[int, Connection] = {}
+        self.connection_count: Callable[[], int] = lambda: len(self.connections)
+        """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
         self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata)
@@ -127,8 +129,8 @@ class Broker:
         """Called when a queue begins to come near that."""
         self.facts = Facts()
         self.started_s = clock()
-        self.disk_full = False
-        """While true, publishes are refused."""
+        self.unwritable = ""
+        """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
         self.chunk_s = inf
         """How long a chunk may take, about; the server sets it."""
@@ -178,12 +180,7 @@ class Broker:
     # -- connections
 
     def connect(self, address: str, *, local: bool) -> Connection:
-        """A client has come. Raises LimitExceeded when there are too many."""
-        if len(self.connections) >= self.settings.connections_max:
-            self.limits_reached["connections_max"] += 1
-            raise LimitExceeded(
-                "connections_max", f"{self.settings.connections_max} connections are open already"
-            )
+        """A client has come. How many may, the server's gate knows."""
         settings = self.settings
         connection = Connection(
             next(self._connection_ids),
@@ -372,7 +369,7 @@ class Broker:
                     argument != event
                     and 0 < len(argument) <= name_bytes_max
                     and argument[:2] != b"--"
-                    and not self.disk_full
+                    and not self.unwritable
                     and not self.full_queues
                     and (
                         (permissions := connection.permissions) is None
@@ -613,8 +610,8 @@ class Broker:
 
     def check_room(self, event: bytes, *, is_known: bool) -> None:
         """Raise what forbids publishing to an event now; what is known goes to no queue again."""
-        if self.disk_full:
-            raise DiskFull("the disk is full: nothing can be published until space is back")
+        if self.unwritable:
+            raise Unwritable(f"{self.unwritable}: nothing can be published until that has changed")
         if is_known or not self.full_queues:
             return
         for queue in self.bindings.routes.get(event, NOWHERE):

@@ -66,7 +66,7 @@ def source_of(database: Path, options: Options, *, is_named: bool) -> Source:
     if url:
         return Live(url, options)
     if url is not None:
-        note(f"{database}: a server is starting on it; this is what the file says")
+        note(f"{database}: a server that can't be found has it; this is what the file says")
     elif not is_named and not database.exists():
         return Live(None, options, f"there is no file {database} and ")
     elif not is_named:  # An old file may lie here, and a server with another one run.
@@ -332,6 +332,7 @@ class Stopped:
             "wal_bytes": facts.wal_bytes,
             "disk_free_bytes": disk.f_bavail * disk.f_frsize,
             "disk_full": None,
+            "unwritable": None,
             "segments": facts.segments,
             "segment_bytes": facts.segment_bytes,
             "messages": sum(queue.ready + queue.unacked for queue in self._file.queues),

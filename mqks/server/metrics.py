@@ -40,7 +40,7 @@ def _of(key: str) -> Callable[[stats.Row], float]:
 # Read from what `stats` answers.
 TOTALS: Final = (
     Metric("mqks_uptime_seconds", "Since the server has started.", _of("uptime_s")),
-    Metric("mqks_connections", "Clients that are connected.", _of("connections")),
+    Metric("mqks_connections", "Clients that are connected, or shake hands.", _of("connections")),
     Metric("mqks_consumers", "Consumers of all queues.", _of("consumers")),
     Metric("mqks_queues", "Queues.", _of("queues")),
     Metric("mqks_bindings", "Events bound to queues.", _of("bindings")),
