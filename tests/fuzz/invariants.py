@@ -226,7 +226,7 @@ def digest(broker: Broker) -> object:
             broker.memory_bytes,
             broker.metadata.bytes,
             broker.unacked_bytes,
-            broker.disk_full,
+            broker.unwritable,
             broker.pending_records,
         ),
         (len(broker.once), len(broker.pending.once), dict(broker.pending.queues)),

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from mqks.broker import queue as queue_module
 from mqks.broker.broker import Broker
 from mqks.broker.changes import Batch
-from mqks.errors import DiskFull, LimitExceeded
+from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
 from mqks.settings import Settings
 from mqks.users import User, Users, hash_token
@@ -148,14 +148,11 @@ class World(AbstractContextManager["World"]):
             require(peer.connection.unconfirmed == 0, "a confirm that never comes")
             peer.settle()
 
-    def _peer(self, who: str) -> Peer | None:
+    def _peer(self, who: str) -> Peer:
         """Whoever can still send, connected now if need be."""
         peer = self.peers.get(who)
         if peer is None:
-            try:
-                connection = self.broker.connect(f"test:{who}", local=who in "abc")
-            except LimitExceeded:
-                return None
+            connection = self.broker.connect(f"test:{who}", local=who in "abc")
             peer = self.peers[who] = Peer(connection, keeps_books=self._books)
             if who == "u":
                 user = self.broker.users.get("u")
@@ -164,7 +161,7 @@ class World(AbstractContextManager["World"]):
 
     def _on_send(self, who: str, data: bytes = b"") -> None:
         peer = self._peer(who)
-        if peer is None or self._is_held(peer):
+        if self._is_held(peer):
             return
         self._make_ready(peer)
         if peer.ended:
@@ -257,8 +254,7 @@ class World(AbstractContextManager["World"]):
 
     def _on_pause(self, who: str) -> None:
         peer = self._peer(who)
-        if peer is not None:
-            peer.paused = peer.connection.blocked = True
+        peer.paused = peer.connection.blocked = True
 
     def _on_resume(self, who: str) -> None:
         peer = self.peers.get(who)
@@ -295,20 +291,20 @@ class World(AbstractContextManager["World"]):
     def _on_full(self) -> None:
         """It could not be written, as the disk is full."""
         broker, full = self.broker, DiskFull("the disk is full")
-        if broker.disk_full:
+        if broker.unwritable:
             return
         batches = [broker.take_batch(), *([self._in_flight] if self._in_flight else [])]
         self._in_flight = None
-        broker.disk_full = True
+        broker.unwritable = str(full)
         for batch in batches:
             broker.failed(batch, full)
             broker.put_back(batch)
 
     def _on_room(self) -> None:
         broker = self.broker
-        if broker.disk_full:
+        if broker.unwritable:
             self._commit(broker.take_batch())
-            broker.disk_full = False
+            broker.unwritable = ""
 
     def _on_restart(self) -> None:
         """A crash: what was not written is gone, and so are the clients."""
@@ -412,7 +408,7 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         if not broker.has_pending:
             return
-        if broker.disk_full:
+        if broker.unwritable:
             if broker.pending.awaited:
                 self._commit(broker.take_batch(settled_only=True))
                 broker.put_back(broker.take_batch(), waiting=True)
