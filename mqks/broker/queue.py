@@ -571,7 +571,12 @@ class Queue:
                 number: line for run in runs for number, line in enumerate(run.lines, run.first)
             }
             while self.redo_paged and self.redo_paged[0] in lines:
-                if self.broker.memory_is_short and self.redo_bytes >= SCARCE_BYTES:
+                if (
+                    self.broker.memory_is_short
+                    and self.redo_bytes >= SCARCE_BYTES
+                    # Nothing goes out before the oldest, so it comes in whatever is there.
+                    and self.redo_is_next
+                ):
                     break
                 number = heapq.heappop(self.redo_paged)
                 self._keep_returned(number, lines[number])

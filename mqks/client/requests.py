@@ -176,6 +176,11 @@ def reason(error_id: str) -> bytes:
     return b"stats errors " + name(error_id)
 
 
+def is_number(text: bytes) -> bool:
+    """Whether these are digits, and so few that Python reads them."""
+    return text.isdigit() and len(text) <= 19
+
+
 class Reply(NamedTuple):
     """One line from the server."""
 
@@ -196,7 +201,7 @@ class Reply(NamedTuple):
 
 def number_told(answer: bytes) -> int:
     """Raises ProtocolViolation."""
-    if not answer.isdigit():
+    if not is_number(answer):
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for a number")
     return int(answer)
 
@@ -206,7 +211,7 @@ def reason_told(answer: bytes) -> str | None:
     try:
         rows = json.loads(answer)
         return str(rows[0]["reason"]) if rows else None
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
 
 

@@ -411,7 +411,8 @@ class ConsumerSession(Session):
     @property
     def is_full(self) -> bool:
         """Whether enough waits to be handled: read no more until it is handed out."""
-        return self._buffered_bytes >= self._options.buffer_bytes_max and bool(self.ready)
+        waits = self.ready or (self.updates and self.is_consuming)
+        return self._buffered_bytes >= self._options.buffer_bytes_max and bool(waits)
 
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
@@ -448,7 +449,7 @@ class ConsumerSession(Session):
 
     def leave(self, call: Call) -> None:
         """End the consumer behind all acks; what waits unhandled goes back to the queue."""
-        self.ready = deque(maxlen=0)  # What still comes is dropped.
+        self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)  # What still comes is dropped.
         if self.state is State.UP and self.consumer_id:
             self.request(b"delete_consumer --confirm " + self.consumer_id, call)
         else:
@@ -471,10 +472,11 @@ class ConsumerSession(Session):
         for _, call in list(self._in_flight.values()):
             call.settle()
         self._in_flight.clear()
+        self._in_flight_bytes = 0
         self._unsent.clear()
 
     def receive(self, data: bytes, now_s: float) -> None:
-        if not self.ready:
+        if not self.ready and not self.updates:
             self._buffered_bytes = 0
         self._buffered_bytes += len(data)
         super().receive(data, now_s)
@@ -511,6 +513,8 @@ class ConsumerSession(Session):
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
+        if not self.is_consuming:
+            self.updates.clear()  # Nobody is told before it consumes: the newest is enough.
         self.updates.append(Update.parse(told))
         # The events may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:
