@@ -186,16 +186,13 @@ class Model:
             for consumer in self.attached:
                 if consumer.queue == name:
                     consumer.unacked.clear()
-            self._update(name, None)
             self._deliver_held_back()
 
     def delete_when_unused(self, name: str, rule: str) -> None:
         queue = self.queues.get(name)
         if queue is None:
             return
-        if queue.rule != rule:
-            queue.rule = rule
-            self._update(name, None)
+        queue.rule = rule
         if not self._consumers(name):
             self._unused(name)
 
