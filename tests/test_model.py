@@ -394,25 +394,38 @@ class Machine(RuleBasedStateMachine):
         self._tell_what_is_away()
 
     @precondition(lambda self: not self.bounded)
-    @rule(connection=CONNECTIONS, ids=st.lists(MESSAGES, min_size=2, max_size=5))
-    def a_page_is_under_way(self, connection: str, ids: list[str]) -> None:
+    @rule(
+        connection=CONNECTIONS,
+        ids=st.lists(MESSAGES, min_size=2, max_size=5),
+        only_new=st.booleans(),
+        share=st.none() | st.floats(0, 1),
+    )
+    def a_page_is_under_way(
+        self, connection: str, ids: list[str], only_new: bool, share: float | None
+    ) -> None:
         """Of messages that were never delivered, too: chance seldom finds the way there."""
         self.crash()
         self.consume_more(connection, "c1", "q1", confirm=False)
         self._flush()
         self.delete_consumer(connection, "c1")
+        if only_new:
+            self.purge(connection, "q1")
         self.publish_more(connection, ids)
         self.commit()
         self.crash()
         self.the_disk_becomes_slow()
         self.consume_more(connection, "c1", "q1", confirm=False)
         self.a_page_is_read()
+        if share is not None and self.page is not None:
+            self.trim(connection, "q1", share, confirm=False)
+            self.a_page_comes()
 
     @precondition(lambda self: self.is_slow and self.page is None and self.broker.page_requests)
     @rule()
     def a_page_is_read(self) -> None:
-        queue = self.broker.page_requests.pop()
-        self.page = queue, *self._read_page(queue)
+        if self.broker.page_requests:
+            queue = self.broker.page_requests.pop()
+            self.page = queue, *self._read_page(queue)
 
     @precondition(lambda self: self.page is not None)
     @rule()
@@ -437,9 +450,10 @@ class Machine(RuleBasedStateMachine):
             paged = range(queue.cursor + len(queue.head), queue.next_seq - len(queue.tail))
             away = [number in queue.redo_paged for number in returned(queue)]
             away += [number in paged for number in range(queue.cursor, queue.next_seq)]
-            # Those that have come may have been delivered in the same moment.
-            come = [False] * (len(model_queue.ready) - len(away))
-            for message, is_away in zip(model_queue.ready, come + away, strict=True):
+            for message in model_queue.ready:
+                message.is_away = False
+            # Those that have come may have been delivered in the same moment: they are the first.
+            for message, is_away in zip(model_queue.ready[::-1], away[::-1], strict=False):
                 message.is_away = is_away and self.is_slow
 
     def _deliver_what_came(self) -> None:

@@ -31,10 +31,12 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch, kind: type, method: str) -> None:
         self._hold_at = ""
+        self.readings = 0
         self._asked, self._gate = threading.Event(), threading.Event()
         read = getattr(kind, method)
 
         async def reading(*arguments: Any) -> Any:
+            self.readings += 1
             await self._wait("before")
             found = await read(*arguments)
             await self._wait("behind")
@@ -144,6 +146,17 @@ def test_a_page_comes_when_its_queue_has_changed(
                 done(other, *changes)
         assert other.ask(b"end publish --confirm e x") == b"end ok "
         assert numbers_until_end(consumer) == list(left)
+
+
+def test_what_a_trim_has_left_of_a_page_is_used(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a client that trims again and again would keep a consumer waiting for ever."""
+    filled(db)
+    disk = Disk(monkeypatch, Journal, "read")
+    with Broker(db) as broker, client_of(broker) as consumer, client_of(broker) as other:
+        with disk.held("behind", consumer, b"c consume q --manual-ack"):
+            done(other, b"trim q 4")
+        assert consumer.line() == b"c ok m4 event=e x"
+        assert disk.readings == 1
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])

@@ -574,7 +574,7 @@ class Queue:
             return
         if wanted == first and not (runs and runs[0].first == first):
             raise MqksError(f"messages of queue {shown(self.name)} from {first} are missing")
-        if first < self.cursor:
+        if self.redo_paged:
             lines = {
                 number: line for run in runs for number, line in enumerate(run.lines, run.first)
             }
