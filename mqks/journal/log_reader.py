@@ -57,18 +57,19 @@ def intact(path: Path, segment_id: int, crc: object, body: object) -> bytes:
 
 
 class LogReader:
-    """`await_move` is given a segment that the index names and the file does not have. It returns
-    when the index does not name it any more, and raises JournalFailed if that will never be."""
-
-    def __init__(self, path: Path, await_move: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._await_move = await_move
+        self.await_move: Callable[[int], Awaitable[None]]
+        """The journal's: given a segment that the index names and the file does not have, it
+        returns when the index does not name it any more; JournalFailed if that will never be."""
         self._db = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
         )
+        # Its descriptors are opened by the first read: now, while there are some.
+        self._db.execute("select 1 from meta").fetchall()
         self._limiter = anyio.CapacityLimiter(1)
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class LogReader:
             if not isinstance(pieces, int):
                 return Page(pieces, sum(piece.total for piece in pieces), next_seq)
             # A compaction may have moved something meanwhile: then choose again.
-            await self._await_move(pieces)
+            await self.await_move(pieces)
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
         """Number of the first message that came at or after a time; the next one's if none.
@@ -117,7 +118,7 @@ class LogReader:
                         return run.first
                 raise JournalFailed(f"segment {segment_id} of {self._path} is not as it was")
             # As above.
-            await self._await_move(segment_id)
+            await self.await_move(segment_id)
 
     # -- in the thread
 
