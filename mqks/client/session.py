@@ -158,7 +158,7 @@ class Session:
     def request(self, body: bytes, call: Call) -> bytes:
         """Send a request that is answered once, and give its id: `call` gets the answer."""
         request_id = self.new_id()
-        self._ask(request_id, b"%b %b\n" % (request_id, body), call)
+        self._ask(request_id, requests.line(request_id, body), call)
         return request_id
 
     def publish(
@@ -253,7 +253,7 @@ class Session:
         self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
         self._greeting_id = self.new_id()
-        self._greeting = b"%b %b\n" % (self._greeting_id, self._auth)
+        self._greeting = requests.line(self._greeting_id, self._auth)
         if self.state is not State.CLOSED:
             self.state = State.GREETING
             self.on_output()
@@ -422,7 +422,7 @@ class ConsumerSession(Session):
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
         if message.consumer_id is self.consumer_id and self.state is State.UP:
-            self._put(b"a %b %b %b\n" % (action, self.consumer_id, message._id))
+            self._put(requests.line(b"a", action, self.consumer_id, message._id))
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
@@ -436,7 +436,8 @@ class ConsumerSession(Session):
                 lines.append(ack % message._id)
             message._settle = settled
         if lines and self.state is State.UP:
-            self._put(b"".join(lines))
+            # As `requests.line` does: an id may end in a carriage return.
+            self._put(b"".join(lines).replace(b"\r\n", b"\r\r\n"))
 
     def take_ready(self, count_max: int | None) -> list[Message]:
         """Messages that wait, in their order: all, or `count_max`."""
@@ -457,7 +458,7 @@ class ConsumerSession(Session):
 
     def _begin(self) -> None:
         self.consumer_id = self.new_id()
-        self._put(b"%b consume --confirm %b\n" % (self.consumer_id, self._arguments))
+        self._put(requests.line(self.consumer_id, b"consume --confirm", self._arguments))
         if self._earlier_id:
             # The server may not have noticed yet that the connection of the earlier one is dead.
             self._put(b"a delete_consumer %b\n" % self._earlier_id)
