@@ -136,9 +136,8 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> Wo
     queue = broker.queues.get(name)
     if queue is None:
         return
-    if broker.set_rule(queue, rule):
-        yield from broker.tell_update(name)
-    if not (queue.consumers or queue.deleted):
+    broker.set_rule(queue, rule)
+    if not queue.consumers:
         yield from broker.unused(queue)
 
 

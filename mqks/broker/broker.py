@@ -880,6 +880,16 @@ class Broker:
         if len(connection.reads) == 1 and not connection.blocked:
             self.readers.append(connection)
 
+    def is_there(self, read: Read) -> bool:
+        """Whether the queue that is to be read is still the one of its name."""
+        queue = self.queues.get(read.queue)
+        return queue is not None and queue.id == read.queue_id
+
+    def read_failed(self, connection: Connection, read: Read) -> None:
+        """The queue was deleted before the answer could be told."""
+        reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
+        self._error(connection, read.request_id, read.form.encode(), reason)
+
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
@@ -982,6 +992,7 @@ class Broker:
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self, queue_id, name)
+        self.metadata.bytes += queue_bytes(name)
         return queue
 
     def _changed(self, queue: Queue) -> None:
@@ -993,6 +1004,7 @@ class Broker:
             return False
         queue.rule = rule
         self._changed(queue)
+        self._outdate(queue)
         return True
 
     def tell_update(self, name: bytes, but: Consumer | None = None) -> Work[None]:
@@ -1000,10 +1012,14 @@ class Broker:
         queue = self.queues.get(name) or self.orphans.get(name)
         if queue is None:
             return
+        self._outdate(queue)
+        yield from self._tell(queue, [each for each in queue.consumers if each is not but])
+
+    def _outdate(self, queue: Queue) -> None:
+        """What its consumers were told has changed."""
         queue.updates += 1
         if self._told is not None and self._told[0] is queue:
             self._told = None
-        yield from self._tell(queue, [each for each in queue.consumers if each is not but])
 
     def _tell(self, queue: Queue, consumers: list[Consumer]) -> Work[None]:
         """A slow client is told the newest state when it has caught up, not each one before. The
@@ -1125,7 +1141,7 @@ class Broker:
                 self.metadata.bytes -= queue_bytes(name)
         yield from self.bindings.remove_all(name, queue)
         if queue is not None and queue.consumers:
-            yield from self.tell_update(name)
+            self._outdate(queue)
             self.deliver_held_back()
 
     # -- time
