@@ -15,6 +15,7 @@ from typing import Final
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.journal.lock import FileLock, lock_path
+from mqks.journal.metadata import become_another
 from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
 from mqks.journal.verify import Verdict, verify
@@ -128,9 +129,10 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
 
 
 def _become_another(source: Path, partial: Path) -> None:
-    """What is restored goes on in another way than what it was made from: another epoch."""
+    """What is restored goes on in another way than what it was made from: another epoch. And as no
+    WAL stands beside it, its segments are counted up to the last."""
     with _failures(source, partial), closing(_made(partial)) as db:
-        db.execute("update meta set value = ? where key = 'epoch'", (secrets.token_hex(8),))
+        become_another(db, secrets.token_hex(8))
         db.execute("pragma wal_checkpoint(truncate)")
 
 

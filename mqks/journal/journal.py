@@ -7,10 +7,10 @@ between batches lets go of what has died.
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiosqlite
 import anyio
@@ -24,10 +24,11 @@ from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock
 from mqks.journal.log_reader import LogReader
+from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
-from mqks.journal.once import OnceRows
 from mqks.journal.reader import refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
+from mqks.journal.tables import shown
 from mqks.limits import (
     PAGE_BYTES,
     SEGMENT_MERGE_COUNT,
@@ -112,7 +113,7 @@ class Journal:
         path: Path,
         settings: Settings,
     ) -> None:
-        self._raw = raw
+        self.raw = raw
         self.db = db
         self.reader = reader
         self.path = path
@@ -120,14 +121,13 @@ class Journal:
         self.next_segment = 1
         self.epoch = ""
         """Another one for each database made."""
-        self.once = OnceRows(settings.once_ids_max)
+        self.metadata = Metadata(settings.once_ids_max, settings.errors_kept_max)
         self.log = LogReader(path)
         self.checkpoints = 0
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
         self._lock = lock
         self._has_failed = False
-        self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
@@ -162,12 +162,15 @@ class Journal:
             await run_sync(_ready, path)
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            raw.text_factory = shown
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
             try:
                 await cls._prepare(db, settings)
                 reader = await aiosqlite.connect(
                     f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
                 )
+                # It has the file from its first read on: see `close`.
+                await reader.execute_fetchall("select 1 from sqlite_schema")
             except BaseException:
                 await db.close()
                 raise
@@ -180,11 +183,6 @@ class Journal:
             lock.release()
             raise
         journal = cls(raw, db, reader, lock, path.resolve(), settings)
-        # By the reader, which has the file from its first read on: see `close`.
-        for (journal.epoch,) in await reader.execute_fetchall(
-            "select value from meta where key = 'epoch'"
-        ):
-            pass
         await journal.hold_reserve(True)
         return journal
 
@@ -210,11 +208,18 @@ class Journal:
     async def close(self) -> None:
         # The last connection to close folds the WAL and deletes it, unless it may only read. After
         # a failed sync the disk may hold an older WAL, which could come back beside the new state.
+        if self.metadata.tallies and not self._has_failed:
+            with suppress(JournalFailed):
+                await self._count_segments()
         first, last = (self.db, self.reader) if self._has_failed else (self.reader, self.db)
         self.log.close()
         await first.close()
         await last.close()
         self._lock.release()
+
+    def leave(self) -> None:
+        """What the file says is in doubt: let it and its WAL be as they are, when it is closed."""
+        self._has_failed = True
 
     def announce(self, url: str) -> None:
         """Let those who know the file find its server."""
@@ -255,8 +260,8 @@ class Journal:
         sections, row = self._segment(batch)
         with self._whole():
             if batch.has_metadata:
-                segments = [row] if sections else []
-                await self._transaction([*self._metadata(batch), (INSERT_SEGMENT, segments)])
+                inserts = [(INSERT_SEGMENT, row)] if sections else []
+                await run_sync(self.metadata.write, self.raw, batch, inserts)
             else:
                 await self.db.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
@@ -269,7 +274,7 @@ class Journal:
         self._check_floor(batch)
         sections, row = self._segment(batch)
         with self._failures():
-            self._raw.execute(INSERT_SEGMENT, row)
+            self.raw.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
 
     def _check_floor(self, batch: Batch) -> None:
@@ -319,8 +324,6 @@ class Journal:
         segment_id, _, body = row
         self._wal_pages += len(body) / PAGE_SIZE + SMALL_COMMIT_PAGES
         self._wal_pages += len(batch.queues) + len(batch.errors)
-        if batch.once:
-            self.once.written(len(batch.once))
         for queue_id, state in batch.queues.items():
             if state is None:
                 self.index.forget_queue(queue_id)
@@ -346,60 +349,6 @@ class Journal:
             for first, time_us, lines in section.runs:
                 index.add_messages(segment, queue, first, len(lines), sum(map(len, lines)), time_us)
         return segment
-
-    def _metadata(self, batch: Batch) -> list[tuple[str, list[Any]]]:
-        statements: list[tuple[str, list[Any]]] = []
-        deleted = [(queue_id,) for queue_id, state in batch.queues.items() if state is None]
-        if deleted:
-            statements.append(("delete from queue where id = ?", deleted))
-        states = [
-            (queue_id, state.name, state.rule is not None, state.rule and state.rule.delay_s)
-            for queue_id, state in batch.queues.items()
-            if state is not None
-        ]
-        if states:
-            statements.append(
-                (
-                    "insert into queue (id, name, delete_when_unused, delete_delay_s)"
-                    " values (?, ?, ?, ?) on conflict (id) do update set"
-                    " delete_when_unused = excluded.delete_when_unused,"
-                    " delete_delay_s = excluded.delete_delay_s",
-                    states,
-                )
-            )
-        unbound = [key for key, is_bound in batch.bindings.items() if not is_bound]
-        if unbound:
-            statements.append(("delete from binding where queue = ? and event = ?", unbound))
-        bound = [key for key, is_bound in batch.bindings.items() if is_bound]
-        if bound:
-            statements.append(("insert or ignore into binding (queue, event) values (?, ?)", bound))
-        if batch.once:
-            statements += self.once.statements(batch.once)
-        if batch.errors:
-            statements.append(
-                (
-                    "insert or ignore into error values (?, ?, ?, ?, ?, ?)",
-                    [record[:6] for record in batch.errors],
-                )
-            )
-            statements.append(
-                (
-                    "delete from error where id <="
-                    " (select id from error order by id desc limit 1 offset ?)",
-                    [(self._errors_kept_max,)],
-                )
-            )
-        return statements
-
-    async def _transaction(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
-        await self.db.execute("begin immediate")
-        try:
-            for sql, rows in statements:
-                await self.db.executemany(sql, rows)
-            await self.db.commit()
-        except BaseException:
-            await self.db.rollback()
-            raise
 
     # -- letting go
 
@@ -458,20 +407,10 @@ class Journal:
             pass
 
     async def _drop(self, segments: list[Segment]) -> None:
-        """One script, one hop to the writer's thread; every value is a number of ours."""
+        """In one hop to another thread."""
+        ids = [segment.id for segment in segments]
         words = self.index.last_words(segments)
-        updates = "".join(
-            f"update queue set next_seq = {next_seq}, cursor = {cursor} where id = {queue_id};"
-            for next_seq, cursor, queue_id in words
-        )
-        ids = ",".join(str(segment.id) for segment in segments)
-        try:
-            await self.db.executescript(
-                f"begin immediate;{updates}delete from segment where id in ({ids});commit;"
-            )
-        except BaseException:
-            await self.db.rollback()
-            raise
+        await run_sync(self.metadata.drop, self.raw, ids, self.next_segment, words)
         self._wal_pages += 2 * len(segments)
         self.index.drop(segments)
         self._freed = True
@@ -481,6 +420,9 @@ class Journal:
         index = self.index
         victims = [victim for victim in victims if victim.id not in index.droppable]
         bodies = await self._bodies(self.db, [victim.id for victim in victims])
+        if len(bodies) < len(victims):
+            missing = [victim.id for victim in victims if victim.id not in bodies]
+            raise JournalFailed(f"segments {missing} of {self.path} are missing")
         gone = set(victims)
         tidied: set[Span] = set()
         carried: dict[int, Section] = {}
@@ -526,13 +468,10 @@ class Journal:
             or index.queues[queue_id].latest in gone
         ]
         row = segment_id, _, body = self._row(sections)
-        ids = ",".join(str(victim.id) for victim in victims)
-        statements: list[tuple[str, Sequence[Any]]] = [
-            (f"delete from segment where id in ({ids})", [()])
-        ]
-        if sections:
-            statements.append((INSERT_SEGMENT, [row]))
-        await self._transaction(statements)
+        ids = [victim.id for victim in victims]
+        inserts = [(INSERT_SEGMENT, row)] if sections else []
+        next_id = self.next_segment + len(inserts)
+        await run_sync(self.metadata.drop, self.raw, ids, next_id, (), inserts)
         self._freed = True
         self._wal_pages += len(body) // PAGE_SIZE + 3
         index.withdraw(victims)
@@ -567,6 +506,7 @@ class Journal:
         SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
         would keep silent about a failed fsync.
         """
+        await self._count_segments()
         self._wal_pages = 0.0
         self.checkpoints += 1
         ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
@@ -582,6 +522,16 @@ class Journal:
         self._wal_is_held = bool(held) and pages * PAGE_SIZE >= self._wal_bytes_max
         if self._wal_is_held:
             raise DiskFull(f"another process reads {self.path} for long: the WAL has {pages} pages")
+
+    async def _count_segments(self) -> None:
+        """Before they are folded, so that a page of them that is lost later is noticed. What is not
+        folded stands in the WAL, of which each frame has a checksum."""
+        tally = self.metadata.segments(self.next_segment)
+        if tally != self.metadata.tallies["segment"]:
+            # On a full disk folding matters more.
+            with suppress(DiskFull), self._failures():
+                await self.db.execute(PUT_TALLY, tally.row("segment"))
+                self.metadata.tallies["segment"] = tally
 
     async def has_room(self) -> bool:
         """Whether the database may grow by a batch or two, as far as its own limits go."""

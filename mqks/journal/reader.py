@@ -32,7 +32,8 @@ from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
-from mqks.journal.survey import Survey, checked, guess, missing, shown
+from mqks.journal.survey import Survey, checked, guess, missing
+from mqks.journal.tables import Damage, Rows, error_columns, errors, read_by, shown
 from mqks.protocol.requests import DeleteRule
 
 AT_ONCE: Final = 16
@@ -111,11 +112,6 @@ class Facts(NamedTuple):
     segment_bytes: int
     set_aside: int
     """Segments that a start with --salvage has put into `damaged_segment`."""
-
-
-class Damage(NamedTuple):
-    place: str
-    what: str
 
 
 class _Segment(NamedTuple):
@@ -273,12 +269,13 @@ class DatabaseFile:
             self.damage.append(Damage("file", self._structure))
         with self._transaction():
             facts = self._read_facts()
-            rules = self._read_queues()
-            bindings = sorted(
-                (queue, event)
-                for queue, event in self._table("queue, event", "binding")
-                if self._is_sound("binding", (queue, bytes), (event, bytes))
-            )
+            columns = read_by(facts.schema_version)
+            raw = {table: self._table(columns[table], table) for table in columns}
+            rows = Rows(facts.schema_version, raw)
+            if any(place == "table queue" for place, _ in self.damage):
+                rows.queue_ids_end = 0  # Not all of it can be read.
+            self.damage += rows.damage
+            self._names = {row.id: row.name for row in rows.queues.values()}
             ids = self._segment_ids()
             new = [segment_id for segment_id in ids if segment_id not in self._segments]
             for segment_id in new[:AT_ONCE]:
@@ -288,20 +285,20 @@ class DatabaseFile:
                 self._read_segment(segment_id)
             return False
         self._segments = {i: self._segments[i] for i in ids if i in self._segments}
-        self.bindings = bindings
-        self._build(rules)
+        self.bindings = sorted(rows.bindings)
+        self.damage += rows.count_segments(ids)
+        self._build(rows)
         sizes = [segment.size for segment in self._segments.values()]
-        self.facts = facts._replace(segments=len(sizes), segment_bytes=sum(sizes))
+        self.facts = facts._replace(epoch=rows.epoch, segments=len(sizes), segment_bytes=sum(sizes))
         return True
 
     def _read_facts(self) -> Facts:
         version = self._number("pragma user_version")
         check_version(version, self.path)
-        epochs = [value for key, value in self._table("key, value", "meta") if key == "epoch"]
         page_bytes = self._number("pragma page_size")
         return Facts(
             version,
-            str(epochs[0]) if epochs else None,
+            None,
             self._number("pragma page_count") * page_bytes,
             State.of(self.path).wal_bytes,
             page_bytes,
@@ -313,26 +310,6 @@ class DatabaseFile:
 
     def _number(self, sql: str) -> int:
         return int(self._db.execute(sql).fetchone()[0])
-
-    def _read_queues(self) -> dict[int, DeleteRule | None]:
-        """Rules by id; the index begins anew with these queues."""
-        self._index = Index()
-        self._names = names = dict[int, bytes]()
-        rules: dict[int, DeleteRule | None] = {}
-        for queue_id, name, has_rule, delay_s, next_seq, cursor in self._table(
-            "id, name, delete_when_unused, delete_delay_s, next_seq, cursor", "queue"
-        ):
-            if self._is_sound("queue", (name, bytes), (next_seq, int), (cursor, int)):
-                names[queue_id] = name
-                rules[queue_id] = DeleteRule(delay_s) if has_rule else None
-                self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
-        return rules
-
-    def _is_sound(self, table: str, *values: tuple[object, type]) -> bool:
-        sound = all(isinstance(value, kind) for value, kind in values)
-        if not sound:
-            self.damage.append(Damage(f"table {table}", f"a row makes no sense: {values[0][0]!r}"))
-        return sound
 
     def _table(self, columns: str, table: str, order: str = "") -> list[tuple[Any, ...]]:
         """All rows; of a table with unreadable pages those before the first and after the last."""
@@ -401,14 +378,20 @@ class DatabaseFile:
         row = self._db.execute(sql, (segment_id,)).fetchone()
         return None if row is None else (row[0], row[1] if row[1] is not None else b"")
 
-    def _build(self, rules: dict[int, DeleteRule | None]) -> None:
-        if any(damage.place == "table queue" for damage in self.damage):
-            self._invent_names()
-        survey = Survey(self._index)
+    def _build(self, rows: Rows) -> None:
+        self._index = Index()
+        for row in rows.queues.values():
+            self._index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
+        survey = Survey(self._index, rows.queue_ids_end)
         for segment_id, segment in self._segments.items():
             if not segment.damage:
                 survey.place(segment_id, segment.size, segment.sections)
         survey.finish()
+        for queue_id, name in survey.name_revived(self._names).items():
+            # Rows of queues are lost: their messages are shown under the queue's id.
+            self._names[queue_id] = name
+            what = f"its row is lost; its messages are those of a queue {shown(name)}"
+            self.damage.append(Damage(f"queue with id {queue_id}", what))
         self._marks = survey.marks
         for segment_id, segment in self._segments.items():
             if segment.damage:
@@ -426,7 +409,7 @@ class DatabaseFile:
                 Queue(
                     name,
                     queue_id,
-                    rules.get(queue_id),
+                    rows.queues[queue_id].rule if queue_id in rows.queues else None,
                     index.next_seq,
                     index.cursor,
                     ready,
@@ -435,14 +418,6 @@ class DatabaseFile:
                     _oldest_us(index, marks),
                 )
             )
-
-    def _invent_names(self) -> None:
-        """Rows of queues are lost: their messages are shown under the queue's id."""
-        for segment in self._segments.values():
-            for section in segment.sections:
-                if section.queue_id not in self._names:
-                    self._names[section.queue_id] = b"queue#%d" % section.queue_id
-                    self._index.queues[section.queue_id] = QueueIndex(1, 1)
 
     def _place_doubtful(self, segment_id: int, segment: _Segment) -> None:
         """What a damaged segment holds, where nothing that is whole says otherwise."""
@@ -487,13 +462,15 @@ class DatabaseFile:
 
     def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorReply]:
         """Error replies, the newest first; those older than the one with the id `before`."""
-        columns = "id, time_us, connection, request_id, action, reason"
         with self._failures():
+            version = self._number("pragma user_version")
             rows = self._db.execute(
-                f"select {columns} from error where id < ? order by id desc limit ?",
+                f"select {error_columns(version)} from error where id < ? order by id desc limit ?",
                 (before, limit),
             )
-            return [ErrorReply(*row) for row in rows]
+            whole, damage = errors(version, rows)
+        self.damage += damage
+        return [ErrorReply(*record[:6]) for record in whole]
 
 
 def _is_damage(error: Exception) -> bool:

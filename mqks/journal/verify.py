@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mqks.journal.lock import server_of
-from mqks.journal.reader import Damage, DatabaseFile, Facts, State, connect
-from mqks.journal.survey import shown
+from mqks.journal.reader import DatabaseFile, Facts, State, connect
+from mqks.journal.tables import Damage
 
 FINDINGS_MAX: Final = 100
 """Of SQLite's own."""
@@ -32,16 +32,8 @@ def verify(path: Path) -> Verdict:
     """
     is_served = server_of(path) is not None
     with DatabaseFile.open(path, thorough=True) as file:
+        file.errors(limit=-1)
         damage = [*([] if is_served else _structure(path)), *file.damage]
-        for queue in file.queues:
-            if not _is_name(queue.name) or not 1 <= queue.cursor <= queue.next_seq:
-                what = f"cursor {queue.cursor}, next_seq {queue.next_seq}"
-                damage.append(Damage(f"queue {shown(queue.name)}", what))
-        damage += [
-            Damage("table binding", f"no binding: {shown(name)!r} to {shown(event)!r}")
-            for name, event in file.bindings
-            if not (_is_name(name) and _is_name(event))
-        ]
         messages = sum(queue.ready + queue.unacked for queue in file.queues)
         damage = list(dict.fromkeys(damage))
         return Verdict(damage, file.facts, len(file.queues), messages, is_served)
@@ -55,7 +47,3 @@ def _structure(path: Path) -> list[Damage]:
             rows = [(str(error),)]
     lines = [line for (text,) in rows for line in str(text).splitlines()]
     return [Damage("file", line) for line in lines if line != "ok" and not line.startswith("***")]
-
-
-def _is_name(name: bytes) -> bool:
-    return name != b"" and not any(byte in b" \n" for byte in name)

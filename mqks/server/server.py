@@ -557,7 +557,6 @@ async def serve(
             on_error=errors,
         )
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
-        broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
         broker.on_unacked_full = lambda: log.warning(
             "unacked_full", unacked_bytes=broker.unacked_bytes
@@ -568,6 +567,7 @@ async def serve(
         broker.users = users
         recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
         await recovery.run(salvage=settings.salvage)
+        broker.facts = JournalFacts(journal, broker)
         starting.cancel()
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)

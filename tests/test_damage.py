@@ -1,0 +1,125 @@
+"""What the journal says is believed when it is whole; else it is refused, or salvaged, by place."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mqks.commands import main
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess, refusal
+
+DAMAGED = 65
+
+
+def ask(client: LineClient, name: bytes, rest: bytes) -> None:
+    assert client.ask(name + b" " + rest) == name + b" ok "
+
+
+@pytest.fixture
+def stopped(db: Path) -> Path:
+    """Queues q, with m0 to m4 in a commit each, of which m0 was acked by a segment of its own, and
+    temp with a rule; o0 to o2 published once; one error; stopped cleanly."""
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        ask(client, b"s", b"subscribe --confirm q e f")
+        ask(client, b"r", b"rebind --confirm later e")
+        ask(client, b"t", b"consume --confirm temp --delete-queue-when-unused=600")
+        ask(client, b"d", b"delete_consumer --confirm t")
+        for number in range(5):
+            ask(client, b"m%d" % number, b"publish --confirm e text")
+        for number in range(3):
+            ask(client, b"o%d" % number, b"publish --confirm --once nowhere x")
+        client.send(b"c consume q --manual-ack\n")
+        assert [client.line().split(b" ")[2] for _ in range(5)] == [b"m%d" % n for n in range(5)]
+        assert client.ask(b"a ack --confirm c m0") == b"a ok "
+        assert client.ask(b"x dance").startswith(b"x error ")
+        ask(client, b"r", b"rebind --confirm later f")
+        assert server.stop() == 0
+    return db
+
+
+def change(db: Path, sql: str) -> None:
+    with closing(sqlite3.connect(db, isolation_level=None)) as connection:
+        assert connection.execute(sql).rowcount > 0
+
+
+def bodies(db: Path, *flags: str) -> tuple[dict[bytes, list[bytes]], str]:
+    """Ids of the messages of each queue that has some, as a server finds them; and its log."""
+    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
+        found: dict[bytes, list[bytes]] = {}
+        for name in (b"q", b"p", b"queue#1"):
+            client.send(b"p peek %b --limit=100\n" % name)
+            while (line := client.line()) != b"p ok --end":
+                found.setdefault(name, []).append(line.split(b" ")[2])
+        assert server.stop() == 0
+        return found, server.log
+
+
+ALL = {b"q": [b"m1", b"m2", b"m3", b"m4"]}
+
+
+@pytest.mark.parametrize(
+    ("sql", "place", "left"),
+    [
+        ("update queue set id = 9 where id = 1", "table queue: a row is damaged: (9, b'q'", "q"),
+        ("update queue set name = cast('p' as blob) where id = 1", "(1, b'p'", "q"),
+        ("update queue set next_seq = 300 where id = 1", "table queue: a row is damaged", "q"),
+        ("update queue set name = 7 where id = 1", "table queue: a row is damaged: (1, 7", "q"),
+        ("delete from queue where id = 1", "table queue: 1 rows are whole, 2 were written", "q"),
+        ("update queue set delete_delay_s = 1 where id = 2", "(2, b'temp', 1, 1.0", ""),
+        (
+            "update binding set event = cast('g' as blob) where event = cast('f' as blob)",
+            "table binding: a row is damaged: (b'later', b'g'",
+            "",
+        ),
+        ("delete from binding where queue = cast('q' as blob)", "table binding: 1 rows", ""),
+        ("update once set ids = cast('o9' as blob) where number = 2", "table once: a row is", ""),
+        ("delete from once where number = 3", "table once: 2 rows are whole, 3 were written", ""),
+        ("update meta set value = '0123456789abcdef'", "table meta: a row is damaged", ""),
+        ("delete from meta", "table meta: there is no epoch", ""),
+        ("update tally set next = 1 where name = 'queue'", "table tally: a row is damaged", ""),
+        ("delete from tally where name = 'segment'", "the tally of segment is missing", ""),
+        ("delete from segment where id = (select max(id) from segment)", "table segment: ", "ack"),
+        ("delete from segment where id = (select min(id) from segment)", "table segment: ", ""),
+    ],
+)
+def test_a_row_that_is_not_what_was_written_is_refused_and_can_be_salvaged(
+    stopped: Path, sql: str, place: str, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(stopped, sql)
+    before = stopped.read_bytes()
+    code, log = refusal(stopped)
+    assert code == DAMAGED
+    assert place in log
+    assert "Traceback" not in log
+    assert stopped.read_bytes() == before
+    assert main(["verify", str(stopped)]) == DAMAGED
+    assert " ".join(place.split()[3:]) in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", "queues", "--db", str(stopped)]) == DAMAGED
+    found, log = bodies(stopped, "--salvage")
+    assert f"salvaged without it: {place}" in log or place in log
+    expected = dict(ALL)
+    match left:
+        case "q":
+            expected[b"queue#1"] = expected.pop(b"q")
+        case "ack":
+            expected[b"q"] = [b"m0", *expected[b"q"]]
+    assert found == expected
+    capsys.readouterr()
+    assert main(["verify", str(stopped)]) == 0, capsys.readouterr().out
+    found, log = bodies(stopped)
+    assert found == expected
+    assert "journal_damaged" not in log
+
+
+def test_a_damaged_error_is_told_and_keeps_nobody_out(stopped: Path) -> None:
+    change(stopped, "update error set reason = 'another'")
+    found, log = bodies(stopped)
+    assert found == ALL
+    assert "table error: a row is damaged" in log
+    _, log = bodies(stopped, "--salvage")
+    assert "table error: a row is damaged" in log
+    assert "journal_damaged" not in bodies(stopped)[1]
