@@ -123,3 +123,122 @@ def test_a_damaged_error_is_told_and_keeps_nobody_out(stopped: Path) -> None:
     _, log = bodies(stopped, "--salvage")
     assert "table error: a row is damaged" in log
     assert "journal_damaged" not in bodies(stopped)[1]
+
+
+# ------------------------------------------------------------------------------------ the WAL
+
+HEADER, FRAME = 32, 4096 + 24
+
+
+@pytest.fixture
+def killed(db: Path) -> tuple[Path, Path]:
+    """A database and its WAL, in which each of m0 to m9 has a commit of its own."""
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        ask(client, b"s", b"subscribe --confirm q e")
+        for number in range(10):
+            ask(client, b"m%d" % number, b"publish --confirm e text-%d" % number)
+        server.kill()
+    return db, db.with_name(f"{db.name}-wal")
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("at", [4, 20, 9, 17, 2000])
+def test_commits_behind_a_damaged_place_of_the_wal_are_missed(
+    killed: tuple[Path, Path], at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, its_wal = killed
+    content = its_wal.read_bytes()
+    frame = content.index(b"text-5") // FRAME  # From 0 on.
+    flip(its_wal, at if at in (4, 20) else HEADER + frame * FRAME + at)
+    place = "its header" if at in (4, 20) else f"frame {frame + 1}"
+    before = db.read_bytes(), its_wal.read_bytes()
+    code, log = refusal(db)
+    assert code == DAMAGED
+    assert f"mqks.db-wal is damaged: {place} is not whole" in log
+    assert (db.read_bytes(), its_wal.read_bytes()) == before
+    assert main(["verify", str(db)]) == DAMAGED
+    assert f"{place} is not whole" in "".join(capsys.readouterr())
+    found, log = bodies(db, "--salvage")
+    assert f"salvaged without it: mqks.db-wal is damaged: {place}" in log
+    assert found.get(b"q", []) == [b"m%d" % n for n in range(5 if at > 4 and at != 20 else 0)]
+    assert main(["verify", str(db)]) == 0
+
+
+def test_a_torn_last_commit_is_told_and_keeps_nobody_out(
+    killed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, its_wal = killed
+    content = its_wal.read_bytes()
+    flip(its_wal, content.rindex(b"text-9"))
+    assert main(["verify", str(db)]) == 0
+    assert "ends in a torn commit" in capsys.readouterr().err
+    for told in (True, False):
+        with ServerProcess(db) as server, LineClient(server.address) as client:
+            assert ("event=wal_torn" in server.log) == told
+            assert client.ask(b"r range q").endswith(b" first=1 next=10" if told else b" next=11")
+            ask(client, b"m9", b"publish --confirm e again")
+            server.kill()
+
+
+def test_a_commit_that_was_not_finished_is_nothing_to_tell(killed: tuple[Path, Path]) -> None:
+    db, its_wal = killed
+    its_wal.write_bytes(its_wal.read_bytes()[:-FRAME])
+    found, log = bodies(db)
+    assert found == {b"q": [b"m%d" % n for n in range(9)]}
+    assert "level=warning" not in log
+
+
+def test_commits_without_order_are_what_normal_gives_up(killed: tuple[Path, Path]) -> None:
+    db, its_wal = killed
+    flip(its_wal, its_wal.read_bytes().index(b"text-5"))
+    found, log = bodies(db, "--synchronous", "normal")
+    assert found == {b"q": [b"m%d" % n for n in range(5)]}
+    assert "event=wal_torn" in log
+
+
+def test_an_empty_file_beside_a_wal_is_damage(killed: tuple[Path, Path]) -> None:
+    db, its_wal = killed
+    before = its_wal.read_bytes()
+    db.write_bytes(b"")
+    assert refusal(db, "--salvage")[0] == DAMAGED
+    db.unlink()
+    assert refusal(db)[0] == DAMAGED
+    assert its_wal.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------- SQLite's own pages
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        (b"delete_when_unused integer", b"delete_when_unuset integer", "table queue: is not as"),
+        (b"CREATE TABLE once", b"CREATE TABLE ooce", "malformed database schema"),
+    ],
+)
+def test_a_damaged_schema_is_refused(stopped: Path, old: bytes, new: bytes, place: str) -> None:
+    content = stopped.read_bytes()
+    assert old in content
+    stopped.write_bytes(content.replace(old, new))
+    for flags in ([], ["--salvage"]):
+        code, log = refusal(stopped, *flags)
+        assert code == DAMAGED
+        assert place in log
+        assert "Traceback" not in log
+    assert main(["verify", str(stopped)]) == DAMAGED
+
+
+def test_a_database_of_another_program_is_refused(db: Path) -> None:
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("create table queue (x)")
+        connection.commit()
+    before = db.read_bytes()
+    code, log = refusal(db)
+    assert code == DAMAGED
+    assert "no version of the schema" in log
+    assert db.read_bytes() == before

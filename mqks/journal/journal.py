@@ -7,8 +7,8 @@ between batches lets go of what has died.
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,14 +20,16 @@ from mqks.broker.changes import Batch, Run
 from mqks.broker.ranges import subtract, union
 from mqks.durable import write_again
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.journal import wal
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock
 from mqks.journal.log_reader import LogReader
 from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
-from mqks.journal.reader import refuse_newer, wal_path
+from mqks.journal.reader import State, connect, is_damage, refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
+from mqks.journal.structure import schema_damage, structure_damage
 from mqks.journal.tables import shown
 from mqks.limits import (
     PAGE_BYTES,
@@ -89,18 +91,64 @@ FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LO
 """Failures that pass when there is room again; any other ends the process."""
 
 
-def _ready(path: Path) -> None:
-    """Before the file is opened for writing. Raises as `Journal.open`, and what SQLite raises."""
-    wal = wal_path(path)
+Report = Callable[[str], None]
+"""Called with a line for each thing that is damaged."""
+
+
+def _ready(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
+    """Before the file is opened for writing. Tell what is wrong with its WAL, and yet can be gone
+    on with. Raises as `Journal.open`, and what SQLite raises."""
+    its_wal = wal_path(path)
     try:
         if path.exists():
             refuse_newer(path)
-        # Commits of a server that died before their sync, or of it, are about to be believed.
-        write_again(wal)
+        elif its_wal.exists() and its_wal.stat().st_size:
+            raise JournalDamaged(f"{path} is missing, and its WAL is not")
+        finding = None
+        if its_wal.exists():
+            finding = wal.look(its_wal)
+            _refuse_wal(its_wal, finding, settings, report)
+            # Commits of a server that died before their sync, or of it, are about to be believed.
+            write_again(its_wal)
     except OSError as error:
         if error.filename:
             raise ConfigurationError(f"can't open {error.filename}: {error.strerror}") from error
-        raise JournalFailed(f"{wal} can't be written again: {error.strerror}") from error
+        raise JournalFailed(f"{its_wal} can't be written again: {error.strerror}") from error
+    if path.exists() and path.stat().st_size:
+        _refuse_structure(path, report)
+    return finding
+
+
+def _refuse_wal(
+    its_wal: Path, finding: wal.Finding | None, settings: Settings, report: Report
+) -> None:
+    """SQLite takes it to end before the first damaged frame."""
+    # With less than full, commits in any order are what a power cut may leave.
+    if finding is None or finding.is_torn or settings.synchronous != "full":
+        return
+    if not settings.salvage:
+        report(f"{its_wal.name} {finding}")
+        raise JournalDamaged(
+            f"{its_wal} is damaged: restore a backup, or start with --salvage to go on without "
+            f"the commits from frame {finding.frame} on"
+        )
+    report(f"salvaged without it: {its_wal.name} {finding}")
+
+
+def _refuse_structure(path: Path, report: Report) -> None:
+    """What SQLite can't read, or would write over, can't be salvaged in place."""
+    rollback = path.with_name(f"{path.name}-journal")
+    if rollback.exists() and rollback.stat().st_size:
+        return  # It was only begun, and SQLite begins it again.
+    with closing(connect(path, State.of(path))) as db:
+        damage = [*schema_damage(db), *structure_damage(db)]
+    for place, what in damage:
+        report(f"{place}: {what}")
+    if damage:
+        raise JournalDamaged(
+            f"{path} is damaged or no database of MQKS ({len(damage)} places, told above), and "
+            "can't be salvaged: restore a backup, or export what can still be read"
+        )
 
 
 class Journal:
@@ -122,6 +170,8 @@ class Journal:
         self.epoch = ""
         """Another one for each database made."""
         self.metadata = Metadata(settings.once_ids_max, settings.errors_kept_max)
+        self.torn = ""
+        """What the WAL's end is like, where a power cut may have torn it."""
         self.log = LogReader(path)
         self.checkpoints = 0
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
@@ -146,8 +196,8 @@ class Journal:
     # -- opening and closing
 
     @classmethod
-    async def open(cls, settings: Settings) -> "Journal":
-        """Take the lock, open the file and bring its schema up to date.
+    async def open(cls, settings: Settings, report: Report = lambda line: None) -> "Journal":
+        """Take the lock, look whether the file is whole, open it and bring its schema up to date.
 
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
@@ -159,7 +209,7 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
-            await run_sync(_ready, path)
+            torn = await run_sync(_ready, path, settings, report)
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             raw.text_factory = shown
@@ -174,15 +224,19 @@ class Journal:
             except BaseException:
                 await db.close()
                 raise
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, MemoryError) as error:
             lock.release()
-            if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            if is_damage(error):
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
         except BaseException:
             lock.release()
             raise
         journal = cls(raw, db, reader, lock, path.resolve(), settings)
+        if torn:
+            journal.torn = f"{wal_path(path).name} {torn}"
+            # Or it would be found again behind what is written next.
+            await db.execute_fetchall("pragma wal_checkpoint(truncate)")
         await journal.hold_reserve(True)
         return journal
 

@@ -29,9 +29,12 @@ from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.ranges import below
 from mqks.errors import InspectionFailed, JournalDamaged
+from mqks.journal import wal
 from mqks.journal.index import Index, QueueIndex
+from mqks.journal.lock import server_of
 from mqks.journal.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
+from mqks.journal.structure import schema_damage
 from mqks.journal.survey import Survey, checked, guess, missing
 from mqks.journal.tables import Damage, Rows, error_columns, errors, read_by, shown
 from mqks.protocol.requests import DeleteRule
@@ -44,6 +47,7 @@ DAMAGE_CODES: Final = {
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_TOOBIG,
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_MISMATCH,
@@ -142,7 +146,12 @@ class State(NamedTuple):
 
 
 def connect(path: Path, state: State) -> sqlite3.Connection:
-    """A connection that can only read; of a still file one that leaves nothing beside it."""
+    """A connection that can only read; of a still file one that leaves nothing beside it.
+
+    Raises JournalDamaged for an empty file with a WAL, which SQLite would delete.
+    """
+    if state.wal_bytes and not state.size:
+        raise JournalDamaged(f"{path} is empty, and its WAL is not")
     how = "mode=ro&immutable=1" if state.is_still else "mode=ro"
     uri = f"{path.absolute().as_uri()}?{how}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -171,6 +180,8 @@ class DatabaseFile:
     """Name of the queue, whether it exists or not, and event; sorted."""
     facts: Facts
     damage: list[Damage]
+    torn: str = ""
+    """What the WAL's end is like, where a power cut may have torn it."""
 
     def __init__(self, path: Path, *, thorough: bool = False) -> None:
         self.path = path
@@ -237,8 +248,9 @@ class DatabaseFile:
         try:
             yield
         except (sqlite3.DatabaseError, MemoryError) as error:
-            if _is_damage(error):
-                raise JournalDamaged(f"{self.path} can't be read: {error}") from error
+            if is_damage(error) or self.damage:
+                told = "".join(f"; {place}: {what}" for place, what in self.damage)
+                raise JournalDamaged(f"{self.path} can't be read: {error}{told}") from error
             raise InspectionFailed(f"{self.path}: {error}") from error
 
     @contextmanager
@@ -264,11 +276,13 @@ class DatabaseFile:
 
     def _settled(self) -> bool:
         """Take one step; tell whether what was read is a whole state."""
-        self.damage = []
+        self.damage = self._wal_damage()
         if self._structure:
             self.damage.append(Damage("file", self._structure))
         with self._transaction():
             facts = self._read_facts()
+            if not self._structure:
+                self.damage += schema_damage(self._db)
             columns = read_by(facts.schema_version)
             raw = {table: self._table(columns[table], table) for table in columns}
             rows = Rows(facts.schema_version, raw)
@@ -291,6 +305,19 @@ class DatabaseFile:
         sizes = [segment.size for segment in self._segments.values()]
         self.facts = facts._replace(epoch=rows.epoch, segments=len(sizes), segment_bytes=sum(sizes))
         return True
+
+    def _wal_damage(self) -> list[Damage]:
+        """Of a file that is served the WAL is written meanwhile, and nothing can be said of it."""
+        if self._before.is_still or server_of(self.path) is not None:
+            return []
+        its_wal = wal_path(self.path)
+        finding = wal.look(its_wal) if its_wal.exists() else None
+        if finding is None:
+            return []
+        if finding.is_torn:
+            self.torn = f"{its_wal.name} {finding}"
+            return []
+        return [Damage(its_wal.name, str(finding))]
 
     def _read_facts(self) -> Facts:
         version = self._number("pragma user_version")
@@ -326,7 +353,7 @@ class DatabaseFile:
                 if direction == "asc":
                     return list(rows)
             except (sqlite3.DatabaseError, MemoryError) as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 reason = str(error)
         self.damage.append(Damage(f"table {table}", f"{reason}; {len(rows)} rows can be read"))
@@ -357,7 +384,7 @@ class DatabaseFile:
         try:
             row = self._row(segment_id)
         except (sqlite3.DatabaseError, MemoryError) as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise
             self._segments[segment_id] = _Segment(0, [], f"{error}")
             return
@@ -473,7 +500,8 @@ class DatabaseFile:
         return [ErrorReply(*record[:6]) for record in whole]
 
 
-def _is_damage(error: Exception) -> bool:
+def is_damage(error: Exception) -> bool:
+    """Whether SQLite's structure makes no sense, or a row that it would write."""
     if isinstance(error, MemoryError):
         return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE_CODES

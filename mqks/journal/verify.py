@@ -3,17 +3,14 @@
 The one rule: what is found is told, all of it, and nothing is changed.
 """
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from mqks.journal.lock import server_of
 from mqks.journal.reader import DatabaseFile, Facts, State, connect
+from mqks.journal.structure import structure_damage
 from mqks.journal.tables import Damage
-
-FINDINGS_MAX: Final = 100
-"""Of SQLite's own."""
 
 
 class Verdict(NamedTuple):
@@ -23,6 +20,8 @@ class Verdict(NamedTuple):
     messages: int
     is_served: bool
     """Then SQLite's structure was not looked at: that read lasts, and the WAL would grow."""
+    torn: str
+    """What the WAL's end is like, where a power cut may have torn it."""
 
 
 def verify(path: Path) -> Verdict:
@@ -33,17 +32,10 @@ def verify(path: Path) -> Verdict:
     is_served = server_of(path) is not None
     with DatabaseFile.open(path, thorough=True) as file:
         file.errors(limit=-1)
-        damage = [*([] if is_served else _structure(path)), *file.damage]
+        damage = file.damage
+        if not is_served:
+            with closing(connect(path, State.of(path))) as db:
+                damage = [*structure_damage(db), *damage]
         messages = sum(queue.ready + queue.unacked for queue in file.queues)
         damage = list(dict.fromkeys(damage))
-        return Verdict(damage, file.facts, len(file.queues), messages, is_served)
-
-
-def _structure(path: Path) -> list[Damage]:
-    with closing(connect(path, State.of(path))) as db:
-        try:
-            rows = db.execute(f"pragma integrity_check({FINDINGS_MAX})").fetchall()
-        except sqlite3.DatabaseError as error:
-            rows = [(str(error),)]
-    lines = [line for (text,) in rows for line in str(text).splitlines()]
-    return [Damage("file", line) for line in lines if line != "ok" and not line.startswith("***")]
+        return Verdict(damage, file.facts, len(file.queues), messages, is_served, file.torn)

@@ -548,7 +548,9 @@ async def serve(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
     try:
-        journal = await Journal.open(settings)
+        journal = await Journal.open(settings, _report)
+        if journal.torn:
+            log.warning("wal_torn", what=journal.torn)
         errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
@@ -565,7 +567,7 @@ async def serve(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
         broker.users = users
-        recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
+        recovery = Recovery(journal, broker, _report)
         await recovery.run(salvage=settings.salvage)
         broker.facts = JournalFacts(journal, broker)
         starting.cancel()
@@ -590,6 +592,10 @@ async def serve(
         with anyio.CancelScope(shield=True):
             if journal:
                 await journal.close()
+
+
+def _report(line: str) -> None:
+    log.error("journal_damaged", what=line)
 
 
 def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
