@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from mqks.commands import main
+from tests import damage
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 
@@ -242,3 +246,44 @@ def test_a_database_of_another_program_is_refused(db: Path) -> None:
     assert code == DAMAGED
     assert "no version of the schema" in log
     assert db.read_bytes() == before
+
+
+# ------------------------------------------------------------------------------- any place at all
+
+
+@pytest.mark.parametrize("cases", [200, pytest.param(3000, marks=pytest.mark.slow)])
+def test_nothing_goes_by_without_a_word(cases: int, tmp_path: Path) -> None:
+    """`python -m tests.damage 10000` does the same at length."""
+    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+    print(f"TEST_SEED={seed}")
+    figures = damage.run(tmp_path, cases, seed)
+    assert figures.failures == []
+    outcomes: Counter[str] = sum(figures.outcomes.values(), Counter())
+    assert outcomes.total() == cases
+    assert outcomes["detected"] > cases // 3
+
+
+def test_a_segment_that_is_listed_and_not_found_ends_in_an_error(db: Path) -> None:
+    """A key in an inner page is wrong: a scan comes by what a look-up by id misses."""
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        ask(client, b"s", b"subscribe --confirm q e")
+        for number in range(40):
+            ask(client, b"m%d" % number, b"publish --confirm e " + b"x" * 3000)
+        assert server.stop() == 0
+    with closing(sqlite3.connect(db)) as connection:
+        ((root,),) = connection.execute(
+            "select rootpage from sqlite_schema where name = 'segment'"
+        ).fetchall()
+    at = (root - 1) * 4096
+    content = bytearray(db.read_bytes())
+    assert content[at] == 5, "no inner page"
+    (cells,) = content[at + 4 : at + 5]
+    for cell in range(cells):
+        place = at + int.from_bytes(content[at + 12 + 2 * cell : at + 14 + 2 * cell], "big")
+        content[place + 4] = 1  # The greatest id of the page below it.
+    db.write_bytes(content)
+    code, log = refusal(db)
+    assert code == DAMAGED
+    assert "out of order" in log
+    assert main(["verify", str(db)]) == DAMAGED
+    assert main(["inspect", "messages", "q", "--db", str(db)]) == DAMAGED

@@ -18,6 +18,7 @@ from mqks.journal.lock import FileLock, lock_path
 from mqks.journal.metadata import become_another
 from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
+from mqks.journal.structure import UNREADABLE
 from mqks.journal.verify import Verdict, verify
 
 STEP_PAGES: Final = 4096
@@ -147,9 +148,10 @@ def _made(partial: Path) -> sqlite3.Connection:
 def _failures(source: Path, partial: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except UNREADABLE as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        is_text = isinstance(error, UnicodeDecodeError)
+        if is_text or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise JournalDamaged(f"{source} can't be read: {error}") from error
         if code == sqlite3.SQLITE_ERROR:
             raise InspectionFailed(f"{source} is no database of MQKS: {error}") from error

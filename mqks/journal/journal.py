@@ -29,7 +29,7 @@ from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
 from mqks.journal.reader import State, connect, is_damage, refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
-from mqks.journal.structure import schema_damage, structure_damage
+from mqks.journal.structure import UNREADABLE, schema_damage, structure_damage
 from mqks.journal.tables import shown
 from mqks.limits import (
     PAGE_BYTES,
@@ -224,9 +224,10 @@ class Journal:
             except BaseException:
                 await db.close()
                 raise
-        except (sqlite3.Error, MemoryError) as error:
+        except UNREADABLE as error:
             lock.release()
-            if is_damage(error):
+            # What it can't execute does not fit the schema, which has been looked at.
+            if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
         except BaseException:
@@ -235,8 +236,6 @@ class Journal:
         journal = cls(raw, db, reader, lock, path.resolve(), settings)
         if torn:
             journal.torn = f"{wal_path(path).name} {torn}"
-            # Or it would be found again behind what is written next.
-            await db.execute_fetchall("pragma wal_checkpoint(truncate)")
         await journal.hold_reserve(True)
         return journal
 
@@ -586,6 +585,14 @@ class Journal:
             with suppress(DiskFull), self._failures():
                 await self.db.execute(PUT_TALLY, tally.row("segment"))
                 self.metadata.tallies["segment"] = tally
+
+    async def begin_wal(self) -> None:
+        """Begin it anew where it ended in a torn commit: the rest of that would be found again
+        behind what is written next."""
+        if self.torn:
+            with self._whole():
+                await self._count_segments()
+                await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
 
     async def has_room(self) -> bool:
         """Whether the database may grow by a batch or two, as far as its own limits go."""

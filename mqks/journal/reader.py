@@ -34,13 +34,14 @@ from mqks.journal.index import Index, QueueIndex
 from mqks.journal.lock import server_of
 from mqks.journal.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
-from mqks.journal.structure import schema_damage
+from mqks.journal.structure import UNREADABLE, schema_damage
 from mqks.journal.survey import Survey, checked, guess, missing
 from mqks.journal.tables import Damage, Rows, error_columns, errors, read_by, shown
 from mqks.protocol.requests import DeleteRule
 
 AT_ONCE: Final = 16
 """New segments that are read in one transaction with the list of all."""
+LISTED_ONLY: Final = "is in the list of all, and can't be found by its id"
 PROBED_MAX: Final = 100_000
 """Segments that are looked for one by one where a page of their list can't be read."""
 DAMAGE_CODES: Final = {
@@ -150,7 +151,7 @@ def connect(path: Path, state: State) -> sqlite3.Connection:
 
     Raises JournalDamaged for an empty file with a WAL, which SQLite would delete.
     """
-    if state.wal_bytes and not state.size:
+    if state.wal_bytes and state.size <= 1:  # A byte counts for nothing to SQLite.
         raise JournalDamaged(f"{path} is empty, and its WAL is not")
     how = "mode=ro&immutable=1" if state.is_still else "mode=ro"
     uri = f"{path.absolute().as_uri()}?{how}"
@@ -166,7 +167,7 @@ def refuse_newer(path: Path) -> None:
     with closing(connect(path, State.of(path))) as db:
         try:
             version = db.execute("pragma user_version").fetchone()[0]
-        except sqlite3.DatabaseError:
+        except UNREADABLE:
             return  # One that is half made SQLite begins again, any other it refuses.
     check_version(version, path)
 
@@ -230,7 +231,7 @@ class DatabaseFile:
         try:
             db.execute("select count(*) from sqlite_schema").fetchone()
             self._structure = ""
-        except sqlite3.DatabaseError as error:
+        except UNREADABLE as error:
             # A file that has lost its end is read all the same by who is told to bear it.
             self._structure = str(error)
             db.execute("pragma writable_schema = 1")
@@ -247,7 +248,7 @@ class DatabaseFile:
     def _failures(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.DatabaseError, MemoryError) as error:
+        except UNREADABLE as error:
             if is_damage(error) or self.damage:
                 told = "".join(f"; {place}: {what}" for place, what in self.damage)
                 raise JournalDamaged(f"{self.path} can't be read: {error}{told}") from error
@@ -293,7 +294,7 @@ class DatabaseFile:
             ids = self._segment_ids()
             new = [segment_id for segment_id in ids if segment_id not in self._segments]
             for segment_id in new[:AT_ONCE]:
-                self._read_segment(segment_id)
+                self._read_segment(segment_id, of_now=True)
         if len(new) > AT_ONCE or self._has_moved:
             for segment_id in new[AT_ONCE:]:
                 self._read_segment(segment_id)
@@ -352,7 +353,7 @@ class DatabaseFile:
                     rows[row] = None
                 if direction == "asc":
                     return list(rows)
-            except (sqlite3.DatabaseError, MemoryError) as error:
+            except UNREADABLE as error:
                 if not is_damage(error):
                     raise
                 reason = str(error)
@@ -363,7 +364,10 @@ class DatabaseFile:
 
     def _segment_ids(self) -> list[int]:
         already = len(self.damage)
-        ids = sorted(segment_id for (segment_id,) in self._table("id", "segment"))
+        listed = [segment_id for (segment_id,) in self._table("id", "segment")]
+        ids = sorted(segment_id for segment_id in listed if isinstance(segment_id, int))
+        if len(ids) < len(listed):
+            self.damage.append(Damage("table segment", "there are rows without an id"))
         if len(self.damage) > already:
             # Pages between two that can't be read hold more: a look-up by id finds its way.
             steps = zip([0, *ids], ids, strict=False)
@@ -376,19 +380,21 @@ class DatabaseFile:
         sql = "select 1 from segment where id = ?"
         try:
             return self._db.execute(sql, (segment_id,)).fetchone() is not None
-        except sqlite3.DatabaseError:
+        except UNREADABLE:
             return False
 
-    def _read_segment(self, segment_id: int) -> None:
-        """Remember what it says, unless it has gone meanwhile."""
+    def _read_segment(self, segment_id: int, *, of_now: bool = False) -> None:
+        """Remember what it says, unless it has gone meanwhile; `of_now`: it can't have."""
         try:
             row = self._row(segment_id)
-        except (sqlite3.DatabaseError, MemoryError) as error:
+        except UNREADABLE as error:
             if not is_damage(error):
                 raise
             self._segments[segment_id] = _Segment(0, [], f"{error}")
             return
         if row is None:
+            if of_now:
+                self._segments[segment_id] = _Segment(0, [], LISTED_ONLY)
             return
         crc, body = row
         try:
@@ -467,12 +473,16 @@ class DatabaseFile:
         moved, it looks again. Of no queue: none.
         """
         queue_id = next((queue.id for queue in self.queues if queue.name == name), None)
+        moved = 0
         while queue_id is not None:
+            if moved in self._segments:
+                raise JournalDamaged(f"{self.path}: segment {moved} {LISTED_ONLY}")
             index, marks = self._index.queues[queue_id], self._marks.get(queue_id, {})
             for span in index.overlapping(after + 1, max(index.next_seq, after + 2)):
                 with self._failures():
                     row = self._row(span.segment.id)
                 if row is None:
+                    moved = span.segment.id
                     break
                 doubtful = bool(self._segments[span.segment.id].damage)
                 lines = _lines(row[1], queue_id, span.first, span.end)
@@ -502,7 +512,7 @@ class DatabaseFile:
 
 def is_damage(error: Exception) -> bool:
     """Whether SQLite's structure makes no sense, or a row that it would write."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, (MemoryError, UnicodeDecodeError)):
         return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE_CODES
 

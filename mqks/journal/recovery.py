@@ -20,6 +20,7 @@ from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.migrations import NEWEST
 from mqks.journal.segment import SegmentDamaged
+from mqks.journal.structure import UNREADABLE
 from mqks.journal.survey import Survey, checked, guess, missing
 from mqks.journal.tables import Damage, QueueRow, Row, Rows, error_columns, errors, read_by, shown
 
@@ -46,7 +47,7 @@ class Recovery:
         except JournalDamaged:
             self._journal.leave()
             raise
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             self._journal.leave()
             raise JournalDamaged(
                 f"{self._journal.path} can't be read, not even to salvage it: {error}"
@@ -74,11 +75,13 @@ class Recovery:
             )
         found, damage = await self._errors()
         if self._lost or (damage and salvage):
+            self._settle(rows, gaps)
             await self._salvage(rows, found)
         for place, what in damage:
             self._report(f"{place}: {what}")
         self._broker.last_errors.extend(found)
         self._restore(rows, survey, gaps)
+        await journal.begin_wal()
         while self._index.droppable:
             await journal.maintain(idle=True)
 
@@ -127,6 +130,13 @@ class Recovery:
                 what = f"{count} waiting messages are missing"
                 self._lost.append(Damage(f"queue {shown(row.name)}", what))
         return gaps
+
+    def _settle(self, rows: Rows, gaps: set[int]) -> None:
+        """A gap is told once: then nothing waits any more below the next sequence."""
+        for queue_id in gaps:
+            next_seq = self._index.queues[queue_id].next_seq
+            row = rows.queues[queue_id]
+            rows.queues[queue_id] = row._replace(next_seq=next_seq, cursor=next_seq)
 
     async def _salvage(self, rows: Rows, found: list[ErrorRecord]) -> None:
         """What is damaged is kept, where nothing reads it; all else is written anew."""
@@ -183,5 +193,5 @@ class Recovery:
         """The last error replies. Nothing depends on them, so damage is told and no more."""
         try:
             return errors(NEWEST, await self._table(error_columns(NEWEST), "error"))
-        except sqlite3.DatabaseError as error:
+        except UNREADABLE as error:
             return [], [Damage("table error", str(error))]

@@ -11,6 +11,9 @@ from typing import Final
 from mqks.journal.migrations import migrations
 from mqks.journal.tables import Damage, row_crc
 
+UNREADABLE: Final = (sqlite3.DatabaseError, MemoryError, UnicodeDecodeError)
+"""What comes of a damaged file. SQLite's message may quote what is damaged, and Python fails then
+to decode that."""
 FINDINGS_MAX: Final = 100
 """Of SQLite's own."""
 
@@ -28,7 +31,8 @@ def _schema(version: int) -> dict[str, str]:
 
 def _tables(db: sqlite3.Connection) -> dict[str, str]:
     rows = db.execute(
-        "select cast(name as text), cast(sql as text) from sqlite_schema where type = 'table'"
+        "select cast(name as text), cast(sql as text) from sqlite_schema"
+        " where type = 'table' and name not like 'sqlite%'"
     )
     return {str(name): " ".join(str(sql).split()) for name, sql in rows}
 
@@ -51,7 +55,7 @@ def structure_damage(db: sqlite3.Connection) -> list[Damage]:
     """What SQLite finds wrong with its pages. Reads the whole file: about 1 s for a GiB."""
     try:
         rows = db.execute(f"pragma integrity_check({FINDINGS_MAX})").fetchall()
-    except (sqlite3.DatabaseError, MemoryError) as error:
+    except UNREADABLE as error:
         rows = [(str(error),)]
     lines = [line for (text,) in rows for line in str(text).splitlines()]
     return [
