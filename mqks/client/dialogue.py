@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from mqks.client import requests, urls
-from mqks.client.blocking import CHUNK_BYTES, open_socket
+from mqks.client.blocking_connection import CHUNK_BYTES, open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
     ClientError,
@@ -90,12 +90,9 @@ class Dialogue:
         self._send_lines(b"".join(line + b"\n" for line in lines))
         refused = []
         for _ in lines:
-            line = self._line()
-            request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
-            if status == b"error" and request_id != b"-":
+            request_id, is_error, text = self._reply()
+            if is_error:
                 refused.append((request_id, requests.decoded(text)))
-            elif status != b"ok":
-                raise ConnectionLost(f"{self.address}: the peer sent {line[:80]!r}")
         return refused
 
     def _send(self, body: bytes) -> None:
@@ -108,16 +105,21 @@ class Dialogue:
             raise self._lost(error) from None
 
     def _answer(self) -> bytes:
-        line = self._line()
-        request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
-        if status == b"ok" and request_id == ID:
-            return text
-        if status != b"error":
-            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no answer")
-        error_id = requests.decoded(text)
-        if request_id == ID:
+        request_id, is_error, text = self._reply()
+        if request_id != ID:
+            raise ProtocolViolation(f"the peer answered {request_id[:80]!r}, which did not ask")
+        if is_error:
+            error_id = requests.decoded(text)
             raise RequestFailed(f"the server refused the request, error {error_id}", error_id)
-        raise ConnectionLost(f"{self.address}: refused by the server, error {error_id}")
+        return text
+
+    def _reply(self) -> requests.Reply:
+        """The next reply. Raises ConnectionLost for one that concerns the connection."""
+        reply = requests.Reply.parse(self._line())
+        if reply.is_error and reply.request_id == b"-":
+            error_id = requests.decoded(reply.text)
+            raise ConnectionLost(f"{self.address}: refused by the server, error {error_id}")
+        return reply
 
     def _line(self) -> bytes:
         while not self._lines:

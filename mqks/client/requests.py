@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.limits import DELETE_DELAY_S_MAX
@@ -174,6 +174,24 @@ def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
 
 def reason(error_id: str) -> bytes:
     return b"stats errors " + name(error_id)
+
+
+class Reply(NamedTuple):
+    """One line from the server."""
+
+    request_id: bytes
+    is_error: bool
+    text: bytes
+    """What follows `ok`; of an error its id."""
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Reply":
+        """Raises ProtocolViolation."""
+        request_id, _, rest = line.partition(b" ")
+        status, _, text = rest.partition(b" ")
+        if not request_id or status not in (b"ok", b"error"):
+            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
+        return cls(request_id, status == b"error", text)
 
 
 def number_told(answer: bytes) -> int:

@@ -336,11 +336,7 @@ class Session:
                 self._reply(line)
 
     def _reply(self, line: bytes) -> None:
-        request_id, _, rest = line.partition(b" ")
-        status, _, text = rest.partition(b" ")
-        if not request_id or status not in (b"ok", b"error"):
-            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
-        is_error = status == b"error"
+        request_id, is_error, text = requests.Reply.parse(line)
         if request_id == self._greeting_id:
             self._greeted(requests.decoded(text) if is_error else None)
         elif (flight := self._in_flight.pop(request_id, None)) is not None:
@@ -384,7 +380,7 @@ class Session:
 class ConsumerSession(Session):
     """A connection with one consumer and nothing else.
 
-    `settle` is what a message's ack and reject call instead of this session's own `settle`.
+    `guard` makes of `settle` what a message's ack and reject call.
     """
 
     def __init__(
@@ -395,7 +391,7 @@ class ConsumerSession(Session):
         prefix: str,
         jitter: Callable[[], float],
         arguments: bytes,
-        settle: Settle | None = None,
+        guard: Callable[[Settle], Settle],
     ) -> None:
         super().__init__(options, credentials, prefix=prefix, jitter=jitter)
         self.ready: deque[Message] = deque()
@@ -410,7 +406,7 @@ class ConsumerSession(Session):
         self._arguments = arguments
         self._check(b"consume --confirm " + arguments + b" " * 100)
         manual_ack = arguments.endswith(b" --manual-ack")
-        self._settle = (settle or self.settle) if manual_ack else None
+        self._settle = guard(self.settle) if manual_ack else None
 
     @property
     def is_full(self) -> bool:
@@ -503,13 +499,13 @@ class ConsumerSession(Session):
         if not self.consumer_id or not line.startswith(self.consumer_id + b" "):
             super()._reply(line)
             return
-        status, _, text = line[len(self.consumer_id) + 1 :].partition(b" ")
-        if status == b"error":
+        _, is_error, text = requests.Reply.parse(line)
+        if is_error:
             error_id = requests.decoded(text)
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
-        elif status == b"ok" and not text:
+        elif not text:
             self.is_consuming = True
-        elif status == b"ok" and text.startswith(b"--update " + self._queue):
+        elif text.startswith(b"--update " + self._queue):
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")

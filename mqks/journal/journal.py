@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFai
 from mqks.journal import wal
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
-from mqks.journal.lock import FileLock
+from mqks.journal.lock import FileLock, identity
 from mqks.journal.log_reader import LogReader
 from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
@@ -100,10 +101,7 @@ def _ready(path: Path, settings: Settings, report: Report) -> wal.Finding | None
     on with. Raises as `Journal.open`, and what SQLite raises."""
     its_wal = wal_path(path)
     try:
-        if path.exists():
-            refuse_newer(path)
-        elif its_wal.exists() and its_wal.stat().st_size:
-            raise JournalDamaged(f"{path} is missing, and its WAL is not")
+        refuse_newer(path)
         finding = None
         if its_wal.exists():
             finding = wal.look(its_wal)
@@ -114,7 +112,7 @@ def _ready(path: Path, settings: Settings, report: Report) -> wal.Finding | None
         if error.filename:
             raise ConfigurationError(f"can't open {error.filename}: {error.strerror}") from error
         raise JournalFailed(f"{its_wal} can't be written again: {error.strerror}") from error
-    if path.exists() and path.stat().st_size:
+    if path.stat().st_size:
         _refuse_structure(path, report)
     return finding
 
@@ -151,12 +149,24 @@ def _refuse_structure(path: Path, report: Report) -> None:
         )
 
 
+def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
+    """What has happened to a file, if anything."""
+    try:
+        now = identity(path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{what} was deleted or moved"
+    except OSError as error:
+        return f"{what} can't be looked at: {error.strerror}"
+    return "" if now == was else f"{what} was replaced by another file"
+
+
 class Journal:
     def __init__(
         self,
         raw: sqlite3.Connection,
         db: aiosqlite.Connection,
         reader: aiosqlite.Connection,
+        log: LogReader,
         lock: FileLock,
         path: Path,
         settings: Settings,
@@ -165,14 +175,22 @@ class Journal:
         self.db = db
         self.reader = reader
         self.path = path
+        self.gone = ""
+        """What of its files is no longer where it was, as of the last `look`."""
+        self._files = [
+            (Path(settings.db).absolute(), "the database", identity(os.fstat(lock.database))),
+            (wal_path(path), "its WAL", identity(wal_path(path).stat())),
+        ]
         self.index = Index()
         self.next_segment = 1
         self.epoch = ""
         """Another one for each database made."""
         self.metadata = Metadata(settings.once_ids_max, settings.errors_kept_max)
+        self.begin_wal_anew = False
+        """The rest of a damaged WAL would be found again behind what is written next."""
         self.torn = ""
         """What the WAL's end is like, where a power cut may have torn it."""
-        self.log = LogReader(path)
+        self.log = log
         self.checkpoints = 0
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
@@ -209,19 +227,28 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
-            torn = await run_sync(_ready, path, settings, report)
+            finding = await run_sync(_ready, path, settings, report)
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             raw.text_factory = shown
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
+            reader: aiosqlite.Connection | None = None
             try:
                 await cls._prepare(db, settings)
                 reader = await aiosqlite.connect(
                     f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
                 )
-                # It has the file from its first read on: see `close`.
+                # All three have their descriptors from their first read on: from now.
                 await reader.execute_fetchall("select 1 from sqlite_schema")
+                log = LogReader(path)
+                journal = cls(raw, db, reader, log, lock, path.resolve(), settings)
+                journal.begin_wal_anew = finding is not None
+                if finding and (finding.is_torn or settings.synchronous != "full"):
+                    journal.torn = f"{wal_path(path).name} {finding}"
+                await journal.hold_reserve(True)
             except BaseException:
+                if reader:
+                    await reader.close()
                 await db.close()
                 raise
         except UNREADABLE as error:
@@ -233,10 +260,6 @@ class Journal:
         except BaseException:
             lock.release()
             raise
-        journal = cls(raw, db, reader, lock, path.resolve(), settings)
-        if torn:
-            journal.torn = f"{wal_path(path).name} {torn}"
-        await journal.hold_reserve(True)
         return journal
 
     @staticmethod
@@ -260,11 +283,16 @@ class Journal:
 
     async def close(self) -> None:
         # The last connection to close folds the WAL and deletes it, unless it may only read. After
-        # a failed sync the disk may hold an older WAL, which could come back beside the new state.
+        # a failed sync the disk may hold an older WAL, which could come back beside the new state;
+        # and what has the WAL's name may be another file.
         if self.metadata.tallies and not self._has_failed:
             with suppress(JournalFailed):
                 await self._count_segments()
-        first, last = (self.db, self.reader) if self._has_failed else (self.reader, self.db)
+        if self.look() and not self._has_failed:
+            with suppress(sqlite3.Error):
+                await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
+        keeps_wal = self._has_failed or self.gone
+        first, last = (self.db, self.reader) if keeps_wal else (self.reader, self.db)
         self.log.close()
         await first.close()
         await last.close()
@@ -277,6 +305,30 @@ class Journal:
     def announce(self, url: str) -> None:
         """Let those who know the file find its server."""
         self._lock.tell(url)
+
+    # -- its files
+
+    def look(self) -> str:
+        """Look whether the names of the files still lead to those that are open; tell what of them
+        does not. What is written to a file without its name is lost, or found by nobody."""
+        gone = next(filter(None, starmap(_moved, self._files)), "")
+        if gone and not self.gone:
+            self._wal_pages = max(self._wal_pages, 1.0)
+        self.gone = gone
+        return gone
+
+    def keep_lock_file(self) -> str:
+        """Make the lock file again if it has gone. Tell whether it had: nothing while it had not,
+        or else what came of it."""
+        if self._lock.is_there:
+            return ""
+        return "made again" if self._lock.make_again() else "can't be made again"
+
+    @property
+    def disk_free_bytes(self) -> int:
+        """By the open file: its name may lead elsewhere. Raises OSError."""
+        disk = os.fstatvfs(self._lock.database)
+        return disk.f_bavail * disk.f_frsize
 
     # -- writing
 
@@ -343,10 +395,9 @@ class Journal:
 
     def _free_bytes(self) -> int:
         try:
-            disk = os.statvfs(self.path.parent)
+            return self.disk_free_bytes
         except OSError as error:
             raise JournalFailed(f"the disk of {self.path} can't be looked at: {error}") from error
-        return disk.f_bavail * disk.f_frsize
 
     def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
         """What a batch says, and the row that says it."""
@@ -410,11 +461,15 @@ class Journal:
         """Whether `maintain` has something to do that should not wait for a quiet moment."""
         index = self.index
         return (
-            self._wal_pages >= self._checkpoint_pages
+            self._fold_is_due
             or len(index.droppable) >= DROP_COUNT_MIN
             or len(index.small) >= SMALL_COUNT_MAX
             or index.sparse_bytes >= SPARSE_BYTES_MIN
         )
+
+    @property
+    def _fold_is_due(self) -> bool:
+        return self._wal_pages >= self._checkpoint_pages or bool(self.gone and self._wal_pages)
 
     async def maintain(self, *, idle: bool) -> bool:
         """Do one step of what is due; return whether there may be more.
@@ -423,7 +478,7 @@ class Journal:
         """
         index = self.index
         with self._whole():
-            if self._wal_pages >= self._checkpoint_pages:
+            if self._fold_is_due:
                 await self._checkpoint()
             if len(index.droppable) >= (1 if idle else DROP_COUNT_MIN):
                 await self._drop(list(index.droppable.values())[:SEGMENTS_DROPPED_MAX])
@@ -562,6 +617,11 @@ class Journal:
         await self._count_segments()
         self._wal_pages = 0.0
         self.checkpoints += 1
+        if self.gone:
+            # The database alone must be all there is, and a WAL that is left beside another
+            # database would be taken for that one's.
+            await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
+            return
         ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
@@ -587,9 +647,8 @@ class Journal:
                 self.metadata.tallies["segment"] = tally
 
     async def begin_wal(self) -> None:
-        """Begin it anew where it ended in a torn commit: the rest of that would be found again
-        behind what is written next."""
-        if self.torn:
+        """Leave nothing in it, if it must be begun anew."""
+        if self.begin_wal_anew:
             with self._whole():
                 await self._count_segments()
                 await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")

@@ -45,6 +45,8 @@ class LogReader:
             isolation_level=None,
             check_same_thread=False,
         )
+        # Its descriptors are opened by the first read: now, while there are some.
+        self._db.execute("select 1 from meta").fetchall()
         self._limiter = anyio.CapacityLimiter(1)
 
     def close(self) -> None:

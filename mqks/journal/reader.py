@@ -227,6 +227,8 @@ class DatabaseFile:
 
     def _connect(self) -> sqlite3.Connection:
         self._before = State.of(self.path)
+        # Before SQLite has the file: whoever asks for its server drops SQLite's locks.
+        self._look_at_wal()
         db = connect(self.path, self._before)
         try:
             db.execute("select count(*) from sqlite_schema").fetchone()
@@ -277,7 +279,7 @@ class DatabaseFile:
 
     def _settled(self) -> bool:
         """Take one step; tell whether what was read is a whole state."""
-        self.damage = self._wal_damage()
+        self.damage = [*self._wal_damage]
         if self._structure:
             self.damage.append(Damage("file", self._structure))
         with self._transaction():
@@ -307,18 +309,17 @@ class DatabaseFile:
         self.facts = facts._replace(epoch=rows.epoch, segments=len(sizes), segment_bytes=sum(sizes))
         return True
 
-    def _wal_damage(self) -> list[Damage]:
+    def _look_at_wal(self) -> None:
         """Of a file that is served the WAL is written meanwhile, and nothing can be said of it."""
+        self._wal_damage, self.torn = list[Damage](), ""
         if self._before.is_still or server_of(self.path) is not None:
-            return []
+            return
         its_wal = wal_path(self.path)
-        finding = wal.look(its_wal) if its_wal.exists() else None
-        if finding is None:
-            return []
-        if finding.is_torn:
+        finding = wal.look(its_wal)
+        if finding and finding.is_torn:
             self.torn = f"{its_wal.name} {finding}"
-            return []
-        return [Damage(its_wal.name, str(finding))]
+        elif finding:
+            self._wal_damage = [Damage(its_wal.name, str(finding))]
 
     def _read_facts(self) -> Facts:
         version = self._number("pragma user_version")
