@@ -30,7 +30,7 @@ from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
 from mqks.journal.reader import State, connect, is_damage, refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
-from mqks.journal.structure import UNREADABLE, schema_damage, structure_damage
+from mqks.journal.structure import UNREADABLE, header_damage, schema_damage, structure_damage
 from mqks.journal.tables import shown
 from mqks.limits import (
     PAGE_BYTES,
@@ -138,8 +138,9 @@ def _refuse_structure(path: Path, report: Report) -> None:
     rollback = path.with_name(f"{path.name}-journal")
     if rollback.exists() and rollback.stat().st_size:
         return  # It was only begun, and SQLite begins it again.
+    damage = header_damage(path)
     with closing(connect(path, State.of(path))) as db:
-        damage = [*schema_damage(db), *structure_damage(db)]
+        damage += [*schema_damage(db), *structure_damage(db)]
     for place, what in damage:
         report(f"{place}: {what}")
     if damage:

@@ -6,6 +6,7 @@ The one rule: nothing is changed; what is found is told with its place.
 import sqlite3
 from contextlib import closing
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from mqks.journal.migrations import migrations
@@ -35,6 +36,16 @@ def _tables(db: sqlite3.Connection) -> dict[str, str]:
         " where type = 'table' and name not like 'sqlite%'"
     )
     return {str(name): " ".join(str(sql).split()) for name, sql in rows}
+
+
+def header_damage(path: Path) -> list[Damage]:
+    """SQLite takes a file for read only whose format it does not know. To be called while it does
+    not have the file: closing any descriptor drops its locks."""
+    with path.open("rb") as file:
+        formats = file.read(20)[18:]
+    if any(each not in (1, 2) for each in formats):
+        return [Damage("file", f"its header tells of formats {[*formats]}, which there are not")]
+    return []
 
 
 def schema_damage(db: sqlite3.Connection) -> list[Damage]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mqks.journal.lock import server_of
 from mqks.journal.reader import DatabaseFile, Facts, State, connect
-from mqks.journal.structure import structure_damage
+from mqks.journal.structure import header_damage, structure_damage
 from mqks.journal.tables import Damage
 
 
@@ -30,12 +30,13 @@ def verify(path: Path) -> Verdict:
     Raises as `DatabaseFile.open`.
     """
     is_served = server_of(path) is not None
+    header = header_damage(path) if path.is_file() and not is_served else []
     with DatabaseFile.open(path, thorough=True) as file:
         file.errors(limit=-1)
         damage = file.damage
         if not is_served:
             with closing(connect(path, State.of(path))) as db:
-                damage = [*structure_damage(db), *damage]
+                damage = [*header, *structure_damage(db), *damage]
         messages = sum(queue.ready + queue.unacked for queue in file.queues)
         damage = list(dict.fromkeys(damage))
         return Verdict(damage, file.facts, len(file.queues), messages, is_served, file.torn)
