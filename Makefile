@@ -1,19 +1,26 @@
-# make serve   run a broker from this checkout on 127.0.0.1:25000
-# make test    lint, types and tests
+# make serve       run a broker from this checkout on 127.0.0.1:25000
+# make test        lint, types and the quick tests
+# make test-slow   the rest: tests at length, and more examples of each property
 # The environment is made once and installed into again only when pyproject.toml changes.
 
 PYTHON ?= python3
 VENV ?= .venv
 DB ?= mqks.db
+# Tests run side by side in so many processes.
+JOBS ?= auto
 BIN = $(VENV)/bin
+PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
-.PHONY: serve test lint wheel clean
+.PHONY: serve test test-slow lint wheel clean
 
 serve: $(VENV)/.installed
 	$(BIN)/mqks serve --db $(DB)
 
 test: lint
-	$(BIN)/pytest -q
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

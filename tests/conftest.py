@@ -1,12 +1,18 @@
-"""What every test gets: asyncio for coroutines, and no settings from around the test run."""
+"""What every test gets: asyncio for coroutines, and no settings from around the test run.
+
+With `-n` (pytest-xdist) files run side by side in several processes, each with fixtures of its own.
+The tests of one file run in one process, in their order, and so do all that start a JVM.
+"""
 
 import os
+import random
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,23 +32,51 @@ DISK_BYTES = 2**30
 """What the tests write at a time, with room to spare; a server refuses publishes on a full disk."""
 
 
+def pytest_configure() -> None:
+    # Processes that share the tests must agree on their names, and some of these show a set.
+    os.environ.setdefault("PYTHONHASHSEED", str(random.randrange(2**32)))
+
+
 def pytest_sessionstart() -> None:
     directory = tempfile.gettempdir()
     if shutil.disk_usage(directory).free < DISK_BYTES:
         raise pytest.UsageError(f"the tests want 1 GiB of free disk in {directory}")
+    # A shell ignores it for what it runs in the background, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST = "tests/test_pipeline_", "tests/test_power_cut"
+"""Beginnings of files that take long, and so begin first. The first are those that start JVMs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    scheduling = LoadFileScheduling(config, log)
+    file, (pipeline, *_) = scheduling._split_scope, LONGEST
+    scheduling._split_scope = lambda test: pipeline if test.startswith(pipeline) else file(test)
+    return scheduling
 
 
 # How long something took, or what chance gave, is never a test's verdict.
-settings.register_profile(
-    "mqks",
+quick = settings(
     deadline=None,
+    max_examples=50,
     suppress_health_check=[
         HealthCheck.too_slow,
         HealthCheck.data_too_large,
         HealthCheck.filter_too_much,
     ],
 )
-settings.load_profile("mqks")
+settings.register_profile("quick", quick)
+settings.register_profile("full", quick, max_examples=200)  # By --hypothesis-profile=full.
+settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +115,21 @@ SPARK_SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
+def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spark without its archive of Python files: its workers would compile them at each start, for
+    a second of CPU, and Spark waits for no worker longer than 10 seconds, on any machine."""
+    import pyspark
+
+    home = tmp_path_factory.mktemp("spark-home")
+    for part in ("bin", "jars", "sbin"):
+        (home / part).symlink_to(Path(pyspark.__file__).with_name(part))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(_spark_home: None) -> "Iterator[SparkSession]":
     """One session for all tests that need one; they are skipped where there is no Java."""
     from mqks.pipeline.errors import JavaMissing
     from mqks.pipeline.session import session

@@ -188,7 +188,7 @@ def archive(
                 before = _names(staging)
                 job = Job(log, *command)
                 wait_for("a batch", partial(is_at_work, job, staging, before))
-                if number % 2:  # Twice: the broker dies first, in the midst of a batch.
+                if number % 2 == 0:  # Every other time the broker dies first, in mid-batch.
                     broker.kill()
                     broker.start()
                 time.sleep(chance.uniform(0, 0.5))  # So as to die anywhere in a batch.
@@ -204,8 +204,11 @@ def is_at_work(job: Job, staging: Path, before: set[str]) -> bool:
     return bool(job.told) or (job.is_running() and not _names(staging) <= before)
 
 
-def replay(spark: "SparkSession", root: Path, count: int, seed: int) -> Path:
-    """Replay a lake into another broker, all being killed; gives the lake of what came there."""
+def replay(
+    spark: "SparkSession", root: Path, count: int, seed: int, broker_kills: int = BROKER_KILLS
+) -> Path:
+    """Replay a lake into another broker, which is killed again and again, and so is the job but
+    for the last time; gives the lake of what came there."""
     chance = random.Random(seed)
     lake, log, copy = root / "lake", root / "job.log", root / "copy"
     with BrokerProcess(root / "one.db") as broker:
@@ -215,13 +218,13 @@ def replay(spark: "SparkSession", root: Path, count: int, seed: int) -> Path:
     with BrokerProcess(root / "two.db") as broker:
         subscribe(broker.url, "copy")
         command = ["replay", str(lake), "--url", broker.url]
-        for number in range(BROKER_KILLS):
+        for number in range(broker_kills):
             job = Job(log, *command)
             wait_for("progress", lambda: job.told or not job.is_running())  # noqa: B023
             time.sleep(chance.uniform(0, 0.2))
             broker.kill()
             broker.start()
-            if number == 0:
+            if number < broker_kills - 1:
                 job.kill(everything=True)
             else:
                 job.succeed()
@@ -244,7 +247,8 @@ def counted_by_spark(spark: "SparkSession", lake: Path) -> Counts:
 
 
 if __name__ == "__main__":
-    work, count = {"archive": archive, "replay": replay}[sys.argv[1]], int(sys.argv[2])
+    works: dict[str, Callable[..., Path]] = {"archive": archive, "replay": replay}
+    work, count = works[sys.argv[1]], int(sys.argv[2])
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
     with tempfile.TemporaryDirectory() as directory:
         spark = session("local[2]", **SPARK_SETTINGS)

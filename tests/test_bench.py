@@ -148,11 +148,12 @@ def test_a_wrong_answer_is_noticed(
 
 
 def test_an_interrupt_leaves_no_queue_behind(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "mqks", "bench", "latency", "--count", "1000000"]
+    command = [sys.executable, "-m", "mqks", "bench", "confirm-one", "--timeout", str(WAIT_S)]
 
     with (
+        WrongServer(server.port, b"000000000 ok \n", b"") as between,  # A confirm never comes.
         LineClient(server.address) as client,
-        subprocess.Popen([*command, "--url", server.url], stderr=subprocess.PIPE) as process,
+        subprocess.Popen([*command, "--url", between.url], stderr=subprocess.PIPE) as process,
     ):
         while client.ask(b"v _eval state.published") == b"v ok 0":
             assert process.poll() is None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import scale
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.process import Running
@@ -31,7 +32,7 @@ from benchmarks.servers.rabbitmq import (
 )
 from benchmarks.servers.sink import FAULTS, Sink
 from benchmarks.work import Size
-from benchmarks.works import WORKS, paging, wal_reader
+from benchmarks.works import WORKS, paging, scale_consumers, scale_copies, wal_reader
 
 MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
 PLAYED = sorted(name for name in WORKS if takes_part(Sink(), name))
@@ -43,6 +44,8 @@ DIFFERENCES = "_each_bytes"
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     for work in (paging, wal_reader):
         monkeypatch.setattr(work, "REST_S", 0)
+    for part in (scale, scale_consumers, scale_copies):
+        monkeypatch.setattr(part, "ROUNDS", 3)
 
 
 @pytest.mark.parametrize("name", WORKS)

@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 
 from mqks.commands import main
-from mqks.pipeline.errors import JavaMissing
-from mqks.pipeline.session import check_java
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.test_command_tree import COMMANDS
@@ -181,20 +179,6 @@ def test_a_file_is_told_as_json(stopped: World, name: str) -> None:
 
     assert bool(objects) == (name not in NEEDS_A_SERVER)
     assert all(isinstance(each, dict) and each for each in objects)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_jobs_are_told_as_json(live: World) -> None:
-    try:
-        check_java()
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
-    quick = "--master local[1] --conf spark.sql.shuffle.partitions=1"
-    for name, words in SPARK.items():
-        objects = printed(live, name, f"{words} {quick}")
-        assert objects
-        assert all(isinstance(each, dict) and each for each in objects)
 
 
 # ------------------------------------------------------------------------------ what it tells

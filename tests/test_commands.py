@@ -13,6 +13,7 @@ from mqks.commands import main
 from mqks.commands.options import duration
 from mqks.errors import ConfigurationError, DatabaseLocked, JournalFailed, MqksError
 from mqks.settings import SETTINGS
+from tests.waiting import WAIT_S
 
 MQKS = [sys.executable, "-m", "mqks"]
 
@@ -56,7 +57,7 @@ def test_a_directory_is_no_database_and_gets_no_lock(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
 
     done = subprocess.run(
-        [*MQKS, "serve", "--db", tmp_path / "data"], capture_output=True, text=True, timeout=30
+        [*MQKS, "serve", "--db", tmp_path / "data"], capture_output=True, text=True, timeout=WAIT_S
     )
 
     assert done.returncode == 78

@@ -648,7 +648,7 @@ def loose(shaped: object) -> str:
     return "".join(sorted(repr(shaped)))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(expressions())
 def test_agrees_with_python(source: str) -> None:
     try:
@@ -678,7 +678,7 @@ split ** 10**9 'a'* x __class__ ä
 TOKENS = [*PIECES.split(), " ", "\n", "\t", "\0", "\udcff"]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=10 * settings().max_examples)
 @given(st.text() | st.lists(st.sampled_from(TOKENS)).map("".join))
 def test_any_text_gives_a_line_or_an_expression_error(source: str) -> None:
     try:

@@ -40,6 +40,7 @@ def _terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("LINES", "25")  # Without it COLUMNS does not count on such a terminal.
 
 
 class World:

@@ -361,13 +361,26 @@ def test_it_is_not_ready_while_the_disk_is_full(tmp_path: Path) -> None:
         assert (values["mqks_disk_full", ""], values["mqks_ready", ""]) == (0, 1)
 
 
-@pytest.mark.slow
+class _Impatient(ServerProcess):
+    """To this one the journal stalls sooner."""
+
+    def _spawn(self, command: list[str]) -> subprocess.Popen[str]:
+        code = """if True:
+            import sys
+            from mqks.commands import main
+            from mqks.server import writer
+            writer.STALL_S = 0.2
+            sys.exit(main(sys.argv[1:]))
+        """
+        return super()._spawn([command[0], "-c", code, *command[command.index("serve") :]])
+
+
 def test_it_is_not_ready_while_the_journal_stalls(tmp_path: Path, sync_library: Path) -> None:
     trigger = tmp_path / "sync-hangs"
     environment = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(trigger)}
     db = tmp_path / "mqks.db"
     with (
-        ServerProcess(db, "--http-port", "0", environment=environment) as server,
+        _Impatient(db, "--http-port", "0", environment=environment) as server,
         LineClient(server.address) as client,
     ):
         web = Web(server)

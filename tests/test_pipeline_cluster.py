@@ -1,4 +1,5 @@
-"""The jobs on a cluster of Spark: a master and two workers on loopback, their executors, a server.
+"""The jobs where tasks are lost and done again, at length on a cluster of Spark: a master and two
+workers on loopback, their executors, a server.
 
 The one rule: each message is counted, and what was started here is gone when a test ends.
 """
@@ -9,8 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pyspark
@@ -23,6 +25,9 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests import pipeline_kills as kills
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BIN = Path(pyspark.__file__).with_name("bin")
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -125,6 +130,59 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     directory.mkdir()
     with Cluster(directory) as running:
         yield running
+
+
+def test_all_that_can_be_killed_is_and_each_message_is_there_once(
+    spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    """Once: workers, which others replace, then the broker, then the job. The tests marked slow do
+    more of it: here and in tests/test_pipeline_jobs.py and test_pipeline_json.py."""
+    broker, lake, log = mqks_broker_process, tmp_path / "lake", tmp_path / "log"
+    kills.subscribe(broker.url, "clicks")
+    flags = ["--url", broker.url, "--interval", "0.2", "--batch", "1000"]
+    job = kills.Job(log, "archive", "clicks", str(lake), *flags, "--master", "local[2,1000]")
+    sent = 0
+
+    def publish_more() -> None:
+        nonlocal sent
+        kills.publish(broker.url, 2_000, start=sent)
+        sent += 2_000
+
+    def a_task_is_lost() -> bool:
+        if job.is_running() and _messages(job) == sent:
+            publish_more()
+        for worker in _workers(job.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return "Lost task" in log.read_text()
+
+    kills.wait_for("the loss", a_task_is_lost)
+    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
+    publish_more()
+    broker.kill()
+    broker.start()
+    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
+    publish_more()
+    job.kill(everything=True)
+    kills.archive_once(spark, broker.url, "clicks", lake, "parquet")
+
+    assert kills.counted(lake) == kills.counted_by_spark(spark, lake) == (sent,) * 3
+
+
+def _workers(driver: int) -> list[int]:
+    """Of Spark, in Python: the children of its daemon, which is a child of Java."""
+    java = _children(driver)
+    daemons = [pid for each in java for pid in _children(each) if "daemon" in _command(pid)]
+    return [pid for each in daemons for pid in _children(each)]
+
+
+def _children(pid: int) -> list[int]:
+    """Of all its threads."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -720,6 +721,41 @@ def test_all_is_killed_and_each_message_is_in_the_lake_once(
     assert kills.counted_by_spark(spark, lake) == (count, count, count)
     if format == "parquet":
         assert kills.counted(lake) == (count, count, count)
+
+
+def test_the_broker_is_killed_under_a_replay(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    tmp_path: Path,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subscribe(mqks_broker)
+    rows = some(0, 200)
+    for n in range(0, 200, 20):  # Arrivals at several times: a part holds what came at one whole.
+        publish(mqks_broker, rows[n : n + 20])
+    run(spark, mqks_broker, lake)
+    other = BrokerProcess(tmp_path / "other.db")
+    parts, publish_all = count(), Publisher.publish
+
+    def kill() -> None:
+        other.kill()
+        other.start()
+
+    def publish_some(publisher: Publisher, ids: Any, events: Any, values: Any) -> None:
+        killer = Thread(target=kill if next(parts) == 1 else bool)
+        killer.start()
+        publish_all(publisher, ids, events, values)
+        killer.join()
+
+    monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 200)
+    monkeypatch.setattr(Publisher, "publish", publish_some)
+    with other:
+        subscribe(other, "copy")
+        list(Replay(lake=lake, server=Server(url=other.url)).run(spark, Event()))
+        assert [row[1:] for row in waits(other, "copy")] == [row[1:] for row in rows]
+
+    assert next(parts) > 2, "all went before the kill"
 
 
 @pytest.mark.slow

@@ -591,7 +591,7 @@ def drain(frame: "DataFrame", tmp_path: Path, **settings: Any) -> "StreamingQuer
     else:
         writer = writer.format("parquet").option("path", str(tmp_path / "out"))
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(WAIT_S)
+    assert query.awaitTermination(4 * WAIT_S)
     return query
 
 

@@ -131,8 +131,7 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> No
     queue = broker.queues.get(name)
     if queue is None:
         return
-    if broker.set_rule(queue, rule):
-        broker.tell_update(name)
+    broker.set_rule(queue, rule)
     if not queue.consumers:
         broker.unused(queue)
 

@@ -676,6 +676,16 @@ class Broker:
         if len(connection.reads) == 1 and not connection.blocked:
             self.readers.append(connection)
 
+    def is_there(self, read: Read) -> bool:
+        """Whether the queue that is to be read is still the one of its name."""
+        queue = self.queues.get(read.queue)
+        return queue is not None and queue.id == read.queue_id
+
+    def read_failed(self, connection: Connection, read: Read) -> None:
+        """The queue was deleted before the answer could be told."""
+        reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
+        self._error(connection, read.request_id, read.form.encode(), reason)
+
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes] | None) -> None:
         """Settle these deliveries, None for all; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
@@ -852,7 +862,6 @@ class Broker:
         self.pending.queues[queue.id] = None
         if queue.consumers:
             self.orphans[name] = queue
-            self.tell_update(name)
             self.deliver_held_back()
         else:
             self.metadata.bytes -= queue_bytes(name)

@@ -3,6 +3,8 @@
 It knows what the other clients do not need: answers of many lines. It does not come back when it
 is lost, since what was told so far may have changed meanwhile.
 
+Its lines end in a carriage return and a newline, so that a carriage return before that is data.
+
 The one rule: nothing is waited for longer than `Options.timeout_s`.
 """
 
@@ -87,7 +89,7 @@ class Dialogue:
     def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
         """Send requests with ids of their own, each answered with one line; give the request ids
         and error ids of those that were refused. Some hundred KiB at a time."""
-        self._send_lines(b"".join(line + b"\n" for line in lines))
+        self._send_lines(b"".join(line + b"\r\n" for line in lines))
         refused = []
         for _ in lines:
             request_id, is_error, text = self._reply()
@@ -96,7 +98,7 @@ class Dialogue:
         return refused
 
     def _send(self, body: bytes) -> None:
-        self._send_lines(b"%b %b\n" % (ID, body))
+        self._send_lines(b"%b %b\r\n" % (ID, body))
 
     def _send_lines(self, lines: bytes) -> None:
         try:

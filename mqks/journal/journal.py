@@ -25,7 +25,7 @@ from mqks.journal import wal
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock, identity
-from mqks.journal.log_reader import LogReader
+from mqks.journal.log_reader import LogReader, intact, reading
 from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
 from mqks.journal.reader import State, connect, is_damage, refuse_newer, wal_path
@@ -192,10 +192,13 @@ class Journal:
         self.torn = ""
         """What the WAL's end is like, where a power cut may have torn it."""
         self.log = log
+        log.await_move = self._await_move
         self.checkpoints = 0
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
         self._lock = lock
+        self._moving = anyio.Lock()
+        """Held while segments are deleted, until the index knows it."""
         self._has_failed = False
         self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
@@ -519,9 +522,10 @@ class Journal:
         """In one hop to another thread."""
         ids = [segment.id for segment in segments]
         words = self.index.last_words(segments)
-        await run_sync(self.metadata.drop, self.raw, ids, self.next_segment, words)
+        async with self._moving:
+            await run_sync(self.metadata.drop, self.raw, ids, self.next_segment, words)
+            self.index.drop(segments)
         self._wal_pages += 2 * len(segments)
-        self.index.drop(segments)
         self._freed = True
 
     async def _compact(self, victims: list[Segment]) -> None:
@@ -529,9 +533,9 @@ class Journal:
         index = self.index
         victims = [victim for victim in victims if victim.id not in index.droppable]
         bodies = await self._bodies(self.db, [victim.id for victim in victims])
-        if len(bodies) < len(victims):
-            missing = [victim.id for victim in victims if victim.id not in bodies]
-            raise JournalFailed(f"segments {missing} of {self.path} are missing")
+        for victim in victims:
+            if victim.id not in bodies:
+                raise self._missing(victim.id)
         gone = set(victims)
         tidied: set[Span] = set()
         carried: dict[int, Section] = {}
@@ -576,6 +580,12 @@ class Journal:
             or section.marks
             or index.queues[queue_id].latest in gone
         ]
+        async with self._moving:
+            await self._replace(victims, sections)
+
+    async def _replace(self, victims: list[Segment], sections: list[Section]) -> None:
+        """Drop these segments; `sections` are what is alive in them, for a new one."""
+        index = self.index
         row = segment_id, _, body = self._row(sections)
         ids = [victim.id for victim in victims]
         inserts = [(INSERT_SEGMENT, row)] if sections else []
@@ -686,6 +696,8 @@ class Journal:
     async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[Run]:
         """Return the living messages of a queue from number `first` on, in order, about
         `bytes_max` bytes of them, at least one when there is one. Settled ones may be among them.
+
+        Raises JournalFailed when a segment is damaged or missing, or the disk can't be read.
         """
         while True:
             ids: set[int] = set()
@@ -697,8 +709,8 @@ class Journal:
                     end, size = span.end, size + span.bytes
                     if size >= bytes_max:
                         break
-            bodies = await self.bodies(list(ids))
-            # A compaction may have moved something meanwhile: then look again.
+            with reading(self.path):
+                bodies = await self._bodies(self.reader, list(ids))
             if bodies.keys() == ids:
                 return sorted(
                     Run(max(first, run.first), run.lines(body)[max(0, first - run.first) :])
@@ -706,10 +718,20 @@ class Journal:
                     for run in runs_of(body, queue_id)
                     if run.first < end and run.first + run.total > first
                 )
+            # A compaction may have moved something meanwhile: then look again.
+            for segment_id in ids - bodies.keys():
+                await self._await_move(segment_id)
 
-    async def bodies(self, ids: list[int]) -> dict[int, bytes]:
-        """Bodies of segments that are there, by id."""
-        return await self._bodies(self.reader, ids)
+    async def _await_move(self, segment_id: int) -> None:
+        """A segment that the index names was not found: return when the index does not name it any
+        more. Raises JournalFailed when nothing has moved it: another look would not find it."""
+        async with self._moving:
+            pass
+        if segment_id in self.index.segments:
+            raise self._missing(segment_id)
+
+    def _missing(self, segment_id: int) -> JournalFailed:
+        return JournalFailed(f"segment {segment_id} of {self.path} is missing: the file is damaged")
 
     async def _bodies(self, db: aiosqlite.Connection, ids: list[int]) -> dict[int, bytes]:
         """Bodies by segment id, those that are there, each checked."""
@@ -717,9 +739,4 @@ class Journal:
         rows = await db.execute_fetchall(
             f"select id, crc, body from segment where id in ({marks})", ids
         )
-        bodies = {}
-        for segment_id, crc, body in rows:
-            if checksum(segment_id, body) != crc:
-                raise JournalFailed(f"segment {segment_id} of {self.path} is damaged")
-            bodies[segment_id] = body
-        return bodies
+        return {row[0]: intact(self.path, *row) for row in rows}

@@ -371,10 +371,7 @@ class Server:
             while self._pages:
                 queue = self._pages.pop()
                 first = queue.page_first
-                runs = await self._journal.read(queue.id, first)
-                found = runs and runs[0].first == first
-                if not found and not queue.deleted and queue.page_first == first:
-                    raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
+                runs = [] if first is None else await self._journal.read(queue.id, first)
                 if not self.stopping:
                     queue.page_in(first, runs)
                     self._flush()
@@ -515,18 +512,31 @@ class Server:
             client.transport.close()
 
 
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
 async def _signalled(reload: Callable[[], None]) -> None:
-    """Wait for SIGTERM or SIGINT; SIGHUP reloads."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for number in signals:
-            if number == signal.SIGHUP:
-                reload()
-                continue
+    """Wait for SIGTERM or SIGINT; SIGHUP reloads. From then on, or once the server ends for another
+    reason, all three are ignored until the process has ended."""
+    loop, stop = asyncio.get_running_loop(), anyio.Event()
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            return
+        if number == signal.SIGHUP:
+            reload()
+        else:
             log.event("stopping", signal=signal.Signals(number).name)
-            break
-    # Nothing is loaded again while it stops, and who asks once more does not cut that short.
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+            stop.set()
+
+    for each in SIGNALS:
+        # Not by the loop's own handlers: where those end, the next signal would end the process.
+        signal.signal(each, lambda number, _: loop.call_soon_threadsafe(receive, number))
+    try:
+        await stop.wait()
+    finally:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
 
 
 async def serve(
