@@ -340,14 +340,7 @@ class World(AbstractContextManager["World"]):
 
     def _page(self, queue: queue_module.Queue) -> None:
         first = queue.page_first
-        if queue.deleted or queue.id not in self.disk.queues:
-            runs = []
-        else:
-            runs = self.disk.page(queue.id, first)
-            found = bool(runs) and runs[0].first == first
-            # A trim may have taken all that was wanted since.
-            wanted = queue.redo_paged or queue.paged
-            require(found or not wanted, f"{queue.name!r}: from {first} all is missing on disk")
+        runs = [] if first is None else self.disk.page(queue.id, first)
         self._timed(queue.page_in, first, runs)
 
     def _login(self) -> None:
