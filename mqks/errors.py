@@ -6,7 +6,8 @@
     │   ├── Expelled           the connection is closed after the reply
     │   ├── LimitExceeded      the request would pass one of the limits
     │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
-    │   └── DiskFull           what must last cannot be written for now
+    │   └── Unwritable         what must last cannot be written for now
+    │       └── DiskFull       for want of room
     ├── ConfigurationError     78  a setting is unknown, bad or unsafe
     ├── DatabaseLocked         69  another process serves this database
     ├── AddressUnavailable     69  the address cannot be listened on
@@ -37,6 +38,8 @@ Limit = Literal[
     "connections_per_address_max",
     "unauthenticated_max",
     "line_bytes_max",
+    "name_bytes_max",
+    "metadata_bytes_max",
     "queues_max",
     "queue_messages_max",
     "bindings_per_queue_max",
@@ -80,8 +83,12 @@ class LineTooLong(LimitExceeded, Expelled):
     """A line longer than `line_bytes_max`."""
 
 
-class DiskFull(BadRequest):
+class Unwritable(BadRequest):
     """A request that must last while nothing can be written."""
+
+
+class DiskFull(Unwritable):
+    """The same for want of room."""
 
 
 class ConfigurationError(MqksError):

@@ -90,6 +90,9 @@ STRANGER_LINES_MAX: Final = 32
 STRANGER_ERRORS_MAX: Final = 8
 """Error replies before authentication; then the connection is closed."""
 
+CREDENTIALS_BYTES_MAX: Final = 4096
+"""Longest arguments of `auth`: they are kept until it is their turn to be verified."""
+
 AUTH_FAILURES_MAX: Final = 3
 """Wrong credentials on one connection; then it is closed."""
 

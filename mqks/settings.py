@@ -192,6 +192,15 @@ class Settings:
             bounds=(64, GIB),
         ),
     ] = MIB
+    name_bytes_max: Annotated[
+        int,
+        About(
+            "Limits",
+            "The longest new name: a queue, an event, or the id of a request.",
+            unit="bytes",
+            bounds=(64, 64 * 1024),
+        ),
+    ] = 255
     queues_max: Annotated[
         int,
         About(
@@ -235,6 +244,15 @@ class Settings:
             "Bodies of waiting messages kept in memory; beyond it they live on disk only.",
             unit="bytes",
             bounds=(0, 128 * TIB),
+        ),
+    ] = 512 * MIB
+    metadata_bytes_max: Annotated[
+        int,
+        About(
+            "Memory and pace",
+            "Queues, bindings and consumers, messages aside, above which new ones are refused.",
+            unit="bytes",
+            bounds=(MIB, 128 * TIB),
         ),
     ] = 512 * MIB
     unacked_bytes_max: Annotated[

@@ -17,6 +17,8 @@ class Message:
     event: str
     data: str
     retry: int = 0
+    is_away: bool = False
+    """It is only on disk, and the disk is slow."""
 
     @property
     def unacked_bytes(self) -> int:
@@ -186,16 +188,13 @@ class Model:
             for consumer in self.attached:
                 if consumer.queue == name:
                     consumer.unacked.clear()
-            self._update(name, None)
             self._deliver_held_back()
 
     def delete_when_unused(self, name: str, rule: str) -> None:
         queue = self.queues.get(name)
         if queue is None:
             return
-        if queue.rule != rule:
-            queue.rule = rule
-            self._update(name, None)
+        queue.rule = rule
         if not self._consumers(name):
             self._unused(name)
 
@@ -239,7 +238,7 @@ class Model:
 
     def deliver(self, name: str) -> None:
         queue, ring = self.queues[name], self.rings.get(name, [])
-        while queue.ready and ring:
+        while queue.ready and ring and not queue.ready[0].is_away:
             consumer = ring.pop(0)
             if not self._may_take(consumer):
                 self._hold_back(consumer)

@@ -43,7 +43,12 @@ def session(*credentials: str, **options: Any) -> Session:
 
 def consumer(arguments: bytes = b"q e --manual-ack", **options: Any) -> ConsumerSession:
     return ConsumerSession(
-        Options(**options), (), prefix="c", jitter=lambda: 1.0, arguments=arguments
+        Options(**options),
+        (),
+        prefix="c",
+        jitter=lambda: 1.0,
+        arguments=arguments,
+        guard=lambda settle: settle,
     )
 
 

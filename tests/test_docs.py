@@ -121,6 +121,13 @@ def test_relative_links_lead_somewhere(source: Path) -> None:
             assert anchor in anchors(target.read_text()), link
 
 
+def test_the_tests_that_a_page_names_are_there() -> None:
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", page("docs/reliability.md"))
+    assert len(named) > 20
+    for name, function in named:
+        assert f"def {function}(" in page(name), f"{name}::{function}"
+
+
 # ------------------------------------------------------------------------------------- examples
 
 

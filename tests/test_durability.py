@@ -259,23 +259,6 @@ def test_an_id_is_never_remembered_without_its_message(db: Path) -> None:
 # ----------------------------------------------------------------------------- a failing disk
 
 
-def test_a_disk_that_cannot_be_looked_at_ends_the_server(db: Path) -> None:
-    """It must not go on without the batch that it had in hand."""
-    here, away = db.parent / "here", db.parent / "away"
-    here.mkdir()
-    with ServerProcess(here / "mqks.db") as server:
-        with LineClient(server.address) as client:
-            subscribed(client, b"q", b"e")
-            assert published(client, b"m1", b"e", b"")
-            here.rename(away)
-            client.send(b"m2 publish --confirm e x\n")
-            with pytest.raises(EOFError):
-                client.line()
-        assert server.wait() == EXIT_CANNOT_WRITE, server.log
-    with ServerProcess(away / "mqks.db") as server:
-        assert [d.message for d in drained(server, b"q", b"e")] == [b"m1"]
-
-
 def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, sync_library: Path) -> None:
     trigger = db.with_name("sync-fails")
     environment = {"LD_PRELOAD": str(sync_library), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}

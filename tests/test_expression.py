@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqks.broker.expression import ExpressionError, Limits, evaluate, render
+from mqks.broker.views import Flag, Items
 from mqks.errors import BadRequest
 
 
@@ -49,6 +50,14 @@ class State:
     @property
     def shapes(self) -> dict[str, Queue]:
         return {"q1": Queue(2, frozenset({"e1"})), "q2": Queue(0, frozenset())}
+
+    @property
+    def waiting(self) -> Items:
+        return Items(3)
+
+    @property
+    def used(self) -> Flag:
+        return Flag(False)
 
     @property
     def uptime_s(self) -> float:
@@ -108,6 +117,17 @@ def names() -> dict[str, object]:
         ("enumerate('ab', start=1)", [(1, "a"), (2, "b")]),
         ("[*reversed([1, 2])] if 0 else reversed([1, 2])", [2, 1]),
         ("min([], default=7)", 7),
+        ("sorted([(1, 'a'), (3, 'b'), (2, 'c')], key=lambda x: -x[0])[:2]", [(3, "b"), (2, "c")]),
+        ("[max([1, 2, 3], key=lambda x: -abs(x - y)) for y in [0, 2]]", [1, 2]),
+        ("min([[2], [1, 1]], key=lambda x: min(x, key=lambda y: y))", [1, 1]),
+        ("[sorted([2, 1], key=lambda x: x), [x for x in [7]]]", [[1, 2], [7]]),
+        ("sum(len(q) for q in state.queues.itervalues())", 3),
+        ("sorted(state.queues.iterkeys())", ["q1", "q10", "q2"]),
+        ("[n for n, q in state.queues.iteritems() if not q]", ["q2"]),
+        ("[state.waiting.qsize(), len(state.waiting), bool(state.waiting)]", [3, 3, True]),
+        ("[state.used.is_set(), bool(state.used), not state.used]", [False, False, True]),
+        ("str([state.waiting, state.used])", "[3, False]"),
+        ("[state.waiting == state.waiting, {state.waiting: 1}[state.waiting]]", [True, 1]),
         ("max(3, 5)", 5),
         ("sum([1, 2], start=10)", 13),
         ("any(x > 1 for x in (1, 2)) and all([])", True),
@@ -161,7 +181,33 @@ REFUSED = [
     ("len(*[[1]])", "not allowed"),
     ("{**{}}", "not allowed"),
     ("max(**{})", "not allowed"),
-    ("sorted([1], key=lambda x: x)", "not allowed"),
+    ("sorted([1], key=lambda: 1)", "one plain argument"),
+    ("sorted([1], key=lambda x, y: 1)", "one plain argument"),
+    ("sorted([1], key=lambda x=1: 1)", "one plain argument"),
+    ("sorted([1], key=lambda *x: 1)", "one plain argument"),
+    ("sorted([1], key=lambda **x: 1)", "one plain argument"),
+    ("sorted([1], key=lambda *, x: 1)", "one plain argument"),
+    ("sorted([1], key=lambda x, /: 1)", "one plain argument"),
+    ("sorted([1], key=lambda _x: 1)", "one plain argument"),
+    ("sorted([1], key=lambda x: lambda y: 1)", "not allowed"),
+    ("sum([1], key=lambda x: x)", "numbers only"),
+    ("enumerate([1], key=lambda x: x)", "TypeError"),
+    ("(lambda x: x(x))(lambda x: x(x))", "not allowed"),
+    ("sorted([1], key=lambda x: x(x))", "is not a function"),
+    ("sorted([state], key=lambda x: x.stop())", "has no method"),
+    ("sorted([state], key=lambda x: x._secret)", "has no attribute _secret"),
+    ("[f(1) for f in [lambda x: x]]", "not allowed"),
+    ("state.waiting._count", "has no attribute _count"),
+    ("state.waiting.qsize", "is not data"),
+    ("state.waiting.qsize(1)", "TypeError"),
+    ("state.waiting.is_set()", "has no method"),
+    ("state.waiting.__len__()", "has no method"),
+    ("state.used.qsize()", "has no method"),
+    ("state.shapes['q1'].qsize()", "has no method"),
+    ("[x for x in state.waiting]", "has no items"),
+    ("[1].itervalues()", "has no method"),
+    ("state.queues.iterpop()", "has no method"),
+    ("state.queues.iter()", "has no method"),
     ("sorted([1], key=str.lower)", "not allowed"),
     ("'a'.split(sep='a')", "not allowed"),
     ("dict(key=len)", "not allowed"),
@@ -292,6 +338,16 @@ ATTACKS = [
     ("[0 for x in range(999) for y in range(999) for z in range(999)]", STEPS),
     ("any(x > 9 ** 9 for x in range(10 ** 9))", STEPS),
     ("sorted(range(10 ** 8))", STEPS),
+    ("sorted(range(10 ** 8), key=lambda x: -x)", STEPS),
+    ("max(range(150000), key=lambda x: [x, x, x])", STEPS),
+    ("sorted(range(9000), key=lambda x: [y for y in range(9000)])", STEPS),
+    ("sorted(range(999), key=lambda x: 'a' * 100000)", STEPS),
+    (
+        "sorted(range(99), key=lambda a: sorted(range(99), key=lambda b: "
+        "sorted(range(99), key=lambda c: c)))",
+        STEPS,
+    ),
+    (f"sorted([1], key=lambda x: {'max([1], key=lambda x: ' * 60}x{')' * 60})", "too complex|Rec"),
     ("max(range(10 ** 8))", STEPS),
     ("sum(range(10 ** 8))", STEPS),
     ("1.5 in range(10 ** 9)", STEPS),
@@ -458,6 +514,8 @@ def endless() -> Iterator[int]:
         ({"a": 1}.values(), b"[1]"),
         ({"a": 1}.items(), b'[["a", 1]]'),
         (range(3), b"[0, 1, 2]"),
+        ({"q": Items(10**15)}, b'{"q": 1000000000000000}'),
+        ([Flag(True), Flag(False)], b"[true, false]"),
         (zip("ab", [1, 2], strict=True), b'[["a", 1], ["b", 2]]'),
         (enumerate("a"), b'[[0, "a"]]'),
         ((x for x in "ab"), b'["a", "b"]'),

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,24 @@ def fault(*arguments, **keywords):
     raise KeyError("a fault of our own")
 setattr({kind}, "{method}", fault)
 from mqks.commands import main
+{more}
 sys.exit(main(["serve", "--db", sys.argv[1], "--port", "0"]))
+"""
+
+STOP_WHILE_IT_ENDS = """
+import signal, anyio
+from mqks.journal.journal import Journal
+close, run = Journal.close, anyio.run
+async def close_and_stop(journal):
+    signal.raise_signal(signal.SIGTERM)
+    await close(journal)
+    signal.raise_signal(signal.SIGINT)
+def run_and_stop(*arguments, **keywords):
+    try:
+        return run(*arguments, **keywords)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+Journal.close, anyio.run = close_and_stop, run_and_stop
 """
 
 
@@ -30,9 +49,25 @@ sys.exit(main(["serve", "--db", sys.argv[1], "--port", "0"]))
     ],
 )
 def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str) -> None:
-    script = SERVE_WITH_A_FAULT.format(module=module, kind=kind, method=method)
+    with ended(tmp_path, module=module, kind=kind, method=method, more="") as (code, log):
+        assert code in (1, MqksError.exit_code), log
+        assert "a fault of our own" in log
+
+
+def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
+    fault = {"module": "broker.broker", "kind": "Broker", "method": "publish"}
+    with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):
+        assert code == MqksError.exit_code, log
+        last = log.splitlines()[-1]
+        assert last == "mqks: an internal error, told above, has ended the server"
+
+
+@contextmanager
+def ended(tmp_path: Path, **script: str) -> Iterator[tuple[int, str]]:
+    """Exit code and log of a server with a fault that a publish runs into."""
+    code = SERVE_WITH_A_FAULT.format(**script)
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "mqks.db")],
+        [sys.executable, "-c", code, str(tmp_path / "mqks.db")],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -49,8 +84,7 @@ def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str)
             with pytest.raises(EOFError):
                 assert client.line() != b"m ok "
         log += process.communicate(timeout=WAIT_S)[1]
-        assert process.returncode in (1, MqksError.exit_code), log
-        assert "a fault of our own" in log
+        yield process.returncode, log
     finally:
         process.kill()
         process.communicate()

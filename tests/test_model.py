@@ -21,13 +21,14 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
 
 from mqks.broker import queue as queue_module
 from mqks.broker.broker import Broker
-from mqks.broker.changes import ErrorRecord
+from mqks.broker.changes import ErrorRecord, Run
 from mqks.broker.connection import Connection
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
@@ -62,6 +63,11 @@ def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]
     return found
 
 
+def returned(queue: Queue) -> list[int]:
+    """Numbers of what came back and waits."""
+    return sorted([*queue.redo_paged, *(number for number, _ in queue.redo)])
+
+
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +78,10 @@ class Machine(RuleBasedStateMachine):
         self.model = Model()
         self.on_disk = deepcopy(self.model)
         self.requests = count(1)
+        self.is_slow = False
+        """Whether the disk is: what is only there comes when `a_page_comes`."""
+        self.page: tuple[Queue, int | None, list[Run]] | None = None
+        """The page that is under way: its queue, where it begins, what was read."""
         self.seen: dict[tuple[int, int], str] = {}
         """Queue and number → the message that a reader has seen there."""
 
@@ -185,8 +195,7 @@ class Machine(RuleBasedStateMachine):
     def trim(self, connection: str, name: str, share: float, confirm: bool) -> None:
         queue, count, end = self.broker.queues.get(name.encode()), 0, 3
         if queue is not None:
-            returned = [*queue.redo_paged, *(number for number, _ in queue.redo)]
-            waiting = sorted([*returned, *range(queue.cursor, queue.next_seq)])
+            waiting = [*returned(queue), *range(queue.cursor, queue.next_seq)]
             count = round(len(waiting) * share)
             end = waiting[count] if count < len(waiting) else queue.next_seq
         self.send(connection, f"t trim{' --confirm' * confirm} {name} {end}")
@@ -312,6 +321,7 @@ class Machine(RuleBasedStateMachine):
         self.on_disk = deepcopy(self.model)
         self.model.commit()
         self.broker.committed(batch)
+        self._tell_what_is_away()
         for name in self.on_disk.queues:
             self.read_all(name)
 
@@ -353,9 +363,11 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.runner.run(self.journal.close())
+        self.is_slow, self.page = False, None
         self.model = deepcopy(self.on_disk)
         self.model.recover(self.now)
         self._open()
+        self._tell_what_is_away()
         if self.bounded:
             # Who waits for a page is overtaken by who does not: the model knows no pages.
             self._page_in_all()
@@ -368,17 +380,92 @@ class Machine(RuleBasedStateMachine):
                 self._page_in(queue)
 
     def _page_in(self, queue: Queue) -> None:
+        queue.page_in(*self._read_page(queue))
+
+    def _read_page(self, queue: Queue) -> tuple[int | None, list[Run]]:
         first = queue.page_first
-        runs = self.runner.run(self.journal.read(queue.id, first))
-        assert runs[0].first == first
+        return first, self.runner.run(self.journal.read(queue.id, first)) if first else []
+
+    # Which consumer held back goes first depends on pages then, of which the model knows nothing.
+    @precondition(lambda self: not self.is_slow and not self.bounded)
+    @rule()
+    def the_disk_becomes_slow(self) -> None:
+        self.is_slow = True
+        self._tell_what_is_away()
+
+    @precondition(lambda self: not self.bounded)
+    @rule(
+        connection=CONNECTIONS,
+        ids=st.lists(MESSAGES, min_size=2, max_size=5),
+        only_new=st.booleans(),
+        share=st.none() | st.floats(0, 1),
+    )
+    def a_page_is_under_way(
+        self, connection: str, ids: list[str], only_new: bool, share: float | None
+    ) -> None:
+        """Of messages that were never delivered, too: chance seldom finds the way there."""
+        self.crash()
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self._flush()
+        self.delete_consumer(connection, "c1")
+        if only_new:
+            self.purge(connection, "q1")
+        self.publish_more(connection, ids)
+        self.commit()
+        self.crash()
+        self.the_disk_becomes_slow()
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self.a_page_is_read()
+        if share is not None and self.page is not None:
+            self.trim(connection, "q1", share, confirm=False)
+            self.a_page_comes()
+
+    @precondition(lambda self: self.is_slow and self.page is None and self.broker.page_requests)
+    @rule()
+    def a_page_is_read(self) -> None:
+        if self.broker.page_requests:
+            queue = self.broker.page_requests.pop()
+            self.page = queue, *self._read_page(queue)
+
+    @precondition(lambda self: self.page is not None)
+    @rule()
+    def a_page_comes(self) -> None:
+        assert self.page is not None
+        (queue, first, runs), self.page = self.page, None
         queue.page_in(first, runs)
+        self._tell_what_is_away()
+        self._deliver_what_came()
+
+    @precondition(lambda self: self.is_slow and self.page is None)
+    @rule()
+    def the_disk_becomes_fast(self) -> None:
+        self.is_slow = False
+        self._tell_what_is_away()
+        self._deliver_what_came()
+
+    def _tell_what_is_away(self) -> None:
+        """The model is told which of its messages are only on a slow disk."""
+        for name, model_queue in self.model.queues.items():
+            queue = self.broker.queues[name.encode()]
+            paged = range(queue.cursor + len(queue.head), queue.next_seq - len(queue.tail))
+            away = [number in queue.redo_paged for number in returned(queue)]
+            away += [number in paged for number in range(queue.cursor, queue.next_seq)]
+            for message in model_queue.ready:
+                message.is_away = False
+            # Those that have come may have been delivered in the same moment: they are the first.
+            for message, is_away in zip(model_queue.ready[::-1], away[::-1], strict=False):
+                message.is_away = is_away and self.is_slow
+
+    def _deliver_what_came(self) -> None:
+        for name in self.model.queues:
+            self.model.deliver(name)
 
     # -- what must hold
 
     def _flush(self) -> None:
         broker = self.broker
-        while broker.touched or broker.page_requests:
-            while broker.page_requests:
+        while broker.touched or (broker.page_requests and not self.is_slow):
+            while broker.page_requests and not self.is_slow:
                 self._page_in(broker.page_requests.pop())
             for connection in broker.touched:
                 told = b"".join(connection.outbox).decode().split("\n")

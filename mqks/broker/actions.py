@@ -15,7 +15,7 @@ from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
-from mqks.errors import BadRequest, DiskFull, LimitExceeded
+from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
     PEEK_ROWS_MAX,
@@ -54,6 +54,7 @@ class Action(NamedTuple):
 
 def publish(broker: Broker, connection: Connection, request: Request) -> None:
     event, data, once, mandatory = parse_publish(request.rest)
+    broker.metadata.check_names("event", [event])
     is_known = once and broker.is_known(connection, request.id)
     broker.check_room(event, is_known=is_known)
     if mandatory and not is_known:
@@ -67,7 +68,7 @@ def publish(broker: Broker, connection: Connection, request: Request) -> None:
 
 def subscribe(broker: Broker, connection: Connection, request: Request) -> None:
     name, events = parse_subscribe(request.rest)
-    broker.check_queue_count(name)
+    broker.check_queue(name)
     changed = broker.rebind(Rebind(name, replace=events))
     broker.make_queue(name)
     if changed:
@@ -81,7 +82,8 @@ def consume(broker: Broker, connection: Connection, request: Request) -> None:
         raise LimitExceeded(
             "consumers_per_connection_max", f"this connection has {count} consumers already"
         )
-    broker.check_queue_count(wanted.queue)
+    broker.check_consumer(request.id)
+    broker.check_queue(wanted.queue)
     rebound = broker.rebind(Rebind(wanted.queue, replace=wanted.events or None, add=wanted.add))
     queue = broker.make_queue(wanted.queue)
     ruled = broker.set_rule(queue, wanted.rule)
@@ -110,8 +112,8 @@ def ack(broker: Broker, connection: Connection, request: Request) -> None:
 
 def reject(broker: Broker, connection: Connection, request: Request) -> None:
     consumer_id, message_id = parse_settle("reject", request.rest)
-    if request.confirm and broker.disk_full:
-        raise DiskFull("the disk is full: no message gets a new place that lasts")
+    if request.confirm and broker.unwritable:
+        raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
     broker.reject(consumer_id, None if message_id == ALL else [message_id])
 
 
@@ -129,8 +131,7 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> No
     queue = broker.queues.get(name)
     if queue is None:
         return
-    if broker.set_rule(queue, rule):
-        broker.tell_update(name)
+    broker.set_rule(queue, rule)
     if not queue.consumers:
         broker.unused(queue)
 
@@ -158,12 +159,11 @@ def peek(broker: Broker, connection: Connection, request: Request) -> None:
     names, numbers, _ = parse_words(
         "peek", request.rest, 1, {b"--after": (0, SEQ_MAX), b"--limit": (1, PEEK_ROWS_MAX)}
     )
-    name = _needed("peek", names)
-    queue = broker.queues.get(name)
+    queue = broker.queues.get(_needed("peek", names))
     first = numbers.get(b"--after", 0) + 1
     limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
-    # A queue that is not there has number 0, and no messages.
-    queue_id = 0 if queue is None else queue.id
+    # A queue that is not there has number 0, and no messages; its name is not kept.
+    name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
     broker.read(connection, Read(request.id, "peek", name, queue_id, first, limit=limit))
 
 
@@ -241,8 +241,8 @@ def ping(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
-    allowed = broker.settings.eval
-    if allowed == "off" or (allowed == "loopback" and not connection.local):
+    settings = broker.settings
+    if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest("_eval is not allowed here")
     source = parse_eval(request.rest)
     if connection.eval_budget is None:
@@ -251,9 +251,13 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
     connection.eval_budget.steps -= broker.size // 2
     names = {
         "state": State(broker),
-        "request": {"id": request.id.decode("utf-8", "surrogateescape"), "action": "_eval"},
+        "request": {
+            "id": request.id.decode("utf-8", "surrogateescape"),
+            "action": "_eval",
+            "client": connection.id,
+        },
         "WORKERS": 1,
-        "config": broker.settings.public(),
+        "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
     result = expression.render(expression.evaluate(source, names, budget=connection.eval_budget))
     broker.write(connection, replies.ok(request.id, result))

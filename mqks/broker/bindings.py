@@ -4,9 +4,9 @@ The one rule: a binding belongs to a queue's name and may be there before the qu
 holds only queues that exist, so that a publish looks up once and checks nothing.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
+from mqks.broker.metadata import Metadata, binding_bytes
 from mqks.broker.queue import Queue
 from mqks.errors import LimitExceeded
 from mqks.protocol.masks import mask_pattern
@@ -18,10 +18,11 @@ NOWHERE: Final[dict[Queue, None]] = {}
 class Bindings:
     """`changes` gathers what the journal must learn: queue name and event → bound or not."""
 
-    __slots__ = ("by_name", "changes", "events_max", "routes")
+    __slots__ = ("by_name", "changes", "events_max", "metadata", "routes")
 
-    def __init__(self, events_max: int) -> None:
+    def __init__(self, events_max: int, metadata: Metadata) -> None:
         self.events_max = events_max
+        self.metadata = metadata
         self.by_name: dict[bytes, dict[bytes, None]] = {}
         self.routes: dict[bytes, dict[Queue, None]] = {}
         self.changes: dict[tuple[bytes, bytes], bool] = {}
@@ -39,7 +40,10 @@ class Bindings:
             wanted = bound.copy()
         else:
             # Adding alone costs nothing for what is bound already.
-            return self._add(request.queue, request.add, bound, queue)
+            new = [event for event in dict.fromkeys(request.add) if event not in bound]
+            self._check(request.queue, new, len(bound) + len(new), queue)
+            self._add(request.queue, new, queue)
+            return bool(new)
         for event in request.remove:
             wanted.pop(event, None)
         for mask in request.remove_masks:
@@ -47,27 +51,50 @@ class Bindings:
             for event in [event for event in wanted if b"." in event and matches(event)]:
                 del wanted[event]
         wanted |= dict.fromkeys(request.add)
-        self._check_count(len(wanted))
+        new = [event for event in wanted if event not in bound]
+        self._check(request.queue, new, len(wanted), queue)
         gone = [event for event in bound if event not in wanted]
         self._remove(request.queue, gone, queue)
-        return self._add(request.queue, wanted, self.by_name.get(request.queue, {}), queue) or (
-            gone != []
-        )
+        self._add(request.queue, new, queue)
+        return bool(new or gone)
 
-    def _add(
-        self, name: bytes, events: Iterable[bytes], bound: dict[bytes, None], queue: Queue | None
-    ) -> bool:
-        new = [event for event in dict.fromkeys(events) if event not in bound]
+    def _check(self, name: bytes, new: list[bytes], count: int, queue: Queue | None) -> None:
+        """Raise if a name must not be bound to these, or to so many in all."""
+        if count > self.events_max:
+            raise LimitExceeded(
+                "bindings_per_queue_max",
+                f"a queue may be bound to {self.events_max} events at most",
+            )
         if not new:
-            return False
-        self._check_count(len(bound) + len(new))
-        bound = self.by_name.setdefault(name, {})
+            return
+        if queue is None and name not in self.by_name:
+            self.metadata.check_names("queue", [name])
+        self.metadata.check_names("event", new)
+        self.metadata.check_room(len(name) + sum(map(binding_bytes, new)))
+
+    def _add(self, name: bytes, new: list[bytes], queue: Queue | None) -> None:
+        if not new:
+            return
+        bound = self._bound(name)
         for event in new:
             bound[event] = None
             self.changes[name, event] = True
             if queue is not None:
                 self.routes.setdefault(event, {})[queue] = None
-        return True
+        self.metadata.bytes += sum(map(binding_bytes, new))
+
+    def _bound(self, name: bytes) -> dict[bytes, None]:
+        """What this name is bound to, to be added to."""
+        bound = self.by_name.get(name)
+        if bound is None:
+            bound = self.by_name[name] = {}
+            self.metadata.bytes += len(name)
+        return bound
+
+    def restore(self, name: bytes, events: list[bytes]) -> None:
+        """What the journal knows, before there is a queue."""
+        self._bound(name).update(dict.fromkeys(events))
+        self.metadata.bytes += sum(map(binding_bytes, events))
 
     def _remove(self, name: bytes, events: list[bytes], queue: Queue | None) -> None:
         bound = self.by_name.get(name, {})
@@ -76,21 +103,15 @@ class Bindings:
             self.changes[name, event] = False
             if queue is not None:
                 self._unroute(event, queue)
-        if not bound:
-            self.by_name.pop(name, None)
+        self.metadata.bytes -= sum(map(binding_bytes, events))
+        if not bound and self.by_name.pop(name, None) is not None:
+            self.metadata.bytes -= len(name)
 
     def _unroute(self, event: bytes, queue: Queue) -> None:
         queues = self.routes[event]
         del queues[queue]
         if not queues:
             del self.routes[event]
-
-    def _check_count(self, count: int) -> None:
-        if count > self.events_max:
-            raise LimitExceeded(
-                "bindings_per_queue_max",
-                f"a queue may be bound to {self.events_max} events at most",
-            )
 
     def queue_made(self, queue: Queue) -> None:
         """What its name was bound to before now leads to it."""

@@ -7,8 +7,8 @@ its changes in the pending batch. A reply that promises durability is not writte
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, count
 from math import inf
 from typing import TYPE_CHECKING, get_args
 
@@ -19,17 +19,18 @@ from mqks.broker.connection import Connection
 from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
 from mqks.broker.gathering import Gathering
+from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.errors import (
     BadRequest,
-    DiskFull,
     Expelled,
     Limit,
     LimitExceeded,
     LineTooLong,
     NotAllowed,
+    Unwritable,
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
@@ -87,8 +88,11 @@ class Broker:
         self.new_error_id = new_error_id
         self.on_error = on_error
         self.connections: dict[int, Connection] = {}
+        self.connection_count: Callable[[], int] = lambda: len(self.connections)
+        """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
-        self.bindings = Bindings(settings.bindings_per_queue_max)
+        self.metadata = Metadata(settings)
+        self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata)
         self._gathering = Gathering(self.bindings, self.publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
@@ -125,8 +129,8 @@ class Broker:
         """Called when a queue begins to come near that."""
         self.facts = Facts()
         self.started_s = clock()
-        self.disk_full = False
-        """While true, publishes are refused."""
+        self.unwritable = ""
+        """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
         self.chunk_s = inf
         """How long a chunk may take, about; the server sets it."""
@@ -167,15 +171,16 @@ class Broker:
             + len(self.connections)
         )
 
+    def long_names(self) -> int:
+        """How many queues and events there are whose names would be refused today."""
+        names = {*self.queues, *self.bindings.by_name}
+        events = chain.from_iterable(self.bindings.by_name.values())
+        return sum(map(self.metadata.is_long, chain(names, events)))
+
     # -- connections
 
     def connect(self, address: str, *, local: bool) -> Connection:
-        """A client has come. Raises LimitExceeded when there are too many."""
-        if len(self.connections) >= self.settings.connections_max:
-            self.limits_reached["connections_max"] += 1
-            raise LimitExceeded(
-                "connections_max", f"{self.settings.connections_max} connections are open already"
-            )
+        """A client has come. How many may, the server's gate knows."""
         settings = self.settings
         connection = Connection(
             next(self._connection_ids),
@@ -335,6 +340,7 @@ class Broker:
         """
         now, chunk_end_s = self.stopwatch, self._chunk_end_s
         outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.outboxes_room))
+        name_bytes_max = self.metadata.name_bytes_max
         gathering = self._gathering
         event = acker = NOTHING
         middle = b""
@@ -349,7 +355,7 @@ class Broker:
             except ValueError:
                 action = b""
             if action == b"publish":
-                if argument == event and request_id:
+                if argument == event and len(request_id) <= name_bytes_max and request_id:
                     ids.append(request_id)
                     bodies.append(request_id + middle + rest)
                     continue
@@ -361,9 +367,9 @@ class Broker:
                     argument, _, rest = rest.partition(b" ")
                 if (
                     argument != event
-                    and argument
+                    and 0 < len(argument) <= name_bytes_max
                     and argument[:2] != b"--"
-                    and not self.disk_full
+                    and not self.unwritable
                     and not self.full_queues
                     and (
                         (permissions := connection.permissions) is None
@@ -377,7 +383,7 @@ class Broker:
                     event, middle = argument, b" event=" + argument + b" "
                     if now() > chunk_end_s:
                         self._break_off(connection, lines)
-                if argument == event and request_id:
+                if argument == event and len(request_id) <= name_bytes_max and request_id:
                     if confirm:
                         confirms.append(request_id)
                     if not once or self._is_new(connection, request_id):
@@ -387,6 +393,7 @@ class Broker:
             elif action == b"ack":
                 if (
                     argument == acker
+                    and len(request_id) <= name_bytes_max
                     and request_id
                     and rest
                     and rest[0] != HYPHEN
@@ -397,7 +404,13 @@ class Broker:
                 confirm = argument == CONFIRM
                 if confirm:
                     argument, _, rest = rest.partition(b" ")
-                plain = request_id and rest and rest[0] != HYPHEN and b" " not in rest
+                plain = (
+                    len(request_id) <= name_bytes_max
+                    and request_id
+                    and rest
+                    and rest[0] != HYPHEN
+                    and b" " not in rest
+                )
                 if plain and (
                     argument == acker
                     or (
@@ -444,6 +457,7 @@ class Broker:
         one place where an error becomes a reply."""
         try:
             request = parse_request(line)
+            self.metadata.check_names("id", [request.id])
             action = self.actions.get(request.action)
             if action is None:
                 raise BadRequest(f"there is no action {shown(request.action)}")
@@ -596,8 +610,8 @@ class Broker:
 
     def check_room(self, event: bytes, *, is_known: bool) -> None:
         """Raise what forbids publishing to an event now; what is known goes to no queue again."""
-        if self.disk_full:
-            raise DiskFull("the disk is full: nothing can be published until space is back")
+        if self.unwritable:
+            raise Unwritable(f"{self.unwritable}: nothing can be published until that has changed")
         if is_known or not self.full_queues:
             return
         for queue in self.bindings.routes.get(event, NOWHERE):
@@ -662,18 +676,28 @@ class Broker:
         if len(connection.reads) == 1 and not connection.blocked:
             self.readers.append(connection)
 
-    def ack(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
+    def is_there(self, read: Read) -> bool:
+        """Whether the queue that is to be read is still the one of its name."""
+        queue = self.queues.get(read.queue)
+        return queue is not None and queue.id == read.queue_id
+
+    def read_failed(self, connection: Connection, read: Read) -> None:
+        """The queue was deleted before the answer could be told."""
+        reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
+        self._error(connection, read.request_id, read.form.encode(), reason)
+
+    def ack(self, consumer_id: bytes, message_ids: Sequence[bytes] | None) -> None:
         """Settle these deliveries, None for all; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
 
-    def reject(self, consumer_id: bytes, message_ids: Iterable[bytes] | None) -> None:
+    def reject(self, consumer_id: bytes, message_ids: Sequence[bytes] | None) -> None:
         """Put these deliveries, None for all, back to the tail; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.requeue)
 
     def _settle(
         self,
         consumer_id: bytes,
-        message_ids: Iterable[bytes] | None,
+        message_ids: Sequence[bytes] | None,
         how: Callable[[Queue, list[Delivery]], None],
     ) -> None:
         consumer = self.consumers.get(consumer_id)
@@ -689,32 +713,49 @@ class Broker:
     # -- queues and consumers
 
     def make_queue(self, name: bytes) -> Queue:
-        """Return the queue of this name, made now if there was none.
+        """Return the queue of this name, made now if there was none; `check_queue` has allowed it.
 
         Consumers of an earlier queue of that name are served again.
         """
         queue = self.queues.get(name)
         if queue is not None:
             return queue
-        self.check_queue_count(name)
         queue = self._new_queue(self.next_queue_id, name)
         self._changed(queue)
-        orphaned = self.orphans.pop(name, None)
+        orphaned = self._adopt(name)
         if orphaned is not None:
             for consumer in orphaned.consumers:
                 consumer.queue = queue
                 queue.attach(consumer)
         return queue
 
-    def check_queue_count(self, name: bytes) -> None:
-        if name not in self.queues and len(self.queues) >= self.settings.queues_max:
+    def _adopt(self, name: bytes) -> Queue | None:
+        """Take a deleted queue out of those that still have consumers."""
+        orphan = self.orphans.pop(name, None)
+        if orphan is not None:
+            self.metadata.bytes -= queue_bytes(name)
+        return orphan
+
+    def check_queue(self, name: bytes) -> None:
+        """Raise if this queue would have to be made, and must not be."""
+        if name in self.queues:
+            return
+        self.metadata.check_names("queue", [name])
+        if len(self.queues) >= self.settings.queues_max:
             raise LimitExceeded(
                 "queues_max", f"there are {self.settings.queues_max} queues already"
             )
+        self.metadata.check_room(queue_bytes(name))
+
+    def check_consumer(self, consumer_id: bytes) -> None:
+        """Raise if there is no room for a consumer that does not replace another one."""
+        if consumer_id not in self.consumers:
+            self.metadata.check_room(consumer_bytes(consumer_id), for_consumer=True)
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self, queue_id, name)
+        self.metadata.bytes += queue_bytes(name)
         self.bindings.queue_made(queue)
         return queue
 
@@ -750,6 +791,7 @@ class Broker:
 
     def add_consumer(self, consumer: Consumer) -> None:
         """Attach a consumer; one that had its id before ends, and loses nothing."""
+        self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
@@ -774,6 +816,7 @@ class Broker:
         queues: dict[Queue, None] = {}
         for consumer in consumers:
             consumer.deleted = True
+            self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]
             if consumer.connection.consumers.get(consumer.id) is consumer:
@@ -787,7 +830,7 @@ class Broker:
             if queue.consumers:
                 queue.deliver()
             elif queue.deleted:
-                self.orphans.pop(queue.name, None)
+                self._adopt(queue.name)
             else:
                 self.unused(queue)
         self.deliver_held_back()
@@ -819,8 +862,9 @@ class Broker:
         self.pending.queues[queue.id] = None
         if queue.consumers:
             self.orphans[name] = queue
-            self.tell_update(name)
             self.deliver_held_back()
+        else:
+            self.metadata.bytes -= queue_bytes(name)
 
     # -- time
 
@@ -840,6 +884,11 @@ class Broker:
             self.delete_queue(heapq.heappop(self._deadlines)[2].name)
 
     # -- what must last
+
+    @property
+    def pending_changes(self) -> int:
+        """How many changes of queues and bindings are to be written."""
+        return len(self.bindings.changes) + len(self.pending.queues)
 
     @property
     def has_metadata(self) -> bool:
@@ -939,7 +988,7 @@ class Broker:
         return queue
 
     def restore_bindings(self, name: bytes, events: list[bytes]) -> None:
-        self.bindings.by_name[name] = dict.fromkeys(events)
+        self.bindings.restore(name, events)
 
     def start_timers(self) -> None:
         """After recovery every delay starts anew. A rule without delay waits until a consumer has

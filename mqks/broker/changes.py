@@ -92,6 +92,11 @@ class Batch:
         return bool(self.queues or self.bindings or self.errors or self.once)
 
     @property
+    def must_last(self) -> bool:
+        """Whether there is more to write than the details of errors, which no confirm tells of."""
+        return bool(self.changes or self.queues or self.bindings or self.once)
+
+    @property
     def awaited(self) -> bool:
         """Whether somebody waits for it."""
         return bool(self.confirms or self.counts or self.held)

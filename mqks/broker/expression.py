@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from mqks.broker.views import Flag, Items
 from mqks.errors import BadRequest
 
 
@@ -316,10 +317,28 @@ class _Evaluation(Budget):
                 self.weigh(right)
         return _OPERATORS[type(op)](left, right)
 
+    def function(
+        self, arguments: ast.arguments, body: ast.expr, scope: Scope
+    ) -> Callable[..., Any]:
+        """A lambda of one argument. Its body is paid for with each call; nothing can name it, so it
+        never calls itself."""
+        match arguments:
+            case ast.arguments([], [ast.arg(name)], None, [], [], None, []) if name[0] != "_":
+                inner = {**scope}
+
+                def call(item: Any) -> Any:
+                    inner[name] = item
+                    return self.visit(body, inner)
+
+                return call
+        raise ExpressionError("a lambda takes one plain argument here")
+
     def option(self, keyword: ast.keyword, scope: Scope) -> tuple[str, Any]:
         match keyword:
             case ast.keyword("key", ast.Name(name)):
                 return "key", lambda item: self.call(name, [item], {})
+            case ast.keyword("key", ast.Lambda(arguments, body)):
+                return "key", self.function(arguments, body, scope)
             case ast.keyword("default" | "reverse" | "start" as name, value):
                 return name, self.visit(value, scope)
         raise ExpressionError(f"not allowed: {ast.unparse(keyword)}"[:200])
@@ -379,6 +398,8 @@ class _Evaluation(Budget):
         for arg in args:
             self.weigh(arg)
         match owner:
+            case Mapping():
+                name = name.removeprefix("iter")
             case list() | tuple():
                 self.weigh(owner)
             case set() | frozenset():
@@ -405,7 +426,9 @@ _KEYWORDED = frozenset({"enumerate", "max", "min", "sorted", "sum"})
 _METHODS = (
     (str | bytes, "lower upper strip lstrip rstrip split rsplit startswith endswith replace join"),
     (str | bytes, "find count isdigit isalpha title partition decode"),
-    (Mapping, "get keys values items"),
+    (Mapping, "get keys values items iterkeys itervalues iteritems"),
+    (Items, "qsize"),
+    (Flag, "is_set"),
     (list | tuple, "count index"),
     (set | frozenset, "union intersection difference issubset issuperset"),
 )
@@ -444,7 +467,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 def _size(value: Any) -> int:
     """The steps of a shallow copy. This also turns away whatever is not plain data."""
     match value:
-        case None | float():
+        case None | float() | Items() | Flag():
             return 1
         case int():
             return 1 + value.bit_length() // 64
@@ -466,6 +489,10 @@ def _plain(value: Any, budget: Budget) -> Any:
     match value:
         case None | int() | float():
             return value
+        case Items():
+            return len(value)
+        case Flag():
+            return bool(value)
         case str():
             budget.spend(len(value))
             return value

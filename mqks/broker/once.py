@@ -5,17 +5,27 @@ The one rule: the window holds the latest ids, so many and no more.
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
+
+ONCE_BYTES: Final = 90
+"""What an id takes beside its length: an entry of a set and its place in a deque (measured)."""
 
 
 class OnceWindow:
     """`ids_max` 0 remembers nothing: every id counts as new."""
 
-    __slots__ = ("_ids", "_known", "ids_max")
+    __slots__ = ("_id_bytes", "_ids", "_known", "ids_max")
 
     def __init__(self, ids_max: int) -> None:
         self.ids_max = ids_max
         self._known: set[bytes] = set()
         self._ids: deque[bytes] = deque()
+        self._id_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return self._id_bytes + ONCE_BYTES * len(self._ids)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -29,8 +39,11 @@ class OnceWindow:
             return False
         self._known.add(message_id)
         self._ids.append(message_id)
+        self._id_bytes += len(message_id)
         if len(self._ids) > self.ids_max:
-            self._known.discard(self._ids.popleft())
+            oldest = self._ids.popleft()
+            self._known.discard(oldest)
+            self._id_bytes -= len(oldest)
         return True
 
     def restore(self, ids: Iterable[bytes]) -> None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 from mqks.broker.changes import QueueChange, Run
 from mqks.broker.consumer import Consumer, Delivery
 from mqks.broker.ranges import Range, below, compress, subtract, union
+from mqks.errors import MqksError
 from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES, SCARCE_BYTES
 from mqks.protocol import replies
-from mqks.protocol.requests import DeleteRule
+from mqks.protocol.requests import DeleteRule, shown
 
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
@@ -557,29 +558,39 @@ class Queue:
         self.broker.memory_bytes += self.head_bytes + self.tail_bytes
 
     @property
-    def page_first(self) -> int:
-        """Number of the first message that is wanted from disk."""
-        return self.redo_paged[0] if self.redo_paged else self.cursor + len(self.head)
+    def page_first(self) -> int | None:
+        """Number of the first message that is only on disk; None when there is none."""
+        if self.redo_paged:
+            return self.redo_paged[0]
+        return self.cursor + len(self.head) if self.paged else None
 
-    def page_in(self, first: int, runs: list[Run]) -> None:
-        """A page has come from disk: messages from number `first` on, all that are alive."""
+    def page_in(self, first: int | None, runs: list[Run]) -> None:
+        """A page has come from disk: all living messages from `first` on, which was `page_first`
+        when the reading began. What is missing from it now counts only if it is still wanted: the
+        queue may have been trimmed or deleted meanwhile. Raises MqksError."""
         self.paging = False
-        if self.deleted:
+        wanted = self.page_first
+        if first is None or wanted is None:
             return
-        if first < self.cursor:
+        if wanted == first and not (runs and runs[0].first == first):
+            raise MqksError(f"messages of queue {shown(self.name)} from {first} are missing")
+        if self.redo_paged:
             lines = {
                 number: line for run in runs for number, line in enumerate(run.lines, run.first)
             }
             while self.redo_paged and self.redo_paged[0] in lines:
-                if self.broker.memory_is_short and self.redo_bytes >= SCARCE_BYTES:
+                # What is needed next is taken in any case, or it would be asked for again at once.
+                enough = self.broker.memory_is_short and self.redo_bytes >= SCARCE_BYTES
+                if enough and self.redo_is_next:
                     break
                 number = heapq.heappop(self.redo_paged)
                 self._keep_returned(number, lines[number])
         else:
             for run in runs:
-                # A trim may have gone past it meanwhile: then another one is wanted.
-                if self.paged and run.first == self.cursor + len(self.head):
-                    self._extend_head(run.lines)
+                # A trim may have gone past its beginning, or past all of it.
+                gone = self.cursor + len(self.head) - run.first
+                if self.paged and 0 <= gone < len(run.lines):
+                    self._extend_head(run.lines[gone:])
         self.deliver()
 
     def _extend_head(self, lines: list[bytes]) -> None:

@@ -4,11 +4,21 @@ The one rule: every attribute is a plain value made when it is asked for; changi
 nothing.
 """
 
+from itertools import chain, repeat
+
 from mqks.broker.broker import Broker
+from mqks.broker.consumer import Consumer
+from mqks.broker.views import Flag, Items
 
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
+
+
+def _held(consumer: Consumer) -> list[str]:
+    """Ids of the messages that it holds, one as often as it is held."""
+    later = (repeat(each, len(found)) for each, found in consumer.repeated.items())
+    return [*map(_text, consumer.unacked), *map(_text, chain.from_iterable(later))]
 
 
 class State:
@@ -40,9 +50,31 @@ class State:
         return self._broker.consumed
 
     @property
-    def queues(self) -> dict[str, range]:
+    def commands_put(self) -> int:
+        """Commands sent to other workers: there are none."""
+        return 0
+
+    @property
+    def commands_got(self) -> int:
+        """Commands that came from other workers."""
+        return 0
+
+    @property
+    def commands_to_workers(self) -> dict[int, Items]:
+        """Worker → commands that wait for it: there is no other one."""
+        return {}
+
+    @property
+    def queues(self) -> dict[str, Items]:
         """Queue → its waiting messages, as something that has a length."""
-        return {_text(name): range(queue.ready) for name, queue in self._broker.queues.items()}
+        return {_text(name): Items(queue.ready) for name, queue in self._broker.queues.items()}
+
+    @property
+    def queues_used(self) -> dict[str, Flag]:
+        """Queue → whether it has consumers."""
+        return {
+            _text(name): Flag(bool(queue.consumers)) for name, queue in self._broker.queues.items()
+        }
 
     @property
     def queues_to_delete_when_unused(self) -> dict[str, float | None]:
@@ -104,9 +136,17 @@ class State:
     def messages_by_consumer_ids(self) -> dict[str, list[str]]:
         """Consumer with manual ack → ids of the messages that it holds."""
         return {
-            _text(consumer.id): [_text(message_id) for message_id in consumer.unacked]
+            _text(consumer.id): _held(consumer)
             for consumer in self._broker.consumers.values()
             if consumer.manual_ack
+        }
+
+    @property
+    def responses_by_clients(self) -> dict[int, Items]:
+        """Connection number → pieces of replies that wait to be sent at the end of the turn."""
+        return {
+            connection.id: Items(len(connection.outbox))
+            for connection in self._broker.connections.values()
         }
 
     @property

@@ -1,156 +1,28 @@
-"""The async client, on anyio: one connection for requests, and one of its own per consumer.
+"""The async client, on anyio; `blocking.py` is the same for threads, made of this file.
 
-Three tasks serve a connection: one reads, one writes what has gathered since its last write, one
-looks at the time. No message has a task, a timer or a queue hop of its own.
+Every method works with `async` and `await` and, without the two words, on threads: what differs
+stands in `async_connection.py` and `blocking_connection.py`. `python -m tests.unasync` writes the
+blocking client anew.
 
-The one rule: whatever is waited for shows in the session, and `_changed` tells when to look again.
+The one rule: a session is touched with its lock held, which tasks of one event loop do not need.
 """
 
 import random
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack
-
-import anyio
-from anyio.abc import ByteStream, TaskGroup
-from anyio.lowlevel import checkpoint
+from typing import Self, Unpack
 
 from mqks.client import requests, urls
-from mqks.client.errors import ConnectionLost, ProtocolViolation
+from mqks.client.async_connection import Connection, Connections, Event, Lock
+from mqks.client.errors import ConnectionLost
 from mqks.client.messages import Message, Update
 from mqks.client.options import Options
 from mqks.client.session import Call, ConsumerSession, Session, State
 
-CHUNK_BYTES = 256 * 1024
-YIELD_MESSAGES = 256
+TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
-
-_BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
-
-S = TypeVar("S", bound=Session)
-
-
-class _Connection(Generic[S]):
-    """A session's connection, made again whenever it is lost."""
-
-    def __init__(self, address: urls.Address, options: Options, session: S) -> None:
-        self.session = session
-        self._address = address
-        self._options = options
-        self._output = anyio.Event()
-        self._changed = anyio.Event()
-        self._scope = anyio.CancelScope()
-        session.on_output = lambda: self._output.set()
-
-    async def until(self, predicate: Callable[[], bool]) -> None:
-        while not predicate():
-            await self._changed.wait()
-
-    def notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-
-    async def start(self, tasks: TaskGroup, is_up: Callable[[], bool]) -> None:
-        """Start it and wait until it is up. Raises what ends the session, and ConnectionLost."""
-        session, limit_s = self.session, self._options.connect_timeout_s
-        tasks.start_soon(self._run)
-        with anyio.move_on_after(limit_s):
-            await self.until(lambda: is_up() or session.failure is not None)
-        if session.failure is not None:
-            raise session.failure
-        if not is_up():
-            raise ConnectionLost(f"{self._address}: not within {limit_s:g} s: {session.reason}")
-
-    def close(self, reason: str) -> None:
-        self.session.fail(ConnectionLost(reason))
-        self.notify()
-        self._scope.cancel()
-
-    async def _run(self) -> None:
-        session = self.session
-        try:
-            with self._scope:
-                while session.failure is None:
-                    delay_s = session.lost(await self._live())
-                    self.notify()
-                    await anyio.sleep(delay_s)
-        finally:  # Whoever waits for a consumer of a closed client hears of it.
-            self.close("the client is closed")
-
-    async def _live(self) -> str:
-        """Connect and stay so; give the reason of the end."""
-        try:
-            with anyio.fail_after(self._options.connect_timeout_s):
-                stream = await _open(self._address, self._options)
-        except _BROKEN as error:
-            return _told(error)
-        ends: list[str] = []
-
-        async def serve(work: Callable[[ByteStream], Awaitable[str]]) -> None:
-            try:
-                ends.append(await work(stream))
-            except _BROKEN as error:
-                ends.append(_told(error))
-            except ProtocolViolation as error:
-                self.session.fail(error)
-                ends.append(str(error))
-            tasks.cancel_scope.cancel()
-
-        async with stream:
-            self.session.connected(time.monotonic())
-            async with anyio.create_task_group() as tasks:
-                for work in (self._read, self._write, self._watch):
-                    tasks.start_soon(serve, work)
-        return ends[0]
-
-    async def _read(self, stream: ByteStream) -> str:
-        session = self.session
-        while session.failure is None:
-            data = await stream.receive(CHUNK_BYTES)
-            session.receive(data, time.monotonic())
-            self.notify()
-            await self.until(lambda: not session.is_full)
-        return "closed"
-
-    async def _write(self, stream: ByteStream) -> str:
-        session = self.session
-        while session.failure is None:
-            if data := session.take():
-                self.notify()  # There is room again.
-                await stream.send(data)
-            else:
-                self._output = anyio.Event()
-                await self._output.wait()
-        return "closed"
-
-    async def _watch(self, stream: ByteStream) -> str:
-        session = self.session
-        while session.tick(time.monotonic()):
-            await anyio.sleep(max(session.deadline_s - time.monotonic(), 0.001))
-        return f"no answer to a ping for {self._options.keep_alive_s} seconds"
-
-
-async def _open(address: urls.Address, options: Options) -> ByteStream:
-    if address.path:
-        return await anyio.connect_unix(address.path)
-    if not address.tls:
-        return await anyio.connect_tcp(address.host, address.port)
-    return await anyio.connect_tcp(
-        address.host,
-        address.port,
-        ssl_context=options.ssl_context,
-        tls=True,
-        tls_hostname=address.host,
-        tls_standard_compatible=False,
-    )
-
-
-def _told(error: BaseException) -> str:
-    if isinstance(error, anyio.EndOfStream):
-        return "the server closed the connection"
-    return str(error.__cause__ or error) or type(error).__name__
 
 
 class AsyncClient:
@@ -166,21 +38,20 @@ class AsyncClient:
         self._options = options
 
     async def __aenter__(self) -> Self:
-        self._session = Session(
+        lock = Lock()
+        self._session = session = Session(
             self._options,
             self._address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
         )
-        self._connection = _Connection(self._address, self._options, self._session)
-        self._room_turn = anyio.Lock()
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        self._connection = Connection(self._address, self._options, session, lock)
+        self._connections = Connections()
+        await self._connections.open()
         try:
-            session = self._session
-            await self._connection.start(self._tasks, lambda: session.state is State.UP)
+            await self._connections.start(self._connection, lambda: session.state is State.UP)
         except BaseException:
-            await self._end()
+            await self._connections.close()
             raise
         return self
 
@@ -192,45 +63,37 @@ class AsyncClient:
     ) -> None:
         is_sent = False
         if kind is None or self._session.state is State.UP:
-            with anyio.move_on_after(self._options.close_timeout_s, shield=True):
-                is_sent = await self._send_rest()
-        await self._end()
+            is_sent = await self._send_rest()
+        self._connection.close("the client is closed")
+        await self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
 
     async def _send_rest(self) -> bool:
         """Wait until the server has read all that was published without a confirm."""
-        session, answered = self._session, anyio.Event()
-        if session.failure is None and not (session.is_idle and session.state is not State.UP):
+        session, answered = self._session, Event()
+        with self._connection.lock:
+            if session.failure or (session.is_idle and session.state is not State.UP):
+                return True
             session.request(b"ping closing", Call(answered.set))
-            await answered.wait()
-        return True
+        return await answered.wait(self._options.close_timeout_s, shield=True)
 
-    async def _end(self) -> None:
-        # Not the task group but the caller tells of errors: a group would wrap them.
-        self._connection.close("the client is closed")
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-
-    async def _room(self) -> None:
-        session = self._session
-        if not session.has_room:
-            async with self._room_turn:
-                await self._connection.until(lambda: session.has_room)
-
-    def _limit(self, timeout_s: float | None) -> anyio.CancelScope:
-        return anyio.move_on_after(self._options.timeout_s if timeout_s is None else timeout_s)
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
 
     async def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
-        answered = anyio.Event()
-        call = Call(answered.set)
-        with self._limit(timeout_s):
-            await self._room()
+        answered, deadline_s = Event(), self._deadline(timeout_s)
+        call, connection = Call(answered.set), self._connection
+        with connection.lock:
+            if not await connection.room(deadline_s):
+                return call.result()
             request_id = send(call)
-            try:
-                await answered.wait()
-            finally:
-                self._session.abandon(call, request_id)
+        try:
+            await answered.wait(deadline_s - time.monotonic())
+        finally:
+            if call.remaining:
+                with connection.lock:
+                    self._session.abandon(call, request_id)
         return call.result()
 
     async def _request(self, body: bytes, timeout_s: float | None) -> bytes:
@@ -264,12 +127,10 @@ class AsyncClient:
 
             await self._ask(send, timeout_s)
             return requests.decoded(ids[0])
-        if not session.has_room:
-            with self._limit(timeout_s) as limit:
-                await self._room()
-            if limit.cancelled_caught:
+        with self._connection.lock:
+            if not session.has_room and not await self._connection.room(self._deadline(timeout_s)):
                 Call().result()
-        return requests.decoded(session.publish(event, data, id, None, once, mandatory))
+            return requests.decoded(session.publish(event, data, id, None, once, mandatory))
 
     async def publish_many(
         self,
@@ -313,26 +174,26 @@ class AsyncClient:
 
         `timeout_s` counts from when a batch came. After a batch that was refused no more are taken.
         """
-        session, answered = self._session, anyio.Event()
+        connection, answered = self._connection, Event()
         prefix = None if id_prefix is None else requests.name(id_prefix)
-        call, deadline_s = Call(answered.set), self._limit(timeout_s).deadline
+        call, deadline_s = Call(answered.set), self._deadline(timeout_s)
         try:
             async for messages in batches:
-                deadline_s = self._limit(timeout_s).deadline
-                with anyio.CancelScope(deadline=deadline_s) as limit:
-                    for bodies in requests.bodies(messages, once, mandatory):
-                        await self._room()
-                        session.publish_many(bodies, call, prefix)
-                if limit.cancelled_caught:
-                    call.result()
+                deadline_s = self._deadline(timeout_s)
+                for bodies in requests.bodies(messages, once, mandatory):
+                    with connection.lock:
+                        if not await connection.room(deadline_s):
+                            call.result()
+                        self._session.publish_many(bodies, call, prefix)
                 if call.failed:
                     break
-            with anyio.CancelScope(deadline=deadline_s):
+            with connection.lock:
                 call.settle()
-                await answered.wait()
+            await answered.wait(deadline_s - time.monotonic())
         finally:
-            if call.remaining:
-                session.abandon(call)
+            with connection.lock:
+                if call.remaining:
+                    self._session.abandon(call)
         return call.confirmed()
 
     def consume(
@@ -435,19 +296,17 @@ class AsyncConsumer:
         client = self._client
         if client._session.failure is not None:
             raise client._session.failure.with_traceback(None)
+        lock = Lock()
         self._session = session = ConsumerSession(
             client._options,
             client._address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
             arguments=self._arguments,
+            guard=lock.guard,
         )
-        self._connection = _Connection(client._address, client._options, session)
-        try:
-            await self._connection.start(client._tasks, lambda: session.is_consuming)
-        except BaseException:
-            self._connection.close("the consumer did not start")
-            raise
+        self._connection = Connection(client._address, client._options, session, lock)
+        await client._connections.start(self._connection, lambda: session.is_consuming)
         return self
 
     async def __aexit__(
@@ -456,23 +315,23 @@ class AsyncConsumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with anyio.move_on_after(self._client._options.close_timeout_s, shield=True):
-            left = anyio.Event()
+        left, connection = Event(), self._connection
+        with connection.lock:
             self._session.leave(Call(left.set))
-            self._connection.notify()  # Reading may have been held back.
-            await left.wait()
-        self._connection.close("the consumer is closed")
+            connection.notify()  # Reading may have been held back.
+        await left.wait(self._client._options.close_timeout_s, shield=True)
+        connection.close("the consumer is closed")
 
     def stop(self) -> None:
         """End the iteration; messages not yet handed out go back, if acks are manual."""
-        self._is_stopping = True
-        self._connection.notify()
+        with self._connection.lock:
+            self._is_stopping = True
+            self._connection.notify()
 
-    async def _fill(self) -> None:
-        """Wait for messages. Raises StopAsyncIteration after `stop`."""
-        session = self._session
-        if session.ready:
-            await checkpoint()
+    async def _fill(self, timeout_s: float | None) -> None:
+        """Wait for messages, with the lock held. Raises StopAsyncIteration after `stop`, and
+        TimeoutError."""
+        session, connection = self._session, self._connection
         while True:
             while session.updates:
                 update = session.updates.popleft()
@@ -484,35 +343,39 @@ class AsyncConsumer:
                 return
             if session.failure is not None:
                 raise session.failure.with_traceback(None)
-            self._connection.notify()  # Reading may go on.
-            await self._connection.until(
-                lambda: bool(
-                    session.ready or session.updates or session.failure or self._is_stopping
-                )
-            )
+            connection.notify()  # Reading may go on.
+            if not await connection.until(
+                lambda: session.ready or session.updates or session.failure or self._is_stopping,
+                timeout_s,
+            ):
+                raise TimeoutError("no message within the time given")
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Message:
-        session = self._session
+        return await self._next(None)
+
+    async def _next(self, timeout_s: float | None) -> Message:
+        session, connection = self._session, self._connection
         self._handed += 1
-        if (
-            not session.ready
-            or session.updates
-            or self._is_stopping
-            or self._handed % YIELD_MESSAGES == 0
-        ):
-            await self._fill()
-        return session.ready.popleft()
+        if self._handed % TURN_MESSAGES == 0:
+            await connection.turn()
+        while True:
+            if not session.ready or session.updates or self._is_stopping:
+                with connection.lock:
+                    await self._fill(timeout_s)
+            try:
+                return session.ready.popleft()
+            except IndexError:  # Another thread was faster.
+                continue
 
     async def receive(self, timeout_s: float | None = None) -> Message:
         """The next message. Raises TimeoutError; and ConnectionLost after `stop`."""
-        with anyio.fail_after(timeout_s):
-            try:
-                return await self.__anext__()
-            except StopAsyncIteration:
-                raise ConnectionLost("the consumer was stopped") from None
+        try:
+            return await self._next(timeout_s)
+        except StopAsyncIteration:
+            raise ConnectionLost("the consumer was stopped") from None
 
     async def batches(
         self, count_max: int | None = None, timeout_s: float | None = None
@@ -520,18 +383,21 @@ class AsyncConsumer:
         """All messages that wait, at least one and at most `count_max`, again and again.
 
         Raises TimeoutError when none has come for `timeout_s`."""
-        session = self._session
+        connection = self._connection
         while True:
-            try:
-                with anyio.fail_after(timeout_s):
-                    await self._fill()
-            except StopAsyncIteration:
-                return
-            yield session.take_ready(count_max)
+            await connection.turn()
+            with connection.lock:
+                try:
+                    await self._fill(timeout_s)
+                except StopAsyncIteration:
+                    return
+                batch = self._session.take_ready(count_max)
+            yield batch
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack many messages at once."""
-        self._session.ack_all(messages)
+        with self._connection.lock:
+            self._session.ack_all(messages)
 
     async def rebind(
         self, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]

@@ -3,6 +3,8 @@
 It knows what the other clients do not need: answers of many lines. It does not come back when it
 is lost, since what was told so far may have changed meanwhile.
 
+Its lines end in a carriage return and a newline, so that a carriage return before that is data.
+
 The one rule: nothing is waited for longer than `Options.timeout_s`.
 """
 
@@ -12,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from mqks.client import requests, urls
-from mqks.client.blocking import CHUNK_BYTES, open_socket
+from mqks.client.blocking_connection import CHUNK_BYTES, open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
     ClientError,
@@ -87,19 +89,16 @@ class Dialogue:
     def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
         """Send requests with ids of their own, each answered with one line; give the request ids
         and error ids of those that were refused. Some hundred KiB at a time."""
-        self._send_lines(b"".join(line + b"\n" for line in lines))
+        self._send_lines(b"".join(line + b"\r\n" for line in lines))
         refused = []
         for _ in lines:
-            line = self._line()
-            request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
-            if status == b"error" and request_id != b"-":
+            request_id, is_error, text = self._reply()
+            if is_error:
                 refused.append((request_id, requests.decoded(text)))
-            elif status != b"ok":
-                raise ConnectionLost(f"{self.address}: the peer sent {line[:80]!r}")
         return refused
 
     def _send(self, body: bytes) -> None:
-        self._send_lines(b"%b %b\n" % (ID, body))
+        self._send_lines(b"%b %b\r\n" % (ID, body))
 
     def _send_lines(self, lines: bytes) -> None:
         try:
@@ -108,16 +107,21 @@ class Dialogue:
             raise self._lost(error) from None
 
     def _answer(self) -> bytes:
-        line = self._line()
-        request_id, status, text = (*line.split(b" ", 2), b"", b"")[:3]
-        if status == b"ok" and request_id == ID:
-            return text
-        if status != b"error":
-            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no answer")
-        error_id = requests.decoded(text)
-        if request_id == ID:
+        request_id, is_error, text = self._reply()
+        if request_id != ID:
+            raise ProtocolViolation(f"the peer answered {request_id[:80]!r}, which did not ask")
+        if is_error:
+            error_id = requests.decoded(text)
             raise RequestFailed(f"the server refused the request, error {error_id}", error_id)
-        raise ConnectionLost(f"{self.address}: refused by the server, error {error_id}")
+        return text
+
+    def _reply(self) -> requests.Reply:
+        """The next reply. Raises ConnectionLost for one that concerns the connection."""
+        reply = requests.Reply.parse(self._line())
+        if reply.is_error and reply.request_id == b"-":
+            error_id = requests.decoded(reply.text)
+            raise ConnectionLost(f"{self.address}: refused by the server, error {error_id}")
+        return reply
 
     def _line(self) -> bytes:
         while not self._lines:

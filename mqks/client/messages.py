@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mqks.client.errors import InvalidRequest
-from mqks.client.requests import decoded
+from mqks.client.errors import InvalidRequest, ProtocolViolation
+from mqks.client.requests import decoded, is_number
 
 Settle = Callable[["Message", bytes], None]
 
@@ -51,7 +51,7 @@ class Message:
 
     def _split_event(self) -> tuple[bytes, int]:
         name, comma, retry = self._event[len(b"event=") :].rpartition(b",retry=")
-        return (name, int(retry)) if comma and retry.isdigit() else (self._event[6:], 0)
+        return (name, int(retry)) if comma and is_number(retry) else (self._event[6:], 0)
 
     @property
     def text(self) -> str:
@@ -59,8 +59,11 @@ class Message:
         return self.data.decode()
 
     def json(self) -> Any:
-        """The data as JSON; raises json.JSONDecodeError, a ValueError."""
-        return json.loads(self.data)
+        """The data as JSON; raises ValueError, mostly a json.JSONDecodeError."""
+        try:
+            return json.loads(self.data)
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply") from None
 
     def ack(self) -> None:
         """It is dealt with. Sent together with other acks, a moment later.
@@ -140,11 +143,14 @@ class Update:
 
     @classmethod
     def parse(cls, text: bytes) -> "Update":
-        """From what follows `--update` on the wire."""
+        """From what follows `--update` on the wire. Raises ProtocolViolation."""
         queue, *words = decoded(text).split(" ")
         rule: float | bool = False
         for word in words:
             flag, equals, seconds = word.partition("=")
             if flag == "--delete-queue-when-unused":
-                rule = float(seconds) if equals else True
+                try:
+                    rule = float(seconds) if equals else True
+                except ValueError:
+                    raise ProtocolViolation(f"the peer sent {word[:80]!r} for a rule") from None
         return cls(queue, [word for word in words if not word.startswith("--")], rule)

@@ -30,7 +30,8 @@ class Options:
     outbox_bytes_max: int = MIB // 4
     """Bytes gathered for the next write; beyond it publishers wait."""
     buffer_bytes_max: int = MIB
-    """Bytes of messages a consumer holds unhandled; beyond it its connection is not read."""
+    """Bytes of messages and updates a consumer holds unhandled; beyond it its connection is not
+    read."""
     line_bytes_max: int = MIB
     """The longest request; the server's limit of the same name."""
     reply_bytes_max: int = 64 * MIB

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.limits import DELETE_DELAY_S_MAX
@@ -28,7 +28,7 @@ whether it must reach a queue."""
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """Messages of a `publish_many` handed over at a time."""
 
-_FORBIDDEN_IN_NAME = re.compile(rb"[\x00-\x20\x7f]")
+_FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -39,9 +39,15 @@ def name(text: str | bytes) -> bytes:
     if not raw or raw.startswith(b"--") or _FORBIDDEN_IN_NAME.search(raw):
         raise InvalidRequest(
             f"{text[:80]!r} is no name: it must not be empty, start with two dashes, "
-            "or have a space or a control character"
+            "or have a space, a tab or a newline"
         )
     return raw
+
+
+def line(*words: bytes) -> bytes:
+    """A request, its words as they are. Of two carriage returns at its end one is data."""
+    last = words[-1]
+    return b" ".join(words) + (b"\r\n" if last.endswith(b"\r") else b"\n")
 
 
 def payload(data: Data) -> bytes:
@@ -101,7 +107,7 @@ def auth(credentials: Iterable[str]) -> bytes:
         return b" ".join([b"auth --confirm", *map(name, credentials)])
     except InvalidRequest:
         raise InvalidRequest(
-            "credentials must not have a space or a control character, or start with two dashes"
+            "credentials must not have a space, a tab or a newline, or start with two dashes"
         ) from None
 
 
@@ -176,9 +182,32 @@ def reason(error_id: str) -> bytes:
     return b"stats errors " + name(error_id)
 
 
+def is_number(text: bytes) -> bool:
+    """Whether these are digits, and so few that Python reads them."""
+    return text.isdigit() and len(text) <= 19
+
+
+class Reply(NamedTuple):
+    """One line from the server."""
+
+    request_id: bytes
+    is_error: bool
+    text: bytes
+    """What follows `ok`; of an error its id."""
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Reply":
+        """Raises ProtocolViolation."""
+        request_id, _, rest = line.partition(b" ")
+        status, _, text = rest.partition(b" ")
+        if not request_id or status not in (b"ok", b"error"):
+            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
+        return cls(request_id, status == b"error", text)
+
+
 def number_told(answer: bytes) -> int:
     """Raises ProtocolViolation."""
-    if not answer.isdigit():
+    if not is_number(answer):
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for a number")
     return int(answer)
 
@@ -188,7 +217,7 @@ def reason_told(answer: bytes) -> str | None:
     try:
         rows = json.loads(answer)
         return str(rows[0]["reason"]) if rows else None
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
 
 

@@ -158,7 +158,7 @@ class Session:
     def request(self, body: bytes, call: Call) -> bytes:
         """Send a request that is answered once, and give its id: `call` gets the answer."""
         request_id = self.new_id()
-        self._ask(request_id, b"%b %b\n" % (request_id, body), call)
+        self._ask(request_id, requests.line(request_id, body), call)
         return request_id
 
     def publish(
@@ -253,7 +253,7 @@ class Session:
         self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
         self._greeting_id = self.new_id()
-        self._greeting = b"%b %b\n" % (self._greeting_id, self._auth)
+        self._greeting = requests.line(self._greeting_id, self._auth)
         if self.state is not State.CLOSED:
             self.state = State.GREETING
             self.on_output()
@@ -336,11 +336,7 @@ class Session:
                 self._reply(line)
 
     def _reply(self, line: bytes) -> None:
-        request_id, _, rest = line.partition(b" ")
-        status, _, text = rest.partition(b" ")
-        if not request_id or status not in (b"ok", b"error"):
-            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
-        is_error = status == b"error"
+        request_id, is_error, text = requests.Reply.parse(line)
         if request_id == self._greeting_id:
             self._greeted(requests.decoded(text) if is_error else None)
         elif (flight := self._in_flight.pop(request_id, None)) is not None:
@@ -384,7 +380,7 @@ class Session:
 class ConsumerSession(Session):
     """A connection with one consumer and nothing else.
 
-    `settle` is what a message's ack and reject call instead of this session's own `settle`.
+    `guard` makes of `settle` what a message's ack and reject call.
     """
 
     def __init__(
@@ -395,7 +391,7 @@ class ConsumerSession(Session):
         prefix: str,
         jitter: Callable[[], float],
         arguments: bytes,
-        settle: Settle | None = None,
+        guard: Callable[[Settle], Settle],
     ) -> None:
         super().__init__(options, credentials, prefix=prefix, jitter=jitter)
         self.ready: deque[Message] = deque()
@@ -410,12 +406,13 @@ class ConsumerSession(Session):
         self._arguments = arguments
         self._check(b"consume --confirm " + arguments + b" " * 100)
         manual_ack = arguments.endswith(b" --manual-ack")
-        self._settle = (settle or self.settle) if manual_ack else None
+        self._settle = guard(self.settle) if manual_ack else None
 
     @property
     def is_full(self) -> bool:
         """Whether enough waits to be handled: read no more until it is handed out."""
-        return self._buffered_bytes >= self._options.buffer_bytes_max and bool(self.ready)
+        waits = self.ready or (self.updates and self.is_consuming)
+        return self._buffered_bytes >= self._options.buffer_bytes_max and bool(waits)
 
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
@@ -425,7 +422,7 @@ class ConsumerSession(Session):
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
         if message.consumer_id is self.consumer_id and self.state is State.UP:
-            self._put(b"a %b %b %b\n" % (action, self.consumer_id, message._id))
+            self._put(requests.line(b"a", action, self.consumer_id, message._id))
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
@@ -439,7 +436,8 @@ class ConsumerSession(Session):
                 lines.append(ack % message._id)
             message._settle = settled
         if lines and self.state is State.UP:
-            self._put(b"".join(lines))
+            # As `requests.line` does: an id may end in a carriage return.
+            self._put(b"".join(lines).replace(b"\r\n", b"\r\r\n"))
 
     def take_ready(self, count_max: int | None) -> list[Message]:
         """Messages that wait, in their order: all, or `count_max`."""
@@ -452,7 +450,7 @@ class ConsumerSession(Session):
 
     def leave(self, call: Call) -> None:
         """End the consumer behind all acks; what waits unhandled goes back to the queue."""
-        self.ready = deque(maxlen=0)  # What still comes is dropped.
+        self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)  # What still comes is dropped.
         if self.state is State.UP and self.consumer_id:
             self.request(b"delete_consumer --confirm " + self.consumer_id, call)
         else:
@@ -460,7 +458,7 @@ class ConsumerSession(Session):
 
     def _begin(self) -> None:
         self.consumer_id = self.new_id()
-        self._put(b"%b consume --confirm %b\n" % (self.consumer_id, self._arguments))
+        self._put(requests.line(self.consumer_id, b"consume --confirm", self._arguments))
         if self._earlier_id:
             # The server may not have noticed yet that the connection of the earlier one is dead.
             self._put(b"a delete_consumer %b\n" % self._earlier_id)
@@ -475,10 +473,11 @@ class ConsumerSession(Session):
         for _, call in list(self._in_flight.values()):
             call.settle()
         self._in_flight.clear()
+        self._in_flight_bytes = 0
         self._unsent.clear()
 
     def receive(self, data: bytes, now_s: float) -> None:
-        if not self.ready:
+        if not self.ready and not self.updates:
             self._buffered_bytes = 0
         self._buffered_bytes += len(data)
         super().receive(data, now_s)
@@ -503,18 +502,20 @@ class ConsumerSession(Session):
         if not self.consumer_id or not line.startswith(self.consumer_id + b" "):
             super()._reply(line)
             return
-        status, _, text = line[len(self.consumer_id) + 1 :].partition(b" ")
-        if status == b"error":
+        _, is_error, text = requests.Reply.parse(line)
+        if is_error:
             error_id = requests.decoded(text)
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
-        elif status == b"ok" and not text:
+        elif not text:
             self.is_consuming = True
-        elif status == b"ok" and text.startswith(b"--update " + self._queue):
+        elif text.startswith(b"--update " + self._queue):
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
+        if not self.is_consuming:
+            self.updates.clear()  # Nobody is told before it consumes: the newest is enough.
         self.updates.append(Update.parse(told))
         # The events may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:

@@ -103,7 +103,7 @@ class Bench:
     def connect(self) -> socket.socket:
         """A connection that is closed in the end."""
         from mqks.client import requests
-        from mqks.client.blocking import open_socket
+        from mqks.client.blocking_connection import open_socket
 
         try:
             sock = open_socket(self.address, self.options)

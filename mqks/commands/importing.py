@@ -220,8 +220,7 @@ class Import:
                     bound[event] = self._must_bind(line, name, event)
                     if bound[event]:
                         self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
-                # Of two carriage returns the server takes one for a part of the line's end.
-                publish = b"%b publish --confirm %b %b\r" % (message_id, event, data)
+                publish = b"%b publish --confirm %b %b" % (message_id, event, data)
                 self._put(line, publish)
                 self._counts["messages"] += 1
         finally:

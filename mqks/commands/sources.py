@@ -66,7 +66,7 @@ def source_of(database: Path, options: Options, *, is_named: bool) -> Source:
     if url:
         return Live(url, options)
     if url is not None:
-        note(f"{database}: a server is starting on it; this is what the file says")
+        note(f"{database}: a server that can't be found has it; this is what the file says")
     elif not is_named and not database.exists():
         return Live(None, options, f"there is no file {database} and ")
     elif not is_named:  # An old file may lie here, and a server with another one run.
@@ -252,12 +252,12 @@ class Stopped:
             "messages_ready": sum(queue.ready for queue in queues),
             "messages_unacked": sum(queue.unacked for queue in queues),
             **dict.fromkeys(
-                ["memory_bytes", "unacked_bytes", "unsent_bytes", "disk_full", "received", "routed"]
+                ["memory_bytes", "metadata_bytes", "unacked_bytes", "unsent_bytes", "disk_full"]
             ),
             **dict.fromkeys(
-                ["unroutable", "confirmed", "delivered", "redelivered", "acknowledged", "rejected"]
+                ["received", "routed", "unroutable", "confirmed", "delivered", "redelivered"]
             ),
-            **dict.fromkeys(["purged", "errors"]),
+            **dict.fromkeys(["acknowledged", "rejected", "purged", "errors"]),
         }
 
     def queues(self) -> Iterator[Row]:
@@ -332,11 +332,12 @@ class Stopped:
             "wal_bytes": facts.wal_bytes,
             "disk_free_bytes": disk.f_bavail * disk.f_frsize,
             "disk_full": None,
+            "unwritable": None,
             "segments": facts.segments,
             "segment_bytes": facts.segment_bytes,
             "messages": sum(queue.ready + queue.unacked for queue in self._file.queues),
             **dict.fromkeys(["commits", "commit_records", "commit_seconds", "checkpoints"]),
-            "once_ids": None,
+            **dict.fromkeys(["once_ids", "once_bytes"]),
             "schema_version": facts.schema_version,
             "page_bytes": facts.page_bytes,
             "free_pages": facts.free_pages,

@@ -254,8 +254,8 @@ def _view(seen: Row, width: int) -> "RenderableType":
         f"{journal['messages']:,} messages in {journal['segments']:,} segments  "
         f"{_size(journal['disk_free_bytes'])} free"
     )
-    if totals["disk_full"]:
-        disk.append("  DISK FULL", style="bold red")
+    if journal["unwritable"]:
+        disk.append(f"  {journal['unwritable'].upper()}", style="bold red")
     told = [f"{key} {_rate(seen['rates_per_s'][key])}/s" for key in COUNTERS]
     beside = max(1, min(3, width // RATE_WIDTH))
     lines = -(-len(told) // beside)

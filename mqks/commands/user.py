@@ -84,6 +84,9 @@ def add(
         raise typer.BadParameter("--password and --password-file exclude each other")
     path = _path(users)
     _check("name", name)
+    name_bytes_max = load({"users": users}, os.environ).name_bytes_max
+    if len(name.encode()) > name_bytes_max:
+        raise typer.BadParameter(f"the name may have {name_bytes_max} bytes at most")
     _check_masks(publish, consume, bind)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""

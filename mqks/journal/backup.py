@@ -77,7 +77,7 @@ def _locked(target: Path) -> Iterator[None]:
     """Nobody else serves or writes it. No lock file is left that was not there."""
     path = lock_path(target)
     was_there = path.exists()
-    lock = FileLock(target).take()
+    lock = FileLock(target).take(makes_database=False)
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ that a full disk can be left again.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,7 +19,7 @@ class Ballast:
     def fill(self) -> bool:
         """Take the space. Return whether it is there; a disk that has no room is no error."""
         if not self._size:
-            self._path.unlink(missing_ok=True)
+            self.give_up()
             return True
         try:
             with self._path.open("ab") as file:
@@ -26,9 +27,10 @@ class Ballast:
                     os.truncate(file.fileno(), 0)
                     os.posix_fallocate(file.fileno(), 0, self._size)
         except OSError:
-            self._path.unlink(missing_ok=True)
+            self.give_up()
             return False
         return True
 
     def give_up(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # What can't be given up leaves the disk as it is.
+            self._path.unlink(missing_ok=True)

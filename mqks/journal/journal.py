@@ -8,7 +8,8 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +23,8 @@ from mqks.durable import write_again
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
-from mqks.journal.lock import FileLock
-from mqks.journal.log_reader import LogReader
+from mqks.journal.lock import FileLock, identity
+from mqks.journal.log_reader import LogReader, intact, reading
 from mqks.journal.migrations import migrate
 from mqks.journal.once import OnceRows
 from mqks.journal.reader import refuse_newer, wal_path
@@ -102,12 +103,24 @@ def _ready(path: Path) -> None:
         raise JournalFailed(f"{wal} can't be written again: {error.strerror}") from error
 
 
+def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
+    """What has happened to a file, if anything."""
+    try:
+        now = identity(path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{what} was deleted or moved"
+    except OSError as error:
+        return f"{what} can't be looked at: {error.strerror}"
+    return "" if now == was else f"{what} was replaced by another file"
+
+
 class Journal:
     def __init__(
         self,
         raw: sqlite3.Connection,
         db: aiosqlite.Connection,
         reader: aiosqlite.Connection,
+        log: LogReader,
         lock: FileLock,
         path: Path,
         settings: Settings,
@@ -116,16 +129,25 @@ class Journal:
         self.db = db
         self.reader = reader
         self.path = path
+        self.gone = ""
+        """What of its files is no longer where it was, as of the last `look`."""
+        self._files = [
+            (Path(settings.db).absolute(), "the database", identity(os.fstat(lock.database))),
+            (wal_path(path), "its WAL", identity(wal_path(path).stat())),
+        ]
         self.index = Index()
         self.next_segment = 1
         self.epoch = ""
         """Another one for each database made."""
         self.once = OnceRows(settings.once_ids_max)
-        self.log = LogReader(path)
+        self.log = log
+        log.await_move = self._await_move
         self.checkpoints = 0
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
         self._lock = lock
+        self._moving = anyio.Lock()
+        """Held while segments are deleted, until the index knows it."""
         self._has_failed = False
         self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_checkpoint_pages
@@ -163,12 +185,23 @@ class Journal:
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
+            reader: aiosqlite.Connection | None = None
             try:
                 await cls._prepare(db, settings)
                 reader = await aiosqlite.connect(
                     f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
                 )
+                # All three have their descriptors from their first read on: from now.
+                ((epoch,),) = await reader.execute_fetchall(
+                    "select value from meta where key = 'epoch'"
+                )
+                log = LogReader(path)
+                journal = cls(raw, db, reader, log, lock, path.resolve(), settings)
+                journal.epoch = epoch
+                await journal.hold_reserve(True)
             except BaseException:
+                if reader:
+                    await reader.close()
                 await db.close()
                 raise
         except sqlite3.DatabaseError as error:
@@ -179,13 +212,6 @@ class Journal:
         except BaseException:
             lock.release()
             raise
-        journal = cls(raw, db, reader, lock, path.resolve(), settings)
-        # By the reader, which has the file from its first read on: see `close`.
-        for (journal.epoch,) in await reader.execute_fetchall(
-            "select value from meta where key = 'epoch'"
-        ):
-            pass
-        await journal.hold_reserve(True)
         return journal
 
     @staticmethod
@@ -209,8 +235,13 @@ class Journal:
 
     async def close(self) -> None:
         # The last connection to close folds the WAL and deletes it, unless it may only read. After
-        # a failed sync the disk may hold an older WAL, which could come back beside the new state.
-        first, last = (self.db, self.reader) if self._has_failed else (self.reader, self.db)
+        # a failed sync the disk may hold an older WAL, which could come back beside the new state;
+        # and what has the WAL's name may be another file.
+        if self.look() and not self._has_failed:
+            with suppress(sqlite3.Error):
+                await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
+        keeps_wal = self._has_failed or self.gone
+        first, last = (self.db, self.reader) if keeps_wal else (self.reader, self.db)
         self.log.close()
         await first.close()
         await last.close()
@@ -219,6 +250,30 @@ class Journal:
     def announce(self, url: str) -> None:
         """Let those who know the file find its server."""
         self._lock.tell(url)
+
+    # -- its files
+
+    def look(self) -> str:
+        """Look whether the names of the files still lead to those that are open; tell what of them
+        does not. What is written to a file without its name is lost, or found by nobody."""
+        gone = next(filter(None, starmap(_moved, self._files)), "")
+        if gone and not self.gone:
+            self._wal_pages = max(self._wal_pages, 1.0)
+        self.gone = gone
+        return gone
+
+    def keep_lock_file(self) -> str:
+        """Make the lock file again if it has gone. Tell whether it had: nothing while it had not,
+        or else what came of it."""
+        if self._lock.is_there:
+            return ""
+        return "made again" if self._lock.make_again() else "can't be made again"
+
+    @property
+    def disk_free_bytes(self) -> int:
+        """By the open file: its name may lead elsewhere. Raises OSError."""
+        disk = os.fstatvfs(self._lock.database)
+        return disk.f_bavail * disk.f_frsize
 
     # -- writing
 
@@ -285,10 +340,9 @@ class Journal:
 
     def _free_bytes(self) -> int:
         try:
-            disk = os.statvfs(self.path.parent)
+            return self.disk_free_bytes
         except OSError as error:
             raise JournalFailed(f"the disk of {self.path} can't be looked at: {error}") from error
-        return disk.f_bavail * disk.f_frsize
 
     def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
         """What a batch says, and the row that says it."""
@@ -408,11 +462,15 @@ class Journal:
         """Whether `maintain` has something to do that should not wait for a quiet moment."""
         index = self.index
         return (
-            self._wal_pages >= self._checkpoint_pages
+            self._fold_is_due
             or len(index.droppable) >= DROP_COUNT_MIN
             or len(index.small) >= SMALL_COUNT_MAX
             or index.sparse_bytes >= SPARSE_BYTES_MIN
         )
+
+    @property
+    def _fold_is_due(self) -> bool:
+        return self._wal_pages >= self._checkpoint_pages or bool(self.gone and self._wal_pages)
 
     async def maintain(self, *, idle: bool) -> bool:
         """Do one step of what is due; return whether there may be more.
@@ -421,7 +479,7 @@ class Journal:
         """
         index = self.index
         with self._whole():
-            if self._wal_pages >= self._checkpoint_pages:
+            if self._fold_is_due:
                 await self._checkpoint()
             if len(index.droppable) >= (1 if idle else DROP_COUNT_MIN):
                 await self._drop(list(index.droppable.values())[:SEGMENTS_DROPPED_MAX])
@@ -465,15 +523,16 @@ class Journal:
             for next_seq, cursor, queue_id in words
         )
         ids = ",".join(str(segment.id) for segment in segments)
-        try:
-            await self.db.executescript(
-                f"begin immediate;{updates}delete from segment where id in ({ids});commit;"
-            )
-        except BaseException:
-            await self.db.rollback()
-            raise
+        async with self._moving:
+            try:
+                await self.db.executescript(
+                    f"begin immediate;{updates}delete from segment where id in ({ids});commit;"
+                )
+            except BaseException:
+                await self.db.rollback()
+                raise
+            self.index.drop(segments)
         self._wal_pages += 2 * len(segments)
-        self.index.drop(segments)
         self._freed = True
 
     async def _compact(self, victims: list[Segment]) -> None:
@@ -481,6 +540,9 @@ class Journal:
         index = self.index
         victims = [victim for victim in victims if victim.id not in index.droppable]
         bodies = await self._bodies(self.db, [victim.id for victim in victims])
+        for victim in victims:
+            if victim.id not in bodies:
+                raise self._missing(victim.id)
         gone = set(victims)
         tidied: set[Span] = set()
         carried: dict[int, Section] = {}
@@ -525,6 +587,12 @@ class Journal:
             or section.marks
             or index.queues[queue_id].latest in gone
         ]
+        async with self._moving:
+            await self._replace(victims, sections)
+
+    async def _replace(self, victims: list[Segment], sections: list[Section]) -> None:
+        """Drop these segments; `sections` are what is alive in them, for a new one."""
+        index = self.index
         row = segment_id, _, body = self._row(sections)
         ids = ",".join(str(victim.id) for victim in victims)
         statements: list[tuple[str, Sequence[Any]]] = [
@@ -569,6 +637,11 @@ class Journal:
         """
         self._wal_pages = 0.0
         self.checkpoints += 1
+        if self.gone:
+            # The database alone must be all there is, and a WAL that is left beside another
+            # database would be taken for that one's.
+            await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
+            return
         ((_, pages, _),) = await self.db.execute_fetchall("pragma wal_checkpoint(passive)")
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
@@ -615,6 +688,8 @@ class Journal:
     async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[Run]:
         """Return the living messages of a queue from number `first` on, in order, about
         `bytes_max` bytes of them, at least one when there is one. Settled ones may be among them.
+
+        Raises JournalFailed when a segment is damaged or missing, or the disk can't be read.
         """
         while True:
             ids: set[int] = set()
@@ -626,8 +701,8 @@ class Journal:
                     end, size = span.end, size + span.bytes
                     if size >= bytes_max:
                         break
-            bodies = await self.bodies(list(ids))
-            # A compaction may have moved something meanwhile: then look again.
+            with reading(self.path):
+                bodies = await self._bodies(self.reader, list(ids))
             if bodies.keys() == ids:
                 return sorted(
                     Run(max(first, run.first), run.lines(body)[max(0, first - run.first) :])
@@ -635,10 +710,20 @@ class Journal:
                     for run in runs_of(body, queue_id)
                     if run.first < end and run.first + run.total > first
                 )
+            # A compaction may have moved something meanwhile: then look again.
+            for segment_id in ids - bodies.keys():
+                await self._await_move(segment_id)
 
-    async def bodies(self, ids: list[int]) -> dict[int, bytes]:
-        """Bodies of segments that are there, by id."""
-        return await self._bodies(self.reader, ids)
+    async def _await_move(self, segment_id: int) -> None:
+        """A segment that the index names was not found: return when the index does not name it any
+        more. Raises JournalFailed when nothing has moved it: another look would not find it."""
+        async with self._moving:
+            pass
+        if segment_id in self.index.segments:
+            raise self._missing(segment_id)
+
+    def _missing(self, segment_id: int) -> JournalFailed:
+        return JournalFailed(f"segment {segment_id} of {self.path} is missing: the file is damaged")
 
     async def _bodies(self, db: aiosqlite.Connection, ids: list[int]) -> dict[int, bytes]:
         """Bodies by segment id, those that are there, each checked."""
@@ -646,9 +731,4 @@ class Journal:
         rows = await db.execute_fetchall(
             f"select id, crc, body from segment where id in ({marks})", ids
         )
-        bodies = {}
-        for segment_id, crc, body in rows:
-            if checksum(segment_id, body) != crc:
-                raise JournalFailed(f"segment {segment_id} of {self.path} is damaged")
-            bodies[segment_id] = body
-        return bodies
+        return {row[0]: intact(self.path, *row) for row in rows}

@@ -1,7 +1,10 @@
 """One server per database file.
 
-The one rule: the lock stands in a file of its own. Opening the database by other means than SQLite
-would drop SQLite's own locks when that descriptor is closed.
+The one rule: two locks are held. One is on a file beside the database, which also tells where the
+server listens. The other is on the database itself, for whoever comes by a hard link or after the
+lock file was deleted. It is taken before SQLite opens the database and released after SQLite has
+closed it: closing any descriptor of the file drops SQLite's own locks (fcntl); flock and fcntl
+locks do not see each other.
 """
 
 import fcntl
@@ -22,7 +25,7 @@ def lock_path(database: Path) -> Path:
     return Path(f"{database.resolve()}.lock")
 
 
-def _lock(descriptor: int) -> None:
+def lock(descriptor: int) -> None:
     """Again and again for a moment: `server_of` holds the lock while it looks."""
     for _ in range(TRIES):
         with suppress(BlockingIOError):
@@ -31,48 +34,100 @@ def _lock(descriptor: int) -> None:
     raise BlockingIOError
 
 
+def identity(of: os.stat_result) -> tuple[int, int]:
+    """What tells a file from every other one, whatever their names."""
+    return of.st_dev, of.st_ino
+
+
 class FileLock:
     """Held from the call of `take` until `release` or the end of the process."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
         self._path = lock_path(database)
+        self._url = ""
         self._descriptor = -1
+        self.database = -1
+        """Descriptor of the database; -1 for one that was not there."""
 
-    def take(self) -> Self:
+    def take(self, *, makes_database: bool = True) -> Self:
         """Raises DatabaseLocked when another process holds it, OSError when it can't be made."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(descriptor)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock(self._descriptor)
+            if makes_database or self._database.exists():
+                # The mode with which SQLite would make it.
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self.database = os.open(self._database, flags, 0o644)
+                lock(self.database)
         except BlockingIOError:
-            holder = os.read(descriptor, 20).decode("ascii", "replace").partition("\n")[0]
-            os.close(descriptor)
+            holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").partition("\n")[0]
+            who = "(by another name)" if self.database >= 0 else holder and f"(process {holder})"
+            self.release()
             raise DatabaseLocked(
-                f"{self._database} is in use by another server"
-                + (f" (process {holder})" if holder else "")
+                f"{self._database} is in use by another server {who}".rstrip()
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, b"%d\n" % os.getpid())
-        self._descriptor = descriptor
+        except OSError:
+            self.release()
+            raise
+        self._write()
         return self
 
     def tell(self, url: str) -> None:
         """Write down where the server that holds the lock listens."""
-        os.pwrite(self._descriptor, b"%d\n%b\n" % (os.getpid(), url.encode()), 0)
+        self._url = url
+        self._write()
+
+    def _write(self) -> None:
+        text = f"{os.getpid()}\n" + (f"{self._url}\n" if self._url else "")
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text.encode(), 0)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the lock file is still the one that is held."""
+        with suppress(OSError):
+            return identity(self._path.stat()) == identity(os.fstat(self._descriptor))
+        return False
+
+    def make_again(self) -> bool:
+        """Write and hold the lock file that is not there any more; False when that can't be done.
+        The lock on the database has kept others away meanwhile."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._write()
+        return True
 
     def release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        for descriptor in (self.database, self._descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.database = self._descriptor = -1
 
 
 def server_of(database: Path) -> str | None:
-    """URL of the server that has this file now, empty while it starts; None without a server.
+    """URL of the server that has this file now, None without a server. Empty while it starts, and
+    when the file was found by another name than the server's.
 
     Raises OSError when the lock can't be read.
     """
+    told = _held(lock_path(database))
+    return told if told is not None or _held(database) is None else ""
+
+
+def _held(path: Path) -> str | None:
+    """What is written where the URL would be, in a file that a server has locked."""
     try:
-        descriptor = os.open(lock_path(database), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

@@ -6,6 +6,8 @@ happen in a thread of their own, through a connection of their own.
 
 import sqlite3
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,15 +38,38 @@ class Page(NamedTuple):
     next_seq: int
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise JournalFailed for whatever SQLite raises. Nothing of it passes by itself, as a full
+    disk does: readers of a WAL wait for nobody."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        raise JournalFailed(f"{path} can't be read: {error} {name}".rstrip()) from error
+
+
+def intact(path: Path, segment_id: int, crc: object, body: object) -> bytes:
+    """The body of a segment as it was written. Raises JournalFailed."""
+    if not isinstance(body, bytes) or checksum(segment_id, body) != crc:
+        raise JournalFailed(f"segment {segment_id} of {path} is damaged")
+    return body
+
+
 class LogReader:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.await_move: Callable[[int], Awaitable[None]]
+        """The journal's: given a segment that the index names and the file does not have, it
+        returns when the index does not name it any more; JournalFailed if that will never be."""
         self._db = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
         )
+        # Its descriptors are opened by the first read: now, while there are some.
+        self._db.execute("select 1 from meta").fetchall()
         self._limiter = anyio.CapacityLimiter(1)
 
     def close(self) -> None:
@@ -62,51 +87,55 @@ class LogReader:
         """Living messages from `first` on and below `end`: at most `rows_max`, about `bytes_max`
         bytes or up to twice as many, at least one where there is one.
 
-        Raises JournalFailed on a damaged segment.
+        Raises JournalFailed when a segment is damaged or missing, or the disk can't be read.
         """
         while True:
             stop = queue.next_seq if end is None else min(end, queue.next_seq)
             wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
-            pieces: list[Piece] | None = []
+            pieces: list[Piece] | int = []
             if wanted:
                 pieces = await run_sync(self._read, queue_id, wanted, limiter=self._limiter)
-            # A compaction may have moved something meanwhile: then choose again.
-            if pieces is not None:
+            if not isinstance(pieces, int):
                 return Page(pieces, sum(piece.total for piece in pieces), next_seq)
+            # A compaction may have moved something meanwhile: then choose again.
+            await self.await_move(pieces)
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
-        """Number of the first message that came at or after a time; the next one's if none."""
-        # Spans are not sorted by time: the clock may have been set back. 30 ns each.
-        span = next((span for span in queue.spans if span.latest_us >= time_us), None)
-        if span is None or span.time_us >= time_us:
-            return span.first if span else queue.next_seq
-        body = await run_sync(self._body, span.segment.id, limiter=self._limiter)
-        for run in runs_of(body, queue_id) if body else ():
-            if span.first <= run.first < span.end and run.time_us >= time_us:
-                return run.first
-        # A compaction has moved it meanwhile.
-        return await self.first_at(queue_id, queue, time_us)
+        """Number of the first message that came at or after a time; the next one's if none.
+
+        Raises as `page`.
+        """
+        while True:
+            # Spans are not sorted by time: the clock may have been set back. 30 ns each.
+            span = next((span for span in queue.spans if span.latest_us >= time_us), None)
+            if span is None or span.time_us >= time_us:
+                return span.first if span else queue.next_seq
+            segment_id = span.segment.id
+            body = await run_sync(self._body, segment_id, limiter=self._limiter)
+            if body is not None:
+                for run in runs_of(body, queue_id):
+                    if span.first <= run.first < span.end and run.time_us >= time_us:
+                        return run.first
+                raise JournalFailed(f"segment {segment_id} of {self._path} is not as it was")
+            # As above.
+            await self.await_move(segment_id)
 
     # -- in the thread
 
     def _body(self, segment_id: int) -> bytes | None:
-        row = self._db.execute(
-            "select crc, body from segment where id = ?", (segment_id,)
-        ).fetchone()
-        if row is None:
-            return None
-        crc, body = row
-        if checksum(segment_id, body) != crc:
-            raise JournalFailed(f"segment {segment_id} of {self._path} is damaged")
-        assert isinstance(body, bytes)
-        return body
+        with reading(self._path):
+            row = self._db.execute(
+                "select crc, body from segment where id = ?", (segment_id,)
+            ).fetchone()
+        return None if row is None else intact(self._path, segment_id, *row)
 
-    def _read(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | None:
+    def _read(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | int:
+        """The pieces, or the number of a segment that is not there."""
         pieces: list[Piece] = []
         for segment_id, living in wanted.items():
             body = self._body(segment_id)
             if body is None:
-                return None
+                return segment_id
             for run in runs_of(body, queue_id):
                 pieces += _cut(run, body, living)
         pieces.sort()

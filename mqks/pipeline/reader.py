@@ -91,7 +91,7 @@ class QueueReader:
     def range(self, at_us: int | None = None) -> LogRange:
         """What the queue holds now; `at_us` are microseconds since 1970."""
         at = b"" if at_us is None else b" --at=%d" % at_us
-        reply = self._ask(b"r range %b%b\n" % (self._queue, at), "range")
+        reply = self._ask(b"r range %b%b \n" % (self._queue, at), "range")
         fields = _fields(reply)
         number = fields.get("at")
         return LogRange(

@@ -13,11 +13,10 @@ from io import BufferedReader
 from typing import Any, TypeVar
 
 from mqks.client import requests, urls
-from mqks.client.blocking import open_socket
+from mqks.client.blocking_connection import open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
     ConnectionLost,
-    ProtocolViolation,
     RequestFailed,
 )
 from mqks.client.options import Options
@@ -84,9 +83,10 @@ class Wire:
 
     def reply(self, asked: str) -> bytes:
         """What follows `ok` in the next reply. Raises RequestFailed, which names what was asked."""
-        request_id, text, error_id = _parsed(self._line())
-        if error_id is None:
+        request_id, is_error, text = requests.Reply.parse(self._line())
+        if not is_error:
             return text
+        error_id = requests.decoded(text)
         if request_id == b"-":  # It concerns the connection, not the request.
             raise ConnectionLost(f"refused by the server, error {error_id}")
         raise RequestFailed(f"the server refused {asked}, error {error_id}", error_id)
@@ -96,10 +96,10 @@ class Wire:
         for _ in range(count):
             line = self._line()
             if line[-4:] != b" ok ":
-                request_id, _text, error_id = _parsed(line)
-                name = requests.decoded(request_id)
+                request_id, _, text = requests.Reply.parse(line)
+                name, error_id = requests.decoded(request_id), requests.decoded(text)
                 raise RequestFailed(
-                    f"the server refused the message {name}, error {error_id}", error_id or ""
+                    f"the server refused the message {name}, error {error_id}", error_id
                 )
 
     def _line(self) -> bytes:
@@ -116,15 +116,6 @@ class Wire:
     def close(self) -> None:
         self._replies.close()
         self._sock.close()
-
-
-def _parsed(line: bytes) -> tuple[bytes, bytes, str | None]:
-    """Request id, what follows, and the id of the error if it is one."""
-    request_id, _, rest = line.partition(b" ")
-    status, _, text = rest.partition(b" ")
-    if status not in (b"ok", b"error"):
-        raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
-    return request_id, text, requests.decoded(text) if status == b"error" else None
 
 
 class Connection:

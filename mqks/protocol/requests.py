@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mqks.errors import BadRequest
-from mqks.limits import DELETE_DELAY_S_MAX, MASKS_MAX
+from mqks.limits import CREDENTIALS_BYTES_MAX, DELETE_DELAY_S_MAX, MASKS_MAX
 
 ALL = b"--all"
 ONCE = b"--once"
@@ -222,6 +222,8 @@ def parse_number(action: str, value: bytes, least: int, most: int) -> int:
 
 def parse_auth(rest: bytes) -> tuple[bytes | None, bytes]:
     """Return user and password, or None and a token. No error shows any of them."""
+    if len(rest) > CREDENTIALS_BYTES_MAX:
+        raise BadRequest(f"auth: the arguments may have {CREDENTIALS_BYTES_MAX} bytes at most")
     words = _arguments(rest)
     if not 1 <= len(words) <= 2 or words[0].startswith(b"--"):
         raise BadRequest("auth: a token, or a user and a password, are needed")

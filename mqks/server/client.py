@@ -10,9 +10,8 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, cast
 
 from mqks.broker.connection import Connection
-from mqks.errors import LimitExceeded
 from mqks.limits import LINGER_BYTES_MAX
-from mqks.server.gate import Peer, peer
+from mqks.server.gate import Peer
 
 if TYPE_CHECKING:
     from mqks.server.server import Server
@@ -43,17 +42,14 @@ class Hold(IntFlag):
 
 
 class Client(asyncio.Protocol):
-    """`peer` is one that the gate has let in already; without it the gate is asked."""
+    """`peer` is one that the gate has let in."""
 
     connection: Connection
     transport: asyncio.Transport
-    peer: Peer
 
-    def __init__(self, server: "Server", peer: Peer | None = None) -> None:
+    def __init__(self, server: "Server", peer: Peer) -> None:
         self._server = server
-        self._entered = peer is not None
-        if peer is not None:
-            self.peer = peer
+        self.peer = peer
         self.made = False
         """It has, or had, a transport."""
         self.stranger = False
@@ -81,19 +77,11 @@ class Client(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.made = True
         self._tls = transport.get_extra_info("ssl_object") is not None
-        if not self._entered:
-            self.peer = peer(transport.get_extra_info("peername"))
         if self._server.stopping:  # It was being accepted when the listeners closed.
             self.ended = True
             self.transport.abort()
             return
-        try:
-            self.connection = self._server.add_client(self, entered=self._entered)
-        except LimitExceeded as failure:
-            self.ended = True
-            self.transport.write(self._server.refuse_client(self, failure))
-            self.transport.close()
-            return
+        self.connection = self._server.add_client(self)
         self.set_high_water(self._server.unsent.high_water_bytes)
 
     def data_received(self, data: bytes) -> None:

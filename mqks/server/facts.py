@@ -3,7 +3,6 @@
 The one rule: looking costs no reading of the disk, but for the size of two files.
 """
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,15 @@ class JournalFacts(Facts):
 
     def journal(self) -> dict[str, Any]:
         journal, path = self._journal, self._journal.path
-        disk = os.statvfs(path.parent)
         segments = journal.index.segments.values()
         return {
             "path": str(path),
             "epoch": journal.epoch,
             "db_bytes": _size(path),
             "wal_bytes": _size(wal_path(path)),
-            "disk_free_bytes": disk.f_bavail * disk.f_frsize,
-            "disk_full": self._broker.disk_full,
+            "disk_free_bytes": journal.disk_free_bytes,
+            "disk_full": bool(self._broker.unwritable),
+            "unwritable": self._broker.unwritable,
             "segments": len(segments),
             "segment_bytes": sum(segment.bytes for segment in segments),
             "messages": sum(segment.live for segment in segments),
@@ -47,6 +46,7 @@ class JournalFacts(Facts):
             "commit_seconds": round(journal.commit_seconds.sum, 6),
             "checkpoints": journal.checkpoints,
             "once_ids": len(self._broker.once),
+            "once_bytes": self._broker.once.size_bytes,
         }
 
 

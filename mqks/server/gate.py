@@ -27,10 +27,9 @@ def shown(host: str, port: int) -> str:
 
 
 def peer(name: object) -> Peer:
-    """Who it is, from what the socket says."""
+    """Who it is, from what accept() says, also of one that is gone already."""
     if name is None:
-        # It has reset the connection before it was accepted: what it sent is read all the same,
-        # and nothing tells that it came from this machine.
+        # Nothing tells where it is, and so not that it is on this machine.
         return Peer("gone", False, b"")
     if not isinstance(name, tuple):
         return Peer("unix", True, b"")
@@ -47,11 +46,13 @@ class Gate:
     def __init__(self, settings: Settings, reached: dict[Limit, int]) -> None:
         self._settings = settings
         self._reached = reached
+        self.connections = 0
+        """All that have entered and not left, those over TLS from before their handshake on."""
         self._counts: dict[bytes, int] = {}
         self._strangers: dict[object, Callable[[], None]] = {}
 
     def enter(self, peer: Peer) -> None:
-        """Raises LimitExceeded."""
+        """Raises LimitExceeded, unless a stranger makes room for one more connection."""
         count = self._counts.get(peer.network, 0)
         if peer.network and count >= self._settings.connections_per_address_max:
             self._reached["connections_per_address_max"] += 1
@@ -59,10 +60,19 @@ class Gate:
                 "connections_per_address_max",
                 f"{count} connections from this address are open already",
             )
+        if self.connections >= self._settings.connections_max:
+            self._reached["connections_max"] += 1
+            if not self.make_room():
+                raise LimitExceeded(
+                    "connections_max",
+                    f"{self._settings.connections_max} connections are open already",
+                )
+        self.connections += 1
         self._counts[peer.network] = count + 1
 
     def leave(self, peer: Peer) -> None:
         """One that entered has gone."""
+        self.connections -= 1
         self._counts[peer.network] -= 1
         if not self._counts[peer.network]:
             del self._counts[peer.network]
@@ -71,9 +81,16 @@ class Gate:
         """It has yet to say who it is; `drop` is called when others need its place."""
         while len(self._strangers) >= self._settings.unauthenticated_max:
             self._reached["unauthenticated_max"] += 1
-            oldest = next(iter(self._strangers))
-            self._strangers.pop(oldest)()
+            self.make_room()
         self._strangers[key] = drop
+
+    def make_room(self) -> bool:
+        """Drop the stranger that has stood there longest, if there is one."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._strangers.pop(oldest)()
+        return True
 
     def remove_stranger(self, key: object) -> None:
         """It is known now, or gone; also what is not there."""

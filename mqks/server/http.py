@@ -38,9 +38,11 @@ STOP_S = 1
 
 
 class _Protocol(H11Protocol):
+    connections_max = HTTP_CONNECTIONS_MAX
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > HTTP_CONNECTIONS_MAX:
+        if len(self.connections) > self.connections_max:
             transport.close()
         self.loop.call_later(REQUEST_S, self._end_silent)
 
@@ -112,6 +114,7 @@ async def serve(
     broker: Broker,
     journal: Journal,
     why_not_ready: Callable[[], str],
+    connections_max: int,
     task_status: TaskStatus[None],
 ) -> None:
     """Answer until cancelled; `why_not_ready` gives a reason, or nothing.
@@ -122,7 +125,9 @@ async def serve(
     server = _Uvicorn(
         Config(
             _app(settings, broker, journal, why_not_ready),
-            http=_Protocol,
+            http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
+            # Event loops accept all at once that wait there, before one can be closed.
+            backlog=connections_max // 4,
             ws="none",
             lifespan="off",
             server_header=False,

@@ -3,32 +3,27 @@
 The one rule: what belongs to another stays. A socket that was given is closed, and its path kept.
 """
 
-import asyncio
 import ipaddress
 import os
 import socket
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from anyio.abc import TaskGroup
 
 from mqks.errors import AddressUnavailable
-from mqks.server import tls
+from mqks.server.door import Door
 from mqks.server.gate import shown
 from mqks.server.inherited import Inherited
-from mqks.server.tls import TlsListener
+from mqks.server.unix import UnixPath
 from mqks.server.vanished import ask_silent
 from mqks.settings import Settings
 
 BACKLOG = 4096
 TLS_NAME = "tls"
 """An inherited socket of this name speaks TLS."""
-# From Python 3.13 on the path would be deleted at the end, and it belongs to another.
-KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 Name = tuple[Any, ...] | str | bytes
 """What a socket says of where it is."""
@@ -36,60 +31,47 @@ Name = tuple[Any, ...] | str | bytes
 
 class Listeners:
     """`inherited` ones are listened on, if there are any, instead of what the settings say; with
-    TLS where there is a listener for it."""
+    TLS where the door has a context for it."""
 
-    def __init__(
-        self, settings: Settings, inherited: Sequence[Inherited], tls_listener: TlsListener | None
-    ) -> None:
+    def __init__(self, settings: Settings, inherited: Sequence[Inherited], door: Door) -> None:
         self._settings = settings
         self._inherited = inherited
-        self._tls = tls_listener
-        self._servers: list[asyncio.Server] = []
+        self._door = door
+        self._unix: UnixPath | None = None
         self._names: list[Name] = []
         """Of those without TLS."""
         self.shown: list[str] = []
         """Where clients find them, as people write it."""
 
-    async def open(self, make_client: Callable[[], asyncio.Protocol], tasks: TaskGroup) -> None:
+    def open(self, tasks: TaskGroup) -> None:
         """Let clients in. Raises AddressUnavailable."""
-        for where, opening in self._openings(make_client):
-            with _told(where):
-                self._servers.append(await opening)
-        self._names = [each.getsockname() for server in self._servers for each in server.sockets]
-        self.shown = [_shown(name) for name in self._names]
-        for server in self._servers:
-            for each in server.sockets:
-                ask_silent(each)
-        if self._tls:
-            with_tls = self._open_with_tls()
-            for listener in with_tls:
-                ask_silent(listener)
-            self.shown += [f"tls:{_shown(each.getsockname())}" for each in with_tls]
-            tasks.start_soon(self._tls.run, with_tls)
-
-    def _openings(
-        self, make_client: Callable[[], asyncio.Protocol]
-    ) -> Iterator[tuple[str, Awaitable[asyncio.Server]]]:
-        settings, loop = self._settings, asyncio.get_running_loop()
-        on_tcp = partial(loop.create_server, make_client, backlog=BACKLOG)
-        on_unix = partial(loop.create_unix_server, make_client, backlog=BACKLOG)
-        for inherited, name in self._inherited:
-            if name == TLS_NAME:
-                continue
-            if inherited.family == socket.AF_UNIX:
-                yield name, on_unix(sock=inherited, **KEEP_PATH)
+        with_tls: list[str] = []
+        for listener, speaks_tls in self._listening():
+            ask_silent(listener)
+            self._door.open(listener, tasks, with_tls=speaks_tls)
+            name = listener.getsockname()
+            if speaks_tls:
+                with_tls.append(f"tls:{_shown(name)}")
             else:
-                yield name, on_tcp(sock=inherited)
-        if not self._inherited:
-            yield f"{settings.host}:{settings.port}", on_tcp(settings.host, settings.port)
-            if settings.unix:
-                yield str(settings.unix), on_unix(settings.unix)
+                self._names.append(name)
+        self.shown = [*map(_shown, self._names), *with_tls]
 
-    def _open_with_tls(self) -> list[socket.socket]:
+    def _listening(self) -> Iterator[tuple[socket.socket, bool]]:
+        """Each with whether it speaks TLS."""
+        settings = self._settings
         if self._inherited:
-            return [each for each, name in self._inherited if name == TLS_NAME]
-        with _told(f"{self._settings.tls_host}:{self._settings.tls_port}"):
-            return tls.listen(self._settings, BACKLOG)
+            yield from ((each, name == TLS_NAME) for each, name in self._inherited)
+            return
+        for each in _listen(settings.host, settings.port):
+            yield each, False
+        if settings.unix:
+            self._unix = UnixPath(settings.unix)
+            with _told(str(settings.unix)):
+                listener = self._unix.listen(BACKLOG)
+            yield listener, False
+        if self._door.context:
+            for each in _listen(settings.tls_host, settings.tls_port):
+                yield each, True
 
     @property
     def port(self) -> int:
@@ -103,12 +85,21 @@ class Listeners:
 
     def close(self) -> None:
         """Let nobody in any more; those who are in stay."""
-        for server in self._servers:
-            server.close()
-        if self._tls:
-            self._tls.close()
-        if self._settings.unix and not self._inherited:
-            self._settings.unix.unlink(missing_ok=True)
+        if self._unix:
+            self._unix.delete()
+        self._door.close()
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """On every address of a host. Raises AddressUnavailable."""
+    listeners = []
+    with _told(f"{host}:{port}"):
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, address in dict.fromkeys(found):
+            listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
+    return listeners
 
 
 @contextmanager
@@ -116,7 +107,7 @@ def _told(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise AddressUnavailable(f"can't listen on {where}: {error.strerror}") from error
+        raise AddressUnavailable(f"can't listen on {where}: {error.strerror or error}") from error
 
 
 def _shown(name: Name) -> str:

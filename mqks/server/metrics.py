@@ -40,7 +40,7 @@ def _of(key: str) -> Callable[[stats.Row], float]:
 # Read from what `stats` answers.
 TOTALS: Final = (
     Metric("mqks_uptime_seconds", "Since the server has started.", _of("uptime_s")),
-    Metric("mqks_connections", "Clients that are connected.", _of("connections")),
+    Metric("mqks_connections", "Clients that are connected, or shake hands.", _of("connections")),
     Metric("mqks_consumers", "Consumers of all queues.", _of("consumers")),
     Metric("mqks_queues", "Queues.", _of("queues")),
     Metric("mqks_bindings", "Events bound to queues.", _of("bindings")),
@@ -65,6 +65,11 @@ TOTALS: Final = (
     Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
     Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
     Metric("mqks_memory_bytes", "Waiting messages in memory.", _of("memory_bytes")),
+    Metric(
+        "mqks_metadata_bytes",
+        "Queues, bindings and consumers, messages aside.",
+        _of("metadata_bytes"),
+    ),
     Metric("mqks_unacked_bytes", "Messages that consumers hold.", _of("unacked_bytes")),
     Metric("mqks_unsent_bytes", "Replies not taken yet, as of a second ago.", _of("unsent_bytes")),
     Metric("mqks_disk_full", "1 while publishes are refused, or else 0.", _of("disk_full")),
@@ -78,6 +83,7 @@ JOURNAL: Final = (
     Metric("mqks_journal_segments", "Segments on disk.", _of("segments")),
     Metric("mqks_journal_segment_bytes", "Bytes of all segments.", _of("segment_bytes")),
     Metric("mqks_journal_messages", "Messages on disk that are not settled.", _of("messages")),
+    Metric("mqks_once_bytes", "Remembered ids of `publish --once`, in memory.", _of("once_bytes")),
     Metric("mqks_journal_checkpoints_total", "Times the WAL was folded.", _of("checkpoints")),
 )
 

@@ -50,18 +50,25 @@ class Reads:
                 if self._broker.outboxes_room <= 0:
                     self._broker.readers.append(connection)
                     continue
-                answer = await self._answer(connection.reads[0])
+                read = connection.reads[0]
+                answer = await self._answer(read)
                 connection.reads.popleft()
                 if not (connection.closed or connection.expelled):
-                    self._broker.write(connection, answer)
+                    if answer is None:
+                        self._broker.read_failed(connection, read)
+                    else:
+                        self._broker.write(connection, answer)
                 if connection.reads and not connection.blocked:
                     self._broker.readers.append(connection)
                 self._flush()
 
-    async def _answer(self, read: Read) -> bytes:
+    async def _answer(self, read: Read) -> bytes | None:
+        """None when the queue was deleted meanwhile: nobody knows its numbers any more."""
         index = self._journal.index.queues.get(read.queue_id)
         if index is None:
-            # Nothing of it has become durable yet, or it was deleted meanwhile.
+            if read.form != "peek" and not self._broker.is_there(read):
+                return None
+            # Nothing of it has become durable yet.
             index = QueueIndex(1, 1)
         if read.form == "range":
             return await self._range(read, index)
@@ -73,10 +80,13 @@ class Reads:
         return self._lines(read, page) if read.form == "peek" else self._columns(read, page)
 
     async def _range(self, read: Read, index: QueueIndex) -> bytes:
-        first = index.first_living()
-        words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
+        at = None
         if read.at_us is not None:
             at = await self._journal.log.first_at(read.queue_id, index, read.at_us)
+        # Not before the wait: `at` may be the number of a message that came meanwhile.
+        first = index.first_living()
+        words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
+        if at is not None:
             words += f" at={max(at, first)}"
         return b"%b ok %b\n" % (read.request_id, words.encode())
 
@@ -97,8 +107,7 @@ class Reads:
         return self._broker.facts.epoch_of(read.queue_id)
 
     def _lines(self, read: Read, page: Page) -> bytes:
-        queue = self._broker.queues.get(read.queue)
-        retries = queue.retries if queue is not None and queue.id == read.queue_id else {}
+        retries = self._broker.queues[read.queue].retries if self._broker.is_there(read) else {}
         told = []
         for piece in page.pieces:
             for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):

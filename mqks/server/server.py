@@ -34,20 +34,20 @@ from mqks.errors import ConfigurationError, LimitExceeded, MqksError
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.limits import CHUNK_S
+from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
+from mqks.server.door import Door
 from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
-from mqks.server.gate import Gate
+from mqks.server.gate import Gate, Peer
 from mqks.server.inherited import Inherited, take_sockets
 from mqks.server.lag import Lag
 from mqks.server.listeners import TLS_NAME, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
-from mqks.server.tls import TlsListener
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
@@ -60,7 +60,7 @@ LARGE_CHUNK_BYTES = 32 * 1024
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
 OTHER_FILES = 128
-"""Descriptors for what is no client: the journal, listeners, monitoring."""
+"""Descriptors for what is no client: the journal, listeners, monitoring; at most half of all."""
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
 """What to wait for; it is given a function to call whenever the server shall reload."""
@@ -79,8 +79,10 @@ class Server:
         errors: ErrorLog,
         context: ssl.SSLContext | None = None,
         inherited: Sequence[Inherited] = (),
+        http_connections_max: int = HTTP_CONNECTIONS_MAX,
     ) -> None:
         self.settings = settings
+        self._http_connections_max = http_connections_max
         self._broker = broker
         self._journal = journal
         self._notify = notify
@@ -89,21 +91,22 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
         self._pending_bytes = 0
+        self._awaited_bytes = 0
+        """What has come in since the last commit and waits for the next one, publishes aside."""
         self._turn_bytes = 0
         """What has come in since the last flush."""
-        self._publishers_held: set[Client] = set()
+        self._held_for_journal: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._reads = Reads(broker, journal, self._flush)
         self._logins = Logins(broker, self._verified)
         self.unsent = Unsent(broker, self._clients, self._drop, self._schedule_flush)
         self._gate = Gate(settings, broker.limits_reached)
-        self._tls: TlsListener | None = None
-        if context:
-            self._tls = TlsListener(
-                context, settings, self._gate, errors, lambda peer: Client(self, peer)
-            )
-        self._listeners = Listeners(settings, inherited, self._tls)
+        broker.connection_count = lambda: self._gate.connections
+        self._door = Door(
+            context, settings, self._gate, errors, partial(Client, self), self._refusal
+        )
+        self._listeners = Listeners(settings, inherited, self._door)
         self._pages: list[Queue] = []
         self._page_wanted = anyio.Event()
         self.stopping = False
@@ -120,16 +123,9 @@ class Server:
 
     # -- clients
 
-    def add_client(self, client: Client, *, entered: bool) -> Connection:
-        """Raises LimitExceeded."""
+    def add_client(self, client: Client) -> Connection:
         peer = client.peer
-        if not entered:
-            self._gate.enter(peer)
-        try:
-            connection = self._broker.connect(peer.address, local=peer.local)
-        except LimitExceeded:
-            self._gate.leave(peer)
-            raise
+        connection = self._broker.connect(peer.address, local=peer.local)
         self._clients[connection.id] = client
         if connection.permissions is STRANGER:
             client.stranger = True
@@ -138,17 +134,16 @@ class Server:
         log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
 
-    def refuse_client(self, client: Client, failure: LimitExceeded) -> bytes:
-        reply = self._broker.error_reply(
-            client.peer.address, b"-", b"", str(failure), stranger=True
-        )
+    def _refusal(self, peer: Peer, failure: LimitExceeded) -> bytes:
+        """What one is told that is not let in, or not any more."""
+        reply = self._broker.error_reply(peer.address, b"-", b"", str(failure), stranger=True)
         self._schedule_flush()
         return reply
 
     def remove_client(self, client: Client) -> None:
         connection = client.connection
         self._clients.pop(connection.id, None)
-        self._publishers_held.discard(client)
+        self._held_for_journal.discard(client)
         self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
@@ -174,6 +169,7 @@ class Server:
         """A chunk has come: handle all of it, now."""
         broker, connection = self._broker, client.connection
         published, pending = broker.published, broker.pending_records
+        unconfirmed, changes = connection.unconfirmed, broker.pending_changes
         broker.receive(connection, data)
         if client.stranger or connection.awaits_login:
             self._look_at_auth(client)
@@ -185,8 +181,13 @@ class Server:
                 broker.pending_records > self.settings.batch_records_max
                 or self._pending_bytes > self.settings.batch_bytes_max
             ):
-                self._publishers_held.add(client)
-                client.hold(Hold.JOURNAL)
+                self._hold_for_journal(client)
+        elif connection.unconfirmed > unconfirmed or broker.pending_changes > changes:
+            # What is confirmed, queues and bindings wait for the same commit. They have a bound of
+            # their own: an ack never waits because of publishers.
+            self._awaited_bytes += size
+            if self._awaited_bytes > self.settings.batch_bytes_max:
+                self._hold_for_journal(client)
         if size >= LARGE_CHUNK_BYTES:
             self._flush()
         else:
@@ -194,6 +195,11 @@ class Server:
         if size >= FAIR_CHUNK_BYTES or connection.overrun:
             client.hold(Hold.TURN)
             self._loop.call_soon(client.release, Hold.TURN)
+
+    def _hold_for_journal(self, client: Client) -> None:
+        """It is read again after the next commit."""
+        self._held_for_journal.add(client)
+        client.hold(Hold.JOURNAL)
 
     # -- strangers
 
@@ -247,14 +253,14 @@ class Server:
 
     def _crowded_out(self, client: Client) -> None:
         """A stranger; others need its place."""
-        others = f"{self.settings.unauthenticated_max} others wait for authentication, too"
-        self._drop(client, LimitExceeded("unauthenticated_max", others))
+        reason = "others came later, and need the place of one that has not authenticated"
+        self._drop(client, LimitExceeded("unauthenticated_max", reason))
 
     def _drop(self, client: Client, failure: LimitExceeded) -> None:
         """Close a client at once; what it has not taken is lost."""
         if not client.ended:
             client.ended = True
-            client.transport.write(self.refuse_client(client, failure))
+            client.transport.write(self._refusal(client.peer, failure))
         client.transport.abort()
 
     def end_of_stream(self, client: Client) -> None:
@@ -349,9 +355,9 @@ class Server:
         self._flush()
 
     def _release_publishers(self) -> None:
-        """What they sent is durable: publishers may go on."""
-        self._pending_bytes = 0
-        held, self._publishers_held = self._publishers_held, set()
+        """What they sent is durable: those who wait for the journal may go on."""
+        self._pending_bytes = self._awaited_bytes = 0
+        held, self._held_for_journal = self._held_for_journal, set()
         for client in held:
             client.release(Hold.JOURNAL)
 
@@ -365,10 +371,7 @@ class Server:
             while self._pages:
                 queue = self._pages.pop()
                 first = queue.page_first
-                runs = await self._journal.read(queue.id, first)
-                found = runs and runs[0].first == first
-                if not found and not queue.deleted and queue.page_first == first:
-                    raise MqksError(f"messages of queue {queue.name!r} from {first} are missing")
+                runs = [] if first is None else await self._journal.read(queue.id, first)
                 if not self.stopping:
                     queue.page_in(first, runs)
                     self._flush()
@@ -395,24 +398,30 @@ class Server:
         """Why this server is no good for publishers now; nothing when it is."""
         if self.stopping:
             return "stopping"
-        if self._broker.disk_full:
-            return "disk full"
+        if self._broker.unwritable:
+            return self._broker.unwritable
         return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
         serve = _http_room().serve
-        await serve(self.settings, self._broker, self._journal, self.why_not_ready, task_status)
+        await serve(
+            self.settings,
+            self._broker,
+            self._journal,
+            self.why_not_ready,
+            self._http_connections_max,
+            task_status,
+        )
 
     def reload(self) -> None:
         """Read users and certificates again; when any cannot be read, all stays as it was."""
         with self._notify.reloading():
             try:
-                users, context = _secrets(self.settings, with_tls=self._tls is not None)
+                users, context = _secrets(self.settings, with_tls=self._door.context is not None)
             except ConfigurationError as failure:
                 log.error("reload_failed", reason=failure)
                 return
-            if self._tls and context:
-                self._tls.context = context
+            self._door.context = context
             self._set_users(users)
             log.event("reloaded", users=len(users))
 
@@ -448,30 +457,37 @@ class Server:
             await until(self.reload)
             stop.set()
 
-        async with anyio.create_task_group() as tasks:
-            # Before anybody can know that it listens: a signal must find its receiver.
-            tasks.start_soon(wait)
-            await self._listeners.open(lambda: Client(self), tasks)
-            tasks.start_soon(self._page)
-            tasks.start_soon(self._reads.run)
-            tasks.start_soon(self._logins.run)
-            tasks.start_soon(self._writer.run)
-            tasks.start_soon(self._watch)
-            tasks.start_soon(Lag(self._broker).run)
-            tasks.start_soon(end_unanswering, self._clients)
-            self._schedule_flush()
-            tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-            self._journal.announce(self._listeners.url)
-            for address in self._listeners.shown:
-                log.event("listening", address=address)
-            if self.settings.http_port is not None:
-                await tasks.start(self._serve_http)
-            self._notify.tell("READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}")
-            task_status.started(self._listeners.port)
-            await stop.wait()
-            self._notify.tell("STOPPING=1", "STATUS=writing what was received")
-            await self._drain()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                # Before anybody can know that it listens: a signal must find its receiver.
+                tasks.start_soon(wait)
+                await anyio.lowlevel.checkpoint()
+                self._listeners.open(tasks)
+                tasks.start_soon(self._page)
+                tasks.start_soon(self._reads.run)
+                tasks.start_soon(self._logins.run)
+                tasks.start_soon(self._writer.run)
+                tasks.start_soon(self._writer.watch)
+                tasks.start_soon(self._watch)
+                tasks.start_soon(Lag(self._broker).run)
+                tasks.start_soon(end_unanswering, self._clients)
+                self._schedule_flush()
+                tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
+                self._journal.announce(self._listeners.url)
+                for address in self._listeners.shown:
+                    log.event("listening", address=address)
+                if self.settings.http_port is not None:
+                    await tasks.start(self._serve_http)
+                self._notify.tell(
+                    "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
+                )
+                task_status.started(self._listeners.port)
+                await stop.wait()
+                self._notify.tell("STOPPING=1", "STATUS=writing what was received")
+                await self._drain()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._listeners.close()
         log.event("stopped")
 
     async def _drain(self) -> None:
@@ -484,7 +500,7 @@ class Server:
         self._writer.stop()
         with anyio.move_on_after(self.settings.drain_timeout_s):
             # What finds no room on a full disk stays pending, and is not waited for.
-            while self._writer.busy or (self._broker.has_pending and not self._broker.disk_full):
+            while self._writer.busy or (self._broker.has_pending and not self._writer.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
             while any(
@@ -496,18 +512,31 @@ class Server:
             client.transport.close()
 
 
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
 async def _signalled(reload: Callable[[], None]) -> None:
-    """Wait for SIGTERM or SIGINT; SIGHUP reloads."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for number in signals:
-            if number == signal.SIGHUP:
-                reload()
-                continue
+    """Wait for SIGTERM or SIGINT; SIGHUP reloads. From then on, or once the server ends for another
+    reason, all three are ignored until the process has ended."""
+    loop, stop = asyncio.get_running_loop(), anyio.Event()
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            return
+        if number == signal.SIGHUP:
+            reload()
+        else:
             log.event("stopping", signal=signal.Signals(number).name)
-            break
-    # Nothing is loaded again while it stops, and who asks once more does not cut that short.
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+            stop.set()
+
+    for each in SIGNALS:
+        # Not by the loop's own handlers: where those end, the next signal would end the process.
+        signal.signal(each, lambda number, _: loop.call_soon_threadsafe(receive, number))
+    try:
+        await stop.wait()
+    finally:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
 
 
 async def serve(
@@ -525,7 +554,8 @@ async def serve(
     process may have: one client too many is told so, where otherwise it would be closed without a
     word, and the journal find no descriptor either.
     """
-    connections_max = max(1, min(settings.connections_max, open_files - OTHER_FILES))
+    other_files = min(OTHER_FILES, open_files // 2)
+    connections_max = max(1, min(settings.connections_max, open_files - other_files))
     are_few = connections_max < settings.connections_max
     settings = replace(settings, connections_max=connections_max)
     if settings.http_port is not None:
@@ -576,6 +606,8 @@ async def serve(
             queues=len(broker.queues),
             ready=sum(queue.ready for queue in broker.queues.values()),
         )
+        if long := broker.long_names():
+            log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
             log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
@@ -583,7 +615,16 @@ async def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        server = Server(settings, broker, journal, notify, errors, context, inherited)
+        server = Server(
+            settings,
+            broker,
+            journal,
+            notify,
+            errors,
+            context,
+            inherited,
+            min(HTTP_CONNECTIONS_MAX, open_files // 8),
+        )
         await server.run(until, task_status=task_status)
     finally:
         starting.cancel()

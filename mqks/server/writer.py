@@ -12,7 +12,7 @@ import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.changes import Batch
-from mqks.errors import DiskFull, MqksError
+from mqks.errors import DiskFull, MqksError, Unwritable
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.server import log
@@ -20,6 +20,9 @@ from mqks.server import log
 IDLE_S = 0.2
 """After this long without anything to write, the journal tidies up."""
 DISK_FULL_RETRY_S = 0.5
+LOOK_S = 1.0
+"""How often the names of the files are looked at."""
+TODO = "move it back, or save what is there with mqks export, then stop the server"
 STALL_S = 10.0
 """A commit or another step of the journal that takes longer is told as a stall."""
 AT_ONCE_RECORDS_MAX = 64
@@ -55,6 +58,7 @@ class Writer:
         self._untidy = True
         """Something was written since the last tidying up."""
         self._failure: MqksError | None = None
+        self.disk_full = False
         self._steps = 0
         """Of the journal that have ended, well or with a full disk."""
         self._step_s = 0.0
@@ -71,11 +75,11 @@ class Writer:
         broker = self._broker
         if not broker.has_pending:
             return
-        if broker.disk_full:
+        if self.disk_full:
             # The messages that can't be written are no news.
             if broker.pending.awaited:
                 self._wake.set()
-        elif self._busy or self._failure:
+        elif self._busy or self._failure or self._journal.gone:
             self._wake.set()
         elif not broker.has_changes:
             self._committed(broker.take_batch())
@@ -115,6 +119,9 @@ class Writer:
 
     def _committed(self, batch: Batch) -> None:
         self._stepped()
+        if self._journal.gone and batch.must_last:
+            # It is in the files that are open, which nobody may ever find again.
+            self._broker.failed(batch, Unwritable(self._journal.gone))
         self._broker.committed(batch)
         self._release()
         if self._broker.has_pending:
@@ -154,7 +161,7 @@ class Writer:
                 await self._commit(self._broker.take_batch())
                 if self._journal.overdue:
                     await self._tidy(idle=False)
-                if self._stopping and self._broker.disk_full:
+                if self._stopping and self.disk_full:
                     self._busy = False
                     return
             if self._journal.overdue:
@@ -163,6 +170,23 @@ class Writer:
             if not self._stopping and not self._broker.has_pending:
                 await self._rest()
             self.check()
+
+    async def watch(self) -> None:
+        """Look after the files by their names, which others may take from them."""
+        journal, outcome = self._journal, ""
+        while True:
+            await anyio.sleep(LOOK_S)
+            gone = journal.gone
+            if journal.look() != gone:
+                self._tell_broker()
+                self._wake.set()
+                if journal.gone:
+                    log.error("database_gone", reason=journal.gone, path=journal.path, todo=TODO)
+                else:
+                    log.event("database_back")
+            told, outcome = outcome, journal.keep_lock_file()
+            if outcome not in ("", told):
+                log.warning("lock_file_gone", outcome=outcome)
 
     def check(self) -> None:
         """Raise what a commit at once has met."""
@@ -214,7 +238,7 @@ class Writer:
         they settle is let go, until there is room again for what waits and for the ballast."""
         broker = self._broker
         log.error("disk_full", reason=failure)
-        broker.disk_full = True
+        self._set_disk_full(True)
         await self._give_up_reserves()
         # What was accepted before, with all who wait for it. What came last goes first, as what
         # is put back stands before what is pending.
@@ -236,8 +260,15 @@ class Writer:
         else:
             return
         await self._journal.hold_reserve(True)
-        broker.disk_full = False
+        self._set_disk_full(False)
         log.event("disk_has_room")
+
+    def _set_disk_full(self, is_full: bool) -> None:
+        self.disk_full = is_full
+        self._tell_broker()
+
+    def _tell_broker(self) -> None:
+        self._broker.unwritable = self._journal.gone or ("disk full" if self.disk_full else "")
 
     async def _try_to_write(self, *, settled_only: bool = False) -> bool:
         """Write what is pending, or put it back with all who wait for it."""

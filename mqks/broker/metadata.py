@@ -1,0 +1,61 @@
+"""What queues, bindings and consumers take in memory, messages aside, and how long a name may be.
+
+The one rule: only what would be new is checked. What is there already can be named, however long
+its name is, and however little room there is.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from mqks.errors import LimitExceeded
+from mqks.settings import Settings
+
+QUEUE_BYTES: Final = 2700
+BINDING_BYTES: Final = 320
+CONSUMER_BYTES: Final = 560
+"""What each takes beside its names (measured)."""
+
+
+class Metadata:
+    """`bytes` counts all of it, about."""
+
+    __slots__ = ("bytes", "bytes_max", "name_bytes_max")
+
+    def __init__(self, settings: Settings) -> None:
+        self.bytes = 0
+        self.bytes_max = settings.metadata_bytes_max
+        self.name_bytes_max = settings.name_bytes_max
+
+    def is_long(self, name: bytes) -> bool:
+        return len(name) > self.name_bytes_max
+
+    def check_names(self, what: str, names: Iterable[bytes]) -> None:
+        """Raise if one of them is too long to be remembered."""
+        for name in filter(self.is_long, names):
+            raise LimitExceeded(
+                "name_bytes_max",
+                f"the {what} has {len(name)} bytes, a name may have {self.name_bytes_max} at most",
+            )
+
+    def check_room(self, size: int, *, for_consumer: bool = False) -> None:
+        """Raise if there is no room for so much more. An eighth is left to consumers: whoever
+        invents names does not keep them from what waits."""
+        room = self.bytes_max if for_consumer else self.bytes_max * 7 // 8
+        if self.bytes + size > room:
+            raise LimitExceeded(
+                "metadata_bytes_max",
+                f"queues, bindings and consumers take {self.bytes} bytes, {size} more are too many",
+            )
+
+
+def queue_bytes(name: bytes) -> int:
+    return QUEUE_BYTES + len(name)
+
+
+def binding_bytes(event: bytes) -> int:
+    return BINDING_BYTES + len(event)
+
+
+def consumer_bytes(consumer_id: bytes) -> int:
+    """Its id, and two copies of it in what its deliveries begin with."""
+    return CONSUMER_BYTES + 3 * len(consumer_id)

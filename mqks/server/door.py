@@ -1,0 +1,151 @@
+"""Accepting connections, with TLS and without.
+
+The one rule: the gate is asked before anything else is done for a connection. So everybody counts
+from the moment they take a descriptor, those who still shake hands included, and a burst of
+newcomers takes no more descriptors than the gate allows. Event loops by themselves accept all who
+wait at once.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+from anyio.abc import TaskGroup
+
+from mqks.broker.broker import CALM_S
+from mqks.errors import LimitExceeded
+from mqks.server import log
+from mqks.server.client import LINGER_S, Client
+from mqks.server.error_log import ErrorLog
+from mqks.server.gate import Gate, Peer, peer
+from mqks.server.tls import reason_of
+from mqks.settings import Settings
+
+ACCEPTED_SHARE = 16
+"""One listener accepts this part of `connections_max` in one turn of the event loop, and at least
+`ACCEPTED_MIN`: those who make room for them close a few turns later."""
+ACCEPTED_MIN = 8
+PAUSE_S = 0.1
+"""After a failed accept, mostly for want of descriptors."""
+
+
+class Door:
+    """`make_client` gets a peer that `gate` has let in, `refusal` one that it has not, and returns
+    what that one is told."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext | None,
+        settings: Settings,
+        gate: Gate,
+        errors: ErrorLog,
+        make_client: Callable[[Peer], Client],
+        refusal: Callable[[Peer, LimitExceeded], bytes],
+    ) -> None:
+        self.context = context
+        """A handshake takes the one of its moment: a new certificate needs no new listener."""
+        self._settings = settings
+        self._gate = gate
+        self._errors = errors
+        self._make_client = make_client
+        self._refusal = refusal
+        self._loop = asyncio.get_running_loop()
+        self._listeners: dict[socket.socket, Callable[[], None]] = {}
+        self._told_s = -CALM_S
+
+    def open(self, listener: socket.socket, tasks: TaskGroup, *, with_tls: bool) -> None:
+        """Accept from now on. The listener is closed by `close`."""
+        listener.setblocking(False)
+        accepted_max = max(ACCEPTED_MIN, self._settings.connections_max // ACCEPTED_SHARE)
+        let_in = self._shake_hands if with_tls else self._let_in
+
+        def accept() -> None:
+            for _ in range(accepted_max):
+                try:
+                    sock, name = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    return
+                except OSError as error:
+                    self._pause(listener, error)
+                    return
+                sock.setblocking(False)
+                who = peer(name)
+                try:
+                    self._gate.enter(who)
+                except LimitExceeded as failure:
+                    self._refuse(sock, who, failure, with_tls=with_tls)
+                else:
+                    tasks.start_soon(let_in, sock, who)
+
+        self._listeners[listener] = accept
+        self._loop.add_reader(listener, accept)
+
+    def close(self) -> None:
+        while self._listeners:
+            listener, _ = self._listeners.popitem()
+            self._loop.remove_reader(listener)
+            listener.close()
+
+    def _pause(self, listener: socket.socket, error: OSError) -> None:
+        """Neither spin until there is a descriptor again, nor wait for a stranger to go."""
+        self._gate.make_room()
+        self._loop.remove_reader(listener)
+        self._loop.call_later(PAUSE_S, self._go_on, listener)
+        now_s = monotonic()
+        if now_s >= self._told_s + CALM_S:
+            self._told_s = now_s
+            log.warning("connection_failed", reason="accept", error=error)
+
+    def _go_on(self, listener: socket.socket) -> None:
+        if accept := self._listeners.get(listener):
+            self._loop.add_reader(listener, accept)
+
+    def _refuse(
+        self, sock: socket.socket, who: Peer, failure: LimitExceeded, *, with_tls: bool
+    ) -> None:
+        with sock:
+            if with_tls:
+                self._tell(who, failure)
+                return
+            try:
+                sock.send(self._refusal(who, failure))
+            except OSError:
+                return  # It has gone by itself.
+
+    async def _let_in(self, sock: socket.socket, who: Peer) -> None:
+        client = self._make_client(who)
+        try:
+            await self._loop.connect_accepted_socket(lambda: client, sock)
+        except OSError as error:
+            if self._errors.allows():
+                log.warning("connection_failed", reason="accept", error=error)
+        finally:
+            if not client.made:
+                self._gate.leave(who)
+
+    async def _shake_hands(self, sock: socket.socket, who: Peer) -> None:
+        client = self._make_client(who)
+        with anyio.CancelScope() as scope:
+            self._gate.add_stranger(scope, scope.cancel)
+            try:
+                await self._loop.connect_accepted_socket(
+                    lambda: client,
+                    sock,
+                    ssl=self.context,
+                    ssl_handshake_timeout=self._settings.auth_timeout_s,
+                    ssl_shutdown_timeout=LINGER_S,
+                )
+            except (OSError, ValueError) as error:
+                # ValueError: names in the peer's certificate that are no text.
+                self._tell(who, error)
+            finally:
+                self._gate.remove_stranger(scope)
+                if not client.made:
+                    self._gate.leave(who)
+
+    def _tell(self, who: Peer, failure: Exception) -> None:
+        if self._errors.allows():
+            log.warning("tls_failed", connection=who.address, reason=reason_of(failure))

@@ -1,0 +1,200 @@
+"""A client that does what no client should, and one that looks at everything.
+
+The one rule: what they do changes nothing that others see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+
+from tests.chaos.checker import Violation
+from tests.chaos.crowd import Player
+from tests.chaos.wire import Gone
+
+_ERROR = re.compile(rb"[0-9a-f]{24}")
+MALFORMED = [
+    b"%s dance\n",
+    b"%s\n",
+    b"%s publish\n",
+    b"%s publish l a\tb\n",
+    b"%s publish --confirm  double\n",
+    b"%s consume\n",
+    b"%s consume work --manual-ack w\n",
+    b"%s consume work --what\n",
+    b"%s subscribe work\n",
+    b"%s rebind\n",
+    b"%s rebind work --add\n",
+    b"%s ack c\n",
+    b"%s reject a b c\n",
+    b"%s delete_queue work --when-unused=nan\n",
+    b"%s purge\n",
+    b"%s peek work --limit=1001\n",
+    b"%s peek work --after=-1\n",
+    b"%s range no-such-queue\n",
+    b"%s read log\n",
+    b"%s read log --from=x\n",
+    b"%s trim log\n",
+    b"%s trim log 1 --epoch=no-such\n",
+    b"%s stats nothing\n",
+    b"%s help dance\n",
+    b"%s _eval 1 +\n",
+    b"%s _eval --worker=7 1\n",
+    b"%s auth nobody\n",
+    b"%s \xff\xfe\x00\r\r\n",
+]
+HARMLESS = [b"\n", b"\r\n", b"n ack no-such m\n", b"n reject no-such --all\n", b"n purge none\n"]
+HARMLESS += [b"n delete_consumer no-such\n", b"n delete_queue no-such\n", b"n rebind n.x\n"]
+
+
+class Nuisance(Player):
+    async def play(self) -> None:
+        rng = self.rng
+        self._wrong_credentials = 0
+        for _ in range(rng.randrange(3, 20)):
+            what = rng.random()
+            if what < 0.3:
+                await self._malformed(rng.choice([1, 1, 5, 30]))
+            elif what < 0.4:
+                self.send(b"".join(rng.choices(HARMLESS, k=5)))
+            elif what < 0.55:
+                await self._chatter()
+            elif what < 0.85:
+                await self._look()
+            elif what < 0.93:
+                await self._unused()
+            else:
+                await self.rest()
+            await self.sync()
+        what = rng.random()
+        if what < 0.1:
+            await self._too_long()
+        if what < 0.3:
+            self.wire.send(b"half a line")
+        if what < 0.5:
+            self.wire.break_off()
+            await self.wire.until_closed()
+            raise Gone
+        await self.finish()
+
+    async def _ask(self, line: bytes) -> tuple[bytes, bytes]:
+        """The reply to a line with a place for its id."""
+        return (await self._ask_all([line]))[0]
+
+    async def _ask_all(self, lines: list[bytes]) -> list[tuple[bytes, bytes]]:
+        told: dict[bytes, tuple[bytes, bytes]] = {}
+        names = [self.id("n") for _ in lines]
+        for name in names:
+
+            def take(word: bytes, rest: bytes, name: bytes = name) -> bool:
+                told[name] = word, rest
+                return True
+
+            self.wire.ask(name, take)
+        texts = [line % name for name, line in zip(names, lines, strict=True)]
+        self.send(b"".join(texts))
+        await self.wire.until(lambda: len(told) == len(names))
+        return [told[name] for name in names]
+
+    async def _malformed(self, count: int) -> None:
+        lines = self.rng.choices(MALFORMED, k=count)
+        if any(b" auth " in line for line in lines):
+            # Three of them cost the connection.
+            self._wrong_credentials += sum(b" auth " in line for line in lines)
+            if self._wrong_credentials > 2:
+                return
+        for word, rest in await self._ask_all(lines):
+            if word != b"error" or not _ERROR.fullmatch(rest):
+                raise Violation(f"no errors for {lines}: {word!r} {rest!r}")
+        if self.plan.flags["errors_kept_max"] == 1000:
+            _, told = await self._ask(b"%%s stats errors %s\n" % rest)
+            [row] = json.loads(told)
+            if row["id"].encode() != rest or not row["reason"]:
+                raise Violation(f"an odd error: {row}")
+
+    async def _chatter(self) -> None:
+        """Much at once, and slow to read it."""
+        count = self.rng.choice([10, 1000])
+        data = b"z" * self.rng.choice([0, 10, 1000])
+        slow = self.rng.random() < 0.5
+        if slow:
+            self.wire.pause()
+            asyncio.get_running_loop().call_later(0.1, self.wire.resume)
+        for word, rest in await self._ask_all([b"%s ping " + data + b"\n"] * count):
+            if (word, rest) != (b"ok", data):
+                raise Violation(f"{word!r} {rest[:99]!r} for a ping")
+
+    async def _look(self) -> None:
+        line, form = self.rng.choice(
+            [
+                (b"%s help\n", None),
+                (b"%s help consume\n", None),
+                (b"%s stats\n", dict),
+                (b"%s stats queues\n", list),
+                (b"%s stats bindings\n", list),
+                (b"%s stats consumers\n", list),
+                (b"%s stats connections\n", list),
+                (b"%s stats unacked --limit=100\n", list),
+                (b"%s stats errors --limit=5\n", list),
+                (b"%s stats journal\n", dict),
+                (b"%s _eval {q: len(state.queues[q]) for q in state.queues}\n", dict),
+                (b"%s _eval [state.published, state.queued, state.consumed]\n", list),
+            ]
+        )
+        word, rest = await self._ask(line)
+        if word != b"ok":
+            raise Violation(f"{line!r} is an error")
+        if form is not None and not isinstance(json.loads(rest), form):
+            raise Violation(f"{line!r}: {rest[:200]!r}")
+
+    async def _too_long(self) -> None:
+        told: list[bytes] = []
+
+        def take(word: bytes, rest: bytes) -> bool:
+            told.append(word)
+            return False
+
+        self.wire.ask(b"long", take)
+        most = int(self.plan.flags["line_bytes_max"])
+        self.wire.leaving = True
+        self.wire.send(b"long publish nowhere ".ljust(most, b"x") + b"\n" if most % 2 else b"")
+        self.wire.send(b"long publish nowhere ".ljust(most + 1, b"x"))
+        await self.wire.until_closed()
+        if told != [b"error"] and not self.life.ending:
+            raise Violation(f"{told} for a line that is too long")
+        raise Gone
+
+    async def _unused(self) -> None:
+        """A queue goes when its last consumer has, not sooner, and certainly."""
+        name = b"n." + self.id("q")
+        delay = self.rng.choice([None, 0.0, 0.05, 0.2])
+        rule = b"" if delay is None else b"=%g" % delay
+        consumer = b"nc-" + self.name.encode()
+        line = b"%s consume --confirm %s e.%s --delete-queue-when-unused%s\n"
+        told: list[bytes] = []
+
+        def take(word: bytes, rest: bytes) -> bool:
+            told.append(word)
+            return True
+
+        self.wire.ask(consumer, take)
+        self.send(line % (consumer, name, name, rule))
+        await self.wire.until(lambda: told)
+        if told == [b"error"]:
+            if not self.plan.full:
+                raise Violation("a consume is an error")
+            return
+        if (await self._ask(b"%%s range %s\n" % name))[0] != b"ok":
+            raise Violation(f"{name!r} is not there")
+        left = time.monotonic()
+        word, _ = await self._ask(b"%%s delete_consumer --confirm %s\n" % consumer)
+        if word != b"ok" and not self.plan.full:
+            raise Violation("a consumer could not be deleted")
+        while (await self._ask(b"%%s range %s\n" % name))[0] == b"ok":
+            if delay is None or time.monotonic() > left + delay + 60:
+                raise Violation(f"{name!r} is still there")
+            await asyncio.sleep(0.02)
+        if delay is not None and time.monotonic() < left + delay:
+            raise Violation(f"{name!r} is gone before its time")

@@ -1,0 +1,313 @@
+"""Lives of servers on one database: each is started, looked at, played with, and ended.
+
+The one rule: whatever is not as the checker says ends the whole, and leaves the database, the
+server's log and all that passed in a directory that is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.chaos import server as servers
+from tests.chaos.checker import Checker, Found, Queue, Row, Violation
+from tests.chaos.crowd import (
+    FIXED,
+    FLUX,
+    Drainer,
+    Owner,
+    Player,
+    Publisher,
+    Reader,
+    Taker,
+    Worker,
+    peeked,
+)
+from tests.chaos.hermit import Hermit
+from tests.chaos.nuisance import Nuisance
+from tests.chaos.plan import LifePlan, plan
+from tests.chaos.wire import WAIT_S, Life, Wire
+from tests.server_process import ServerProcess
+
+HERMITS = 3
+_RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that there is right after a start."""
+
+    queues: dict[bytes, Found]
+    rules: dict[str, str | None]
+    bound: dict[str, set[str]]
+
+
+class _Looker:
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._wire: Wire
+
+    async def look(self) -> Seen:
+        self._wire = await Wire.open(self._life, "look")
+        bound: dict[str, set[str]] = {}
+        for row in await self._rows("bindings"):
+            bound.setdefault(row["queue"], set()).add(row["event"])
+        rows = {row["name"]: row for row in await self._rows("queues")}
+        rules: dict[str, str | None] = {}
+        queues: dict[bytes, Found] = {}
+        for name, row in rows.items():
+            if name.startswith("n."):
+                continue
+            rule = row["rule"]
+            rules[name] = None if rule is None else _seconds(rule["delay_s"])
+            queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
+        for name in rows:
+            if name.startswith("n."):
+                await self._ask(f"delete_queue --confirm {name}", lambda rest: True)
+        self._wire.finish()
+        await self._wire.until_closed()
+        return Seen(queues, rules, bound)
+
+    async def _ask(self, line: str, last: Callable[[bytes], bool]) -> list[bytes]:
+        told: list[bytes] = []
+        done: list[bool] = []
+
+        def take(word: bytes, rest: bytes) -> bool:
+            told.append(rest)
+            if word != b"ok":
+                raise Violation(f"an error for {line!r}")
+            if last(rest):
+                done.append(True)
+            return bool(done)
+
+        self._wire.ask(b"look", take)
+        self._wire.send(f"look {line}\n".encode())
+        await self._wire.until(lambda: done)
+        return told
+
+    async def _rows(self, what: str) -> list[dict[str, Any]]:
+        [told] = await self._ask(f"stats {what} --limit=10000", lambda rest: True)
+        return list(json.loads(told))
+
+    async def _queue(self, name: str, row: dict[str, Any], bound: set[str]) -> Found:
+        [told] = await self._ask(f"range {name}", lambda rest: True)
+        found = _RANGE.fullmatch(told)
+        assert found, told
+        rows: list[Row] = []
+        while True:
+            after = rows[-1].number if rows else 0
+            line = f"peek {name} --after={after} --limit=1000"
+            answer = await self._ask(line, lambda rest: rest == b"--end")
+            if len(answer) == 1:
+                break
+            rows += [peeked(rest) for rest in answer[:-1]]
+        numbers = [each.number for each in rows]
+        first, after = int(found[2]), int(found[3])
+        if numbers != sorted(set(numbers)) or first != (numbers[0] if numbers else after):
+            raise Violation(f"{name} has the numbers {numbers[:9]}... from {first}")
+        if numbers and numbers[-1] >= after:
+            raise Violation(f"{name} has number {numbers[-1]}, and ends at {after}")
+        if (row["ready"], row["unacked"]) != (len(rows), 0):
+            raise Violation(f"{name} has {len(rows)} messages, and tells {row}")
+        return Found(found[1], after, frozenset(e.encode() for e in bound), rows)
+
+
+def _seconds(delay: float | None) -> str:
+    return "" if delay is None else f"{delay:g}"
+
+
+@dataclass(slots=True)
+class Figures:
+    lives: int = 0
+    killed: int = 0
+    stopped: int = 0
+    events: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Chaos:
+    """`directory` gets the database and, when something is wrong, all that tells about it."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.seed = seed
+        self.figures = Figures()
+        self._db = directory / "mqks.db"
+        self._checker = Checker()
+        self._hermits = [Hermit(f"h{number}") for number in range(HERMITS)]
+        self._again: dict[str, dict[bytes, int]] = {}
+        self._stopped = True
+        self._before: Life | None = None
+        for name in [*FIXED, FLUX]:
+            self._checker.queues[name] = Queue(name, [(None, self._checker.start)])
+
+    def live(self, number: int) -> None:
+        """One life. Raises Violation."""
+        self._live(plan(self.seed, number), self._play)
+
+    def end(self, number: int) -> None:
+        """Everything is drained, and stays so after a crash. Raises Violation."""
+        for how, kill in ((self._drain, True), (self._is_drained, False)):
+            calm = plan(self.seed, number)
+            flags = {name: calm.flags[name] for name in ("ballast_bytes", "disk_free_bytes_min")}
+            self._live(replace(calm, flags=flags, full=False, limited=False, kill=kill), how)
+
+    def _live(
+        self,
+        its_plan: LifePlan,
+        play: Callable[[Life, LifePlan, ServerProcess], Coroutine[Any, Any, None]],
+    ) -> None:
+        code: int | None = None
+        life: Life | None = None
+        server = servers.start(self._db, its_plan)
+        try:
+            with server:
+                life = Life(server.address, self._checker)
+                try:
+                    asyncio.run(play(life, its_plan, server))
+                except BaseException:
+                    if not (life.ending or server.is_running):
+                        code = server.wait()
+                    raise
+        except BaseException as failure:
+            if code is not None:
+                failure.add_note(f"the server had ended with {code}")
+            if life is not None and life.first not in (None, failure):
+                failure.add_note(f"what was wrong first: {life.first!r}")
+            self._keep(life, server, its_plan, failure)
+            raise
+        self._before = life
+        figures = self.figures
+        figures.lives += 1
+        figures.killed += its_plan.kill
+        figures.stopped += not its_plan.kill
+        figures.events += life.events
+        figures.counts = Counter(self._checker.counts)
+
+    def _keep(
+        self, life: Life | None, server: ServerProcess, its_plan: LifePlan, failure: BaseException
+    ) -> None:
+        (self.directory / "plan.txt").write_text(f"{its_plan}\n\n{failure!r}\n")
+        (self.directory / "server.log").write_text(server.log)
+        for name, each in (("transcript.txt", life), ("transcript-before.txt", self._before)):
+            with (self.directory / name).open("wb") as file:
+                for who, data in each.transcript if each else ():
+                    for line in data.split(b"\n"):
+                        file.write(who.encode() + b" " + line[:300] + b"\n")
+
+    # -- a life
+
+    async def _play(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+        seen = await _Looker(life).look()
+        self._restarted(seen)
+        self._checker.exact = not its_plan.full
+        if its_plan.number == 0:
+            await self._set_up(life, its_plan)
+        players = self._players(life, its_plan)
+        tasks = [asyncio.ensure_future(each) for each in players]
+        try:
+            await self._until(life, its_plan.events, tasks)
+            life.ending = True
+            await asyncio.to_thread(servers.end, server, kill=its_plan.kill)
+            await asyncio.wait(tasks, timeout=WAIT_S)
+            for task in tasks:
+                if not task.done():
+                    raise Violation(f"a player does not end: {task}")
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self._ended(its_plan)
+
+    async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+        self._restarted(await _Looker(life).look())
+        self._checker.exact = True
+        queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
+        for queue in queues:
+            await Drainer(life, its_plan, queue).run()
+        life.ending = True
+        servers.end(server, kill=its_plan.kill)
+        self._ended(its_plan)
+
+    async def _is_drained(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+        self._restarted(await _Looker(life).look())
+        for queue in self._checker.queues.values():
+            if queue.copies:
+                raise Violation(f"{queue.name!r} was drained, and has {list(queue.copies)}")
+        life.ending = True
+        servers.end(server, kill=its_plan.kill)
+        self._ended(its_plan)
+
+    def _ended(self, its_plan: LifePlan) -> None:
+        # On a full disk what was received may have found no room.
+        self._stopped = not its_plan.kill and not its_plan.full
+
+    @staticmethod
+    async def _until(life: Life, events: int, tasks: list[asyncio.Task[None]]) -> None:
+        """So much has happened; or a player has failed."""
+        while life.events < events:
+            life.progress.clear()
+            look = asyncio.ensure_future(life.progress.wait())
+            done, _ = await asyncio.wait(
+                [look, *tasks], timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            look.cancel()
+            if not done:
+                raise Violation("nothing happens any more")
+            for task in done - {look}:
+                task.result()
+                raise Violation("a player has ended")
+            await asyncio.sleep(0.005)
+
+    def _restarted(self, seen: Seen) -> None:
+        self._checker.restarted(seen.queues, stopped=self._stopped)
+        known = {*self._checker.queues}
+        for hermit in self._hermits:
+            hermit.restarted(seen.queues, seen.rules, seen.bound, stopped=self._stopped)
+            known |= {name.encode() for name in hermit.queues}
+        if others := seen.queues.keys() - known:
+            raise Violation(f"there are queues that nobody has made: {others}")
+
+    async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
+        owner = Owner(life, its_plan, "set-up")
+        await owner.set_up()
+
+    def _players(self, life: Life, its_plan: LifePlan) -> list[Coroutine[Any, Any, None]]:
+        p = its_plan
+        crowd: list[Player] = [Owner(life, p, "owner"), Nuisance(life, p, "nuisance")]
+        for number in range(p.publishers):
+            name = f"publisher{number}"
+            crowd.append(Publisher(life, p, name, self._again.setdefault(name, {})))
+        for number in range(p.workers):
+            crowd.append(Worker(life, p, f"work{number}", b"work"))
+            crowd.append(Worker(life, p, f"mix{number}", b"mix", b"c-shared" if p.shared else None))
+            if number == 0:
+                crowd.append(Worker(life, p, f"solo{number}", b"solo"))
+        crowd += [Taker(life, p, f"take{number}") for number in range(p.takers)]
+        crowd += [Reader(life, p, f"read{number}") for number in range(p.readers)]
+        return [each.run() for each in crowd] + [
+            hermit.run(life, p) for hermit in self._hermits[: p.hermits]
+        ]
+
+
+def chaos(directory: Path, seed: int, lives: int, *, seconds: float = 1e9) -> Figures:
+    """So many lives, or so long. Raises Violation."""
+    play, end = Chaos(directory, seed), time.monotonic() + seconds
+    for number in range(lives):
+        if time.monotonic() > end:
+            break
+        try:
+            play.live(number)
+        except BaseException as failure:
+            failure.add_note(f"seed {seed}, life {number}; all that there is: {directory}")
+            raise
+    play.end(lives)
+    return play.figures

@@ -1,0 +1,255 @@
+"""What must hold of a broker whenever none of its methods is running.
+
+They are those of docs/architecture.md. The one rule: everything is counted anew, from what is
+there; nothing is believed that the broker has counted.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+
+from mqks.broker.broker import Broker
+from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer
+from mqks.broker.metadata import binding_bytes, consumer_bytes, queue_bytes
+from mqks.broker.queue import MESSAGE_OVERHEAD_BYTES, Queue
+from tests.fuzz import Finding
+from tests.fuzz.disk import Disk
+
+
+def require(holds: bool, what: object) -> None:
+    if not holds:
+        raise Finding(what)
+
+
+def check(broker: Broker) -> None:
+    """Raise Finding for the first invariant that does not hold."""
+    for name, queue in broker.queues.items():
+        require(queue.name == name and not queue.deleted, f"{name!r} leads to another queue")
+        _check_queue(queue)
+    for name, queue in broker.orphans.items():
+        _check_orphan(broker, name, queue)
+    for consumer in _consumers(broker):
+        _check_consumer(broker, consumer)
+    _check_bindings(broker)
+    _check_sums(broker)
+
+
+def _consumers(broker: Broker) -> Iterable[Consumer]:
+    return chain.from_iterable(queue.consumers for queue in _all_queues(broker))
+
+
+def _all_queues(broker: Broker) -> list[Queue]:
+    return [*broker.queues.values(), *broker.orphans.values()]
+
+
+def _size(lines: Iterable[bytes]) -> int:
+    sizes = [*map(len, lines)]
+    return sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes)
+
+
+def _deliveries(consumer: Consumer) -> list[tuple[int, bytes]]:
+    return [*consumer.unacked.values(), *chain.from_iterable(consumer.repeated.values())]
+
+
+def _check_queue(queue: Queue) -> None:
+    name, broker = queue.name, queue.broker
+    waiting = len(queue.head) + queue.paged + len(queue.tail)
+    require(queue.next_seq - queue.cursor == waiting, f"{name!r}: three stretches have a gap")
+    require(queue.paged >= 0, f"{name!r}: paged is {queue.paged}")
+    require(bool(queue.paged) or not queue.tail, f"{name!r}: a tail behind nothing")
+    require(queue.head_bytes == _size(queue.head), f"{name!r}: head_bytes")
+    require(queue.tail_bytes == _size(queue.tail), f"{name!r}: tail_bytes")
+    require(queue.redo_bytes == _size(line for _, line in queue.redo), f"{name!r}: redo_bytes")
+    held = [number for each in queue.consumers for number, _ in _deliveries(each)]
+    returned = [*(number for number, _ in queue.redo), *queue.redo_paged]
+    below = [*held, *returned]
+    require(len({*below}) == len(below), f"{name!r}: a message is in two places")
+    require(not below or max(below) < queue.cursor, f"{name!r}: delivered above the cursor")
+    for heap in ([number for number, _ in queue.redo], queue.redo_paged):
+        for place in range(1, len(heap)):
+            require(heap[(place - 1) // 2] <= heap[place], f"{name!r}: no heap")
+    if queue.retries:
+        living = {*below, *range(queue.cursor, queue.next_seq)}
+        require(queue.retries.keys() <= living, f"{name!r}: a retry of what is settled")
+        require(min(queue.retries.values()) > 0, f"{name!r}: a retry of 0")
+    require(queue.boundary <= queue.next_seq, f"{name!r}: boundary")
+    require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
+    require(queue.dirty == (queue in broker.dirty), f"{name!r}: dirty")
+    require(queue.full == (queue in broker.full_queues), f"{name!r}: full")
+    _check_deadline(queue)
+    _check_turns(queue)
+
+
+def _check_deadline(queue: Queue) -> None:
+    if queue.deadline is None:
+        rule = queue.rule
+        due = rule is not None and rule.delay_s is not None and not queue.consumers
+        require(not due, f"{queue.name!r}: unused, with a rule and no deadline")
+    else:
+        require(queue.rule is not None, f"{queue.name!r}: a deadline without a rule")
+        require(not queue.consumers, f"{queue.name!r}: a deadline while it is used")
+        known = any(
+            each[2] is queue and each[0] == queue.deadline for each in queue.broker._deadlines
+        )
+        require(known, f"{queue.name!r}: a deadline that nobody waits for")
+
+
+def _check_turns(queue: Queue) -> None:
+    """Whoever can take gets what there is, or it is known why not."""
+    broker = queue.broker
+    require(not queue.paging or queue.paged + len(queue.redo_paged) >= 0, f"{queue.name!r}: paging")
+    if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
+        waits = queue.paging or queue in broker.postponed
+        require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
+
+
+def _check_consumer(broker: Broker, consumer: Consumer) -> None:
+    who, queue = consumer.id, consumer.queue
+    require(not consumer.deleted, f"{who!r} is deleted and still attached")
+    require(broker.consumers.get(who) is consumer, f"{who!r} is not known by its id")
+    require(consumer.connection.consumers.get(who) is consumer, f"{who!r}: not its connection's")
+    require(consumer.connection.id in broker.connections, f"{who!r}: its connection has gone")
+    require(consumer.in_ring == (consumer in queue.ring), f"{who!r}: in_ring")
+    deliveries = _deliveries(consumer)
+    size = sum(len(line) + line.index(b" ") + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
+    require(consumer.unacked_bytes == size, f"{who!r}: unacked_bytes")
+    require(consumer.unacked_count == len(deliveries), f"{who!r}: unacked_count")
+    require(consumer.manual_ack or not deliveries, f"{who!r}: unacked without manual ack")
+    require(len(deliveries) <= consumer.unacked_max, f"{who!r}: more unacked than it may")
+    require(consumer.repeated.keys() <= consumer.unacked.keys(), f"{who!r}: repeated without first")
+    require(all(consumer.repeated.values()), f"{who!r}: nothing repeated")
+    for message_id, (_, line) in consumer.unacked.items():
+        require(line.startswith(message_id + b" event="), f"{who!r}: {message_id!r} is another")
+    starved = not consumer.in_ring and not queue.deleted and consumer.room() > 0
+    require(not starved, f"{who!r} has room and no place in the ring")
+
+
+def _check_orphan(broker: Broker, name: bytes, queue: Queue) -> None:
+    require(queue.deleted and queue.name == name, f"orphan {name!r} is alive")
+    require(name not in broker.queues, f"{name!r} is orphaned and there")
+    require(bool(queue.consumers), f"orphan {name!r} has no consumers")
+    require(not queue.ring, f"orphan {name!r} delivers")
+    require(not queue.memory_bytes, f"orphan {name!r} takes memory")
+
+
+def _check_bindings(broker: Broker) -> None:
+    routes: dict[bytes, set[Queue]] = {}
+    for name, events in broker.bindings.by_name.items():
+        require(bool(events), f"{name!r} is bound to nothing and known")
+        most = broker.settings.bindings_per_queue_max
+        require(len(events) <= most, f"{name!r} is bound to more than it may")
+        if name in broker.queues:
+            for event in events:
+                routes.setdefault(event, set()).add(broker.queues[name])
+    told = {event: {*queues} for event, queues in broker.bindings.routes.items()}
+    require(told == routes, "routes are not the bindings of queues that exist")
+
+
+def _check_sums(broker: Broker) -> None:
+    settings = broker.settings
+    memory = sum(queue.memory_bytes for queue in broker.queues.values())
+    require(broker.memory_bytes == memory, f"memory_bytes {broker.memory_bytes}, not {memory}")
+    consumers = [*_consumers(broker)]
+    unacked = sum(consumer.unacked_bytes for consumer in consumers)
+    require(broker.unacked_bytes == unacked, f"unacked_bytes {broker.unacked_bytes}, not {unacked}")
+    require(len(consumers) == len(broker.consumers), "a consumer that is attached to no queue")
+    theirs = sum(len(each.consumers) for each in broker.connections.values())
+    require(len(consumers) == theirs, "a consumer that is attached to no connection")
+    for consumer in broker.held_back:
+        require(not consumer.deleted, f"{consumer.id!r} is held back and deleted")
+    require(not broker.held_back or broker.unacked_room <= 0, "held back for no reason")
+    require(not broker.postponed or broker.outboxes_room <= 0, "postponed for no reason")
+    require(len(broker.queues) <= settings.queues_max, "more queues than there may be")
+    metadata = _metadata_bytes(broker)
+    require(broker.metadata.bytes == metadata, f"metadata {broker.metadata.bytes}, not {metadata}")
+    require(broker.once._id_bytes == sum(map(len, broker.once._ids)), "bytes of ids")
+    require(len(broker.once._known) == len(broker.once._ids) <= settings.once_ids_max, "once")
+    require(len(broker.pending.errors) <= settings.errors_kept_max, "errors wait without a bound")
+    for connection in broker.connections.values():
+        most = settings.consumers_per_connection_max
+        require(len(connection.consumers) <= most, "more consumers than a connection may have")
+        require(connection.unconfirmed >= 0, "fewer than no confirms are due")
+        tail = connection.splitter.tail_bytes
+        require(tail <= connection.splitter.line_bytes_max + 1, "a tail longer than a line")
+
+
+def _metadata_bytes(broker: Broker) -> int:
+    bindings = broker.bindings.by_name
+    return (
+        sum(queue_bytes(queue.name) for queue in _all_queues(broker))
+        + sum(map(consumer_bytes, broker.consumers))
+        + sum(map(len, bindings))
+        + sum(binding_bytes(event) for events in bindings.values() for event in events)
+    )
+
+
+def check_disk(broker: Broker, disk: Disk) -> None:
+    """With nothing pending: what is on disk is what is there, and what is there is on disk."""
+    names = {queue_id: state.name for queue_id, state in disk.states.items()}
+    require(names == {queue.id: queue.name for queue in broker.queues.values()}, "queues on disk")
+    bindings = {
+        (name, event) for name, events in broker.bindings.by_name.items() for event in events
+    }
+    require(disk.bindings == bindings, "bindings on disk")
+    for queue in broker.queues.values():
+        known = disk.queues[queue.id]
+        require(known.next_seq <= queue.next_seq, f"{queue.name!r}: next_seq on disk")
+        wanted = _living(queue)
+        require(known.lines.keys() == wanted.keys(), f"{queue.name!r}: numbers on disk")
+        for number, line in wanted.items():
+            require(line is None or known.lines[number] == line, f"{queue.name!r}: body {number}")
+
+
+def _living(queue: Queue) -> dict[int, bytes | None]:
+    """Number → message, None for one that is only on disk."""
+    middle = queue.cursor + len(queue.head)
+    living: dict[int, bytes | None] = dict(enumerate(queue.head, queue.cursor))
+    living |= dict.fromkeys(range(middle, middle + queue.paged))
+    living |= enumerate(queue.tail, middle + queue.paged)
+    living |= dict.fromkeys(queue.redo_paged)
+    living |= queue.redo
+    for consumer in queue.consumers:
+        living |= _deliveries(consumer)
+    return living
+
+
+def digest(broker: Broker) -> object:
+    """All that a request may change; errors and what is told of them aside."""
+    return (
+        [_queue_digest(queue) for queue in _all_queues(broker)],
+        {name: [*events] for name, events in broker.bindings.by_name.items()},
+        dict(broker.bindings.changes),
+        [_consumer_digest(each) for each in broker.consumers.values()],
+        [each.id for each in broker.held_back],
+        (broker.published, broker.queued, broker.unroutable, broker.confirmed, broker.delivered),
+        (broker.redelivered, broker.consumed, broker.rejected, broker.purged),
+        (
+            broker.memory_bytes,
+            broker.metadata.bytes,
+            broker.unacked_bytes,
+            broker.unwritable,
+            broker.pending_records,
+        ),
+        (len(broker.once), len(broker.pending.once), dict(broker.pending.queues)),
+        (len(broker.pending.confirms), len(broker.pending.counts), len(broker.pending.held)),
+        (len(broker.logins), len(broker.page_requests), len(broker.dirty)),
+        {each.id: (each.user, len(each.reads)) for each in broker.connections.values()},
+    )
+
+
+def _queue_digest(queue: Queue) -> object:
+    return (
+        (queue.name, queue.id, queue.rule, queue.deadline, queue.next_seq, queue.cursor),
+        (len(queue.head), queue.paged, len(queue.tail), queue.memory_bytes, queue.paging),
+        ([*queue.redo], [*queue.redo_paged], dict(queue.retries), dict(queue.marks)),
+        ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
+        (queue.pending_first, len(queue.pending), len(queue.pending_runs), [*queue.acked]),
+        ([*queue.acked_ranges], [*queue.requeued], queue.cursor_moved, queue.full),
+    )
+
+
+def _consumer_digest(consumer: Consumer) -> object:
+    return (
+        (consumer.id, consumer.connection.id, consumer.queue.name, consumer.manual_ack),
+        (dict(consumer.unacked), {each: [*of] for each, of in consumer.repeated.items()}),
+        (consumer.held, consumer.update_due),
+    )

@@ -1,0 +1,81 @@
+"""A client as the broker sees its socket: what was sent, what came back, and whether they fit.
+
+The one rule: it knows the wire only, not the broker.
+"""
+
+import re
+from collections import Counter
+
+from mqks.broker.connection import Connection
+from tests.fuzz import Finding
+
+_REPLY = re.compile(rb"^([^ \n]+) (?:ok [^\n]*|error [0-9a-f]{24})$", re.M)
+_CONFIRM = re.compile(rb"^([^ \n]+) ok \d*$", re.M)
+_ERROR = re.compile(rb"^([^ \n]+) error [0-9a-f]{24}$", re.M)
+ANSWERED_LIKE_CONFIRMS = (b"ping", b"_eval")
+
+
+class Peer:
+    """`keeps_books`: it also counts confirms and errors."""
+
+    def __init__(self, connection: Connection, *, keeps_books: bool) -> None:
+        self.connection = connection
+        self.paused = False
+        self.ended = False
+        """It sends no more."""
+        self.expelled = False
+        self.unsent_bytes = 0
+        self.lines = 0
+        self._keeps_books = keeps_books
+        self._tail = b""
+        self._ids: set[bytes] = {b"-"}
+        self._asked: Counter[bytes] = Counter()
+        """Requests by id, and those among them that want a confirm."""
+        self._to_confirm: Counter[bytes] = Counter()
+        self._vague: set[bytes] = set()
+        self._confirmed: Counter[bytes] = Counter()
+        self._failed: Counter[bytes] = Counter()
+
+    def sent(self, data: bytes) -> None:
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        lines = [line.removesuffix(b"\r") for line in lines]
+        self.lines += len(lines)
+        self._ids.update([line.partition(b" ")[0] for line in lines])
+        if self._keeps_books:
+            for line in lines:
+                self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        request_id, action, argument = (*line.split(b" ", 3)[:3], b"", b"")[:3]
+        if not request_id or b"\t" in request_id:
+            request_id = b"-"
+        if action in ANSWERED_LIKE_CONFIRMS:
+            self._vague.add(request_id)
+        self._asked[request_id] += 1
+        self._to_confirm[request_id] += action != b"" and argument == b"--confirm"
+
+    def received(self, data: bytes) -> None:
+        """Raise Finding for what is no reply, or nobody's."""
+        ids = _REPLY.findall(data)
+        if not data.endswith(b"\n") or len(ids) != data.count(b"\n"):
+            odd = [line for line in data.split(b"\n") if line and not _REPLY.fullmatch(line)]
+            raise Finding(f"no replies: {odd[:3]!r}")
+        strangers = {*ids} - self._ids - {self._tail.partition(b" ")[0]}
+        if strangers:
+            raise Finding(f"replies that answer nobody: {sorted(strangers)[:3]!r}")
+        if self._keeps_books:
+            self._confirmed.update(_CONFIRM.findall(data))
+            self._failed.update(_ERROR.findall(data))
+
+    def settle(self) -> None:
+        """Nothing is due any more. Raise Finding for an answer too few, or too many."""
+        if not self._keeps_books or self.expelled:
+            return
+        for request_id, asked in self._asked.items():
+            if request_id == b"-" or request_id in self._vague:
+                continue
+            confirmed, failed = self._confirmed[request_id], self._failed[request_id]
+            wanted = self._to_confirm[request_id]
+            told = f"{request_id!r}: {asked} requests, {wanted} to be confirmed"
+            if confirmed > wanted or confirmed + failed < wanted or confirmed + failed > asked:
+                raise Finding(f"{told}, {confirmed} confirms and {failed} errors")

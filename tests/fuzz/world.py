@@ -1,0 +1,472 @@
+"""A broker driven as the server drives it: turns, commits, slow clients, pages, logins, restarts.
+
+`run` takes one step. The server's part is played in memory and on the spot: what `mqks.server` does
+with `overrun`, `kept`, `expelled`, `touched`, `page_requests`, `logins` and batches is done here in
+its order. The one rule: whatever can differ between two runs is a step or a setting.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import count
+from pathlib import Path
+from time import thread_time
+from types import TracebackType
+from typing import Any, Final, Self
+
+from mqks.broker import queue as queue_module
+from mqks.broker.broker import Broker
+from mqks.broker.changes import Batch
+from mqks.errors import DiskFull
+from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
+from mqks.settings import Settings
+from mqks.users import User, Users, hash_token
+from tests.fuzz import Finding
+from tests.fuzz.disk import Disk
+from tests.fuzz.invariants import check, check_disk, digest, require
+from tests.fuzz.peer import Peer
+from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
+from tests.fuzz.steps import Step, Steps
+
+TOKEN: Final = "token-of-u"
+USERS_FILE: Final = Path("users.jsonl")
+"""It is never read: that there is one makes strangers of those from other machines."""
+OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
+"""For one connection in one turn: `outbox_bytes_max`, and what one more request brings."""
+_MORE_THAN_ENDLESS: Final = 5000
+
+USERS: Final = [
+    User(
+        "u",
+        token=hash_token(TOKEN),
+        publish=["e*", "a.**"],
+        consume=["q*"],
+        bind=["e*", "*.b"],
+    ),
+    User("admin", token=hash_token("token-of-admin"), publish=["**"], consume=["**"], admin=True),
+    User("looker", token=hash_token("token-of-looker"), eval=True),
+]
+
+
+class World(AbstractContextManager["World"]):
+    """`checked_every`: after how many steps the invariants are looked at; 0 for never. A
+    `stopwatch` of the wall is quicker; what takes long by it is measured by CPU time as well.
+    `settings` may have three that are none: `calls_a_turn`, how often the stopwatch may be asked
+    before a turn is over, `small_steps` for deliveries one by one, `books` for peers that count."""
+
+    def __init__(
+        self, checked_every: int = 1, stopwatch: Callable[[], float] = thread_time, **settings: Any
+    ) -> None:
+        self.checked_every = checked_every
+        self.digested_every = 1 if checked_every == 1 else 20
+        self.lines = 0
+        self.slowest_s = 0.0
+        self.disk = Disk()
+        self._steps = self._alone = 0
+        self._looked_cpu_s = thread_time()
+        self._now_s = 1000.0
+        self._stopwatch = stopwatch
+        self._calls_a_turn = settings.pop("calls_a_turn", 0)
+        self._small_steps = settings.pop("small_steps", 0)
+        self._books = bool(settings.pop("books", 0))
+        self._error_ids = count(1)
+        settings.setdefault("queues_max", QUEUES_MAX)
+        self._settings = Settings(auth="remote", users=USERS_FILE, **settings)
+        self._tune()
+        self._start()
+
+    def _tune(self) -> None:
+        small = self._small_steps
+        setattr(queue_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
+        setattr(queue_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._small_steps = 0
+        self._tune()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _start(self) -> None:
+        self.broker = Broker(
+            self._settings,
+            clock=lambda: self._now_s,
+            new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
+            on_error=lambda record: True,
+        )
+        self.broker.users = Users(USERS, b"key")
+        if self._calls_a_turn:
+            ticks = count()
+            self.broker.stopwatch = lambda: float(next(ticks))
+            self.broker.chunk_s = float(self._calls_a_turn)
+        else:
+            self.broker.stopwatch, self.broker.chunk_s = self._stopwatch, CHUNK_S
+        self.peers: dict[str, Peer] = {}
+        self._in_flight: Batch | None = None
+        self._slow = False
+        self._going: list[Peer] = []
+        self.disk.recover(self.broker)
+
+    # -- steps
+
+    def run(self, step: Step) -> None:
+        """Take one step, in a turn of its own."""
+        verb, who, data = step
+        getattr(self, f"_on_{verb}")(*((who,) if who != "*" else ()), *((data,) if data else ()))
+        self._flush()
+        self._steps += 1
+        if self.checked_every and self._steps % self.checked_every == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Raise Finding if an invariant does not hold."""
+        self._looked_cpu_s = thread_time()
+        check(self.broker)
+        if not self.broker.has_pending and self._in_flight is None:
+            check_disk(self.broker, self.disk)
+
+    def settle(self) -> None:
+        """Do all that is due, and look at the whole."""
+        self._on_room()
+        self._on_quick()
+        for who in list(self.peers):
+            self._on_resume(who)
+        for _ in range(_MORE_THAN_ENDLESS):
+            self._flush()
+            if not self._has_work():
+                break
+            self._on_work()
+        else:
+            raise Finding("it never comes to rest")
+        self.look()
+        require(not self.broker.has_pending, "pending, and nothing to wait for")
+        for peer in self.peers.values():
+            require(peer.connection.unconfirmed == 0, "a confirm that never comes")
+            peer.settle()
+
+    def _peer(self, who: str) -> Peer:
+        """Whoever can still send, connected now if need be."""
+        peer = self.peers.get(who)
+        if peer is None:
+            connection = self.broker.connect(f"test:{who}", local=who in "abc")
+            peer = self.peers[who] = Peer(connection, keeps_books=self._books)
+            if who == "u":
+                user = self.broker.users.get("u")
+                self.broker.authenticate(connection, user)
+        return peer
+
+    def _on_send(self, who: str, data: bytes = b"") -> None:
+        peer = self._peer(who)
+        if self._is_held(peer):
+            return
+        self._make_ready(peer)
+        if peer.ended:
+            return
+        peer.sent(data)
+        self.lines += data.count(b"\n")
+        self._receive(peer, data)
+
+    def _make_ready(self, peer: Peer) -> None:
+        """Let the server do what it does before it reads more of this connection."""
+        connection = peer.connection
+        while not peer.ended and (connection.overrun or connection.awaits_login):
+            if connection.overrun:
+                self._receive(peer, b"")
+            else:
+                self._login()
+            self._flush()
+
+    def _is_held(self, peer: Peer) -> bool:
+        """Whether the server would not read from it now."""
+        return peer.paused and peer.unsent_bytes > self._settings.outbox_bytes_max
+
+    def _receive(self, peer: Peer, data: bytes) -> None:
+        connection, broker = peer.connection, self.broker
+        self._alone += self._is_alone(peer, data)
+        alone = self._alone >= self.digested_every
+        if alone:
+            self._alone = 0
+        before, errors = digest(broker) if alone else None, broker.errors
+        self._timed(broker.receive, connection, data)
+        if alone and broker.errors > errors:
+            require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
+        self._look_at(peer)
+
+    @staticmethod
+    def _is_alone(peer: Peer, data: bytes) -> bool:
+        """Whether this is one whole line and no more."""
+        connection = peer.connection
+        return (
+            data.find(b"\n") == len(data) - 1
+            and not connection.splitter.tail_bytes
+            and not connection.overrun
+            and connection.kept is None
+            and connection.splitter.too_long is None
+        )
+
+    def _look_at(self, peer: Peer) -> None:
+        if peer.connection.expelled and not peer.ended:
+            peer.expelled = True
+            self._end(peer)
+
+    def _timed(self, call: Callable[..., object], *args: Any) -> None:
+        start_s = self._stopwatch()
+        call(*args)
+        took_s = self._stopwatch() - start_s
+        if took_s > CALL_S_MAX:
+            # What others have taken of this core does not count.
+            took_s = min(took_s, thread_time() - self._looked_cpu_s)
+            evaluates = any(getattr(each, "eval_budget", None) is not None for each in args)
+            if took_s > (EVAL_S_MAX if evaluates else CALL_S_MAX):
+                raise TooSlow(f"{call.__name__} took {took_s * 1000:.0f} ms")
+        self.slowest_s = max(self.slowest_s, took_s)
+
+    def _end(self, peer: Peer) -> None:
+        peer.ended = True
+        self._timed(self.broker.end, peer.connection)
+
+    def _on_end(self, who: str) -> None:
+        peer = self.peers.get(who)
+        if peer is not None:
+            # The server does not see the end before it reads again.
+            self._make_ready(peer)
+            if not peer.ended:
+                self._end(peer)
+
+    def _on_leave(self, who: str) -> None:
+        peer = self.peers.pop(who, None)
+        if peer is not None:
+            self._going.append(peer)
+            self._finish(peer)
+
+    def _finish(self, peer: Peer) -> None:
+        connection = peer.connection
+        if connection.overrun:
+            connection.closed = connection.blocked = True
+            self._timed(self.broker.receive, connection, b"")
+        else:
+            self._going.remove(peer)
+            self._timed(self.broker.disconnect, connection)
+
+    def _on_pause(self, who: str) -> None:
+        peer = self._peer(who)
+        peer.paused = peer.connection.blocked = True
+
+    def _on_resume(self, who: str) -> None:
+        peer = self.peers.get(who)
+        if peer is not None and peer.paused:
+            peer.paused, peer.unsent_bytes = False, 0
+            peer.connection.outbox_bytes = 0
+            self._timed(self.broker.unblock, peer.connection)
+
+    def _on_tick(self, seconds: bytes) -> None:
+        self._now_s += float(seconds)
+        self._timed(self.broker.expire)
+
+    def _on_slow(self) -> None:
+        """Commits take until `commit` from now on."""
+        self._slow = True
+
+    def _on_quick(self) -> None:
+        self._slow = False
+        self._on_commit()
+
+    def _on_commit(self) -> None:
+        """What is under way has been written."""
+        batch, self._in_flight = self._in_flight, None
+        if batch is not None:
+            self.disk.write(batch)
+            self._timed(self.broker.committed, batch)
+
+    def _on_fail(self) -> None:
+        """What is under way could not be written, and is tried again."""
+        batch, self._in_flight = self._in_flight, None
+        if batch is not None:
+            self._timed(lambda: self.broker.put_back(batch, waiting=True))
+
+    def _on_full(self) -> None:
+        """It could not be written, as the disk is full."""
+        broker, full = self.broker, DiskFull("the disk is full")
+        if broker.unwritable:
+            return
+        batches = [broker.take_batch(), *([self._in_flight] if self._in_flight else [])]
+        self._in_flight = None
+        broker.unwritable = str(full)
+        for batch in batches:
+            broker.failed(batch, full)
+            broker.put_back(batch)
+
+    def _on_room(self) -> None:
+        broker = self.broker
+        if broker.unwritable:
+            self._commit(broker.take_batch())
+            broker.unwritable = ""
+
+    def _on_restart(self) -> None:
+        """A crash: what was not written is gone, and so are the clients."""
+        self._start()
+        self.look()
+
+    def _on_work(self) -> None:
+        """What the server's tasks do in the next turn."""
+        broker = self.broker
+        self._find_out_unsent()
+        self._timed(broker.deliver_postponed)
+        for peer in [*self.peers.values()]:
+            if peer.connection.overrun and not peer.ended:
+                self._receive(peer, b"")
+        for peer in [*self._going]:
+            self._finish(peer)
+        wanted, broker.page_requests = broker.page_requests, []
+        for queue in wanted:
+            self._page(queue)
+        if broker.logins:
+            self._login()
+        self._read()
+
+    def _has_work(self) -> bool:
+        broker = self.broker
+        return bool(
+            broker.page_requests
+            or broker.logins
+            or broker.readers
+            or self._going
+            or any(peer.connection.overrun and not peer.ended for peer in self.peers.values())
+        )
+
+    def _page(self, queue: queue_module.Queue) -> None:
+        first = queue.page_first
+        if queue.deleted or queue.id not in self.disk.queues:
+            runs = []
+        else:
+            runs = self.disk.page(queue.id, first)
+            found = bool(runs) and runs[0].first == first
+            # A trim may have taken all that was wanted since.
+            wanted = queue.redo_paged or queue.paged
+            require(found or not wanted, f"{queue.name!r}: from {first} all is missing on disk")
+        self._timed(queue.page_in, first, runs)
+
+    def _login(self) -> None:
+        login = self.broker.logins.popleft()
+        peer = next((p for p in self.peers.values() if p.connection is login.connection), None)
+        if peer is None or peer.ended:
+            return
+        # No password is right: verifying one takes 30 ms, and is another thread's.
+        kept = self.broker.verified(login, None)
+        if login.connection.expelled:
+            self._look_at(peer)
+        else:
+            self._receive(peer, kept)
+
+    def _read(self) -> None:
+        """Every answer is that there is nothing."""
+        broker = self.broker
+        if broker.outboxes_room <= 0:
+            return
+        readers, broker.readers = broker.readers, []
+        for connection in readers:
+            gone = connection.closed or connection.expelled
+            if gone or connection.blocked or not connection.reads:
+                continue
+            read = connection.reads.popleft()
+            broker.write(connection, read.request_id + b" ok --end\n")
+            if connection.reads and not connection.blocked:
+                broker.readers.append(connection)
+
+    # -- the end of a turn
+
+    def _commit(self, batch: Batch) -> None:
+        self.disk.write(batch)
+        self.broker.committed(batch)
+
+    def _flush(self) -> None:
+        broker = self.broker
+        for _ in range(_MORE_THAN_ENDLESS):
+            self._write()
+            if not broker.touched:
+                break
+            self._hand_over()
+        else:
+            raise Finding("a turn that never ends")
+        for who, peer in [*self.peers.items()]:
+            if peer.ended:
+                self._close_if_done(who, peer)
+
+    def _close_if_done(self, who: str, peer: Peer) -> None:
+        connection = peer.connection
+        if connection.unconfirmed or (connection.reads and not peer.expelled):
+            return
+        peer.settle()
+        del self.peers[who]
+        self._timed(self.broker.disconnect, connection)
+
+    def _write(self) -> None:
+        broker = self.broker
+        if not broker.has_pending:
+            return
+        if broker.unwritable:
+            if broker.pending.awaited:
+                self._commit(broker.take_batch(settled_only=True))
+                broker.put_back(broker.take_batch(), waiting=True)
+        elif not self._slow:
+            while broker.has_pending:
+                self._timed(self._commit, broker.take_batch())
+        elif self._in_flight is None:
+            self._in_flight = broker.take_batch()
+
+    def _hand_over(self) -> None:
+        broker = self.broker
+        touched, broker.touched = broker.touched, []
+        by_connection = {id(peer.connection): peer for peer in self.peers.values()}
+        slow = []
+        for connection in touched:
+            connection.touched = False
+            data = b"".join(connection.outbox)
+            connection.outbox.clear()
+            peer = by_connection.get(id(connection))
+            if peer is None:
+                continue
+            require(len(data) < OUTBOX_BYTES_MAX, f"{len(data)} bytes for one connection at once")
+            peer.received(data)
+            peer.unsent_bytes += len(data) if peer.paused else 0
+            connection.outbox_bytes = peer.unsent_bytes
+            if connection.blocked and not peer.paused:
+                slow.append(connection)
+        self._find_out_unsent()
+        for connection in slow:
+            connection.outbox_bytes = 0
+            self._timed(broker.unblock, connection)
+        self._timed(broker.deliver_postponed)
+
+    def _find_out_unsent(self) -> None:
+        """What has not been taken, what this turn has written included."""
+        broker = self.broker
+        broker.unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values()) + sum(
+            len(data) for connection in broker.touched for data in connection.outbox
+        )
+
+
+class TooSlow(Finding):
+    """It took too long; on a machine that was busy it may take less the next time."""
+
+
+def split_settings(steps: Steps) -> tuple[dict[str, Any], Steps]:
+    """`*settings name=value ...` may be the first of them."""
+    if not steps or steps[0].verb != "settings":
+        return {}, steps
+    pairs = (each.split("=") for each in steps[0].data.decode().split())
+    return {name: int(text) if text.isdecimal() else text for name, text in pairs}, steps[1:]
+
+
+def play(steps: Steps, checked_every: int = 1) -> World:
+    """Run these steps and settle. Raise what is found."""
+    settings, steps = split_settings(steps)
+    with World(checked_every, **settings) as world:
+        for step in steps:
+            world.run(step)
+        world.settle()
+    return world

@@ -1,0 +1,378 @@
+"""Everything the protocol has, by many clients, on servers that are killed; and the checker itself.
+
+`python -m tests.chaos 1000` does it at length; `TEST_SEED=n` in the environment repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.checker import (
+    Checker,
+    Consumer,
+    Found,
+    Link,
+    Queue,
+    Request,
+    Row,
+    Violation,
+    payload,
+)
+from tests.chaos.hermit import Hermit
+from tests.chaos.plan import plan
+from tests.chaos.play import chaos
+from tests.chaos.server import check_log
+
+
+def seed() -> int:
+    number = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+    print(f"TEST_SEED={number}")
+    return number
+
+
+def test_lives_of_servers(tmp_path: Path) -> None:
+    figures = chaos(tmp_path, seed(), lives=25, seconds=20)
+    assert figures.counts["published"]
+
+
+def test_a_seed_gives_the_same_lives() -> None:
+    assert [plan(7, n) for n in range(50)] == [plan(7, n) for n in range(50)]
+    assert plan(7, 1) != plan(8, 1)
+
+
+# ---------------------------------------------------------------- the checker can fail
+
+
+class Story:
+    """A queue `q`, bound to `e`, as clients see it; the checker is told, and no server is there."""
+
+    def __init__(self) -> None:
+        self.checker = Checker()
+        self.queue = Queue(b"q", [(frozenset([b"e"]), self.checker.start)])
+        self.checker.queues[b"q"] = self.queue
+        self.alice, self.bob = self.checker.connect(b"alice"), self.checker.connect(b"bob")
+
+    def publish(self, name: bytes, *, confirmed: bool = True, by: Link | None = None) -> Request:
+        request = self.checker.publish(by or self.alice, name, b"e")
+        if confirmed:
+            self.checker.confirmed(request)
+        return request
+
+    def consume(self, *, manual: bool = True, by: Link | None = None) -> Consumer:
+        link = by or self.bob
+        consumer = self.checker.consume(link, b"c-" + link.name, self.queue, manual=manual)
+        self.checker.confirmed(consumer.request)
+        return consumer
+
+    def delivered(self, consumer: Consumer, name: bytes, retry: int = 0) -> None:
+        self.checker.delivered(consumer, name, b"e", retry, payload(name))
+
+    def ack(self, consumer: Consumer, name: bytes, *, confirmed: bool = True) -> None:
+        request = self.checker.ack(consumer.link, consumer, name)
+        if confirmed:
+            self.checker.confirmed(request)
+
+    def purge(self, count: int) -> None:
+        request = self.checker.remove(self.alice, self.queue)
+        self.checker.removed(self.queue, request, 1 << 62, count)
+
+    def read(self, *rows: Row, end: int) -> None:
+        request = self.checker.send(self.alice)
+        self.checker.seen(self.queue, request, rows)
+        names = {row.name for row in rows}
+        self.checker.seen_all(self.queue, request, 1, end, names)
+
+    def restart(self, *rows: Row, events: bytes = b"e", stopped: bool = False) -> None:
+        end = max([row.number + 1 for row in rows], default=self.queue.next)
+        found = Found(b"epoch", end, frozenset(events.split()), list(rows))
+        self.checker.restarted({b"q": found}, stopped=stopped)
+        self.alice, self.bob = self.checker.connect(b"alice"), self.checker.connect(b"bob")
+
+
+def row(number: int, name: bytes, retry: int = 0, attempt: int = 0) -> Row:
+    return Row(number, name, b"e", retry, payload(name, attempt))
+
+
+def kept(story: Story) -> None:
+    """What was confirmed is there, and what was not may be."""
+    story.publish(b"m1")
+    story.publish(b"m2", confirmed=False)
+    story.restart(row(1, b"m1"))
+    story.publish(b"m3", confirmed=False)
+    story.restart(row(1, b"m1"), row(2, b"m3"))
+
+
+def settled(story: Story) -> None:
+    story.publish(b"m1")
+    story.publish(b"m2")
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.delivered(consumer, b"m2")
+    story.ack(consumer, b"m1")
+    story.ack(consumer, b"m2", confirmed=False)
+    story.restart(row(2, b"m2", 1))
+
+
+def returned(story: Story) -> None:
+    story.publish(b"m1")
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.checker.ends(consumer, story.bob)
+    story.checker.ended(consumer, seen=True)
+    story.delivered(story.consume(by=story.alice), b"m1", 1)
+
+
+def rejected(story: Story) -> None:
+    story.publish(b"m1")
+    story.publish(b"m2")
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.checker.confirmed(story.checker.reject(story.bob, consumer, b"m1"))
+    story.restart(row(2, b"m2"), row(3, b"m1", 1))
+
+
+def rebound(story: Story) -> None:
+    request = story.checker.reshape(story.alice, story.queue, frozenset([b"f"]))
+    story.checker.confirmed(request)
+    story.restart(events=b"f")
+
+
+def dropped(story: Story) -> None:
+    story.publish(b"m1")
+    story.publish(b"m2", confirmed=False)
+    story.purge(2)
+    story.restart()
+
+
+def once(story: Story) -> None:
+    first = story.checker.publish(story.alice, b"m1", b"e", once=1)
+    story.checker.confirmed(first)
+    again = story.checker.publish(story.alice, b"m1", b"e", once=2)
+    story.checker.confirmed(again)
+    story.restart(row(1, b"m1", attempt=1))
+
+
+@pytest.mark.parametrize("story", [kept, settled, returned, rejected, rebound, dropped, once])
+def test_what_holds_is_no_violation(story: Callable[[Story], None]) -> None:
+    story(Story())
+
+
+def lost(story: Story) -> None:
+    story.publish(b"m1")
+    story.restart()
+
+
+def lost_before_a_later_one(story: Story) -> None:
+    story.publish(b"m1", confirmed=False)
+    story.publish(b"m2", confirmed=False)
+    story.restart(row(1, b"m2"))
+
+
+def lost_in_a_stop(story: Story) -> None:
+    story.publish(b"m1", confirmed=False)
+    story.checker.answered(story.checker.send(story.alice))
+    story.restart(stopped=True)
+
+
+def lost_by_a_reader(story: Story) -> None:
+    story.publish(b"m1")
+    story.read(end=2)
+
+
+def doubled(story: Story) -> None:
+    story.publish(b"m1")
+    story.restart(row(1, b"m1"), row(2, b"m1"))
+
+
+def delivered_to_two(story: Story) -> None:
+    story.publish(b"m1")
+    story.delivered(story.consume(), b"m1")
+    story.delivered(story.consume(by=story.alice), b"m1")
+
+
+def delivered_twice(story: Story) -> None:
+    story.publish(b"m1")
+    consumer = story.consume(manual=False)
+    story.delivered(consumer, b"m1")
+    story.delivered(consumer, b"m1")
+
+
+def never_published(story: Story) -> None:
+    story.delivered(story.consume(), b"m1")
+
+
+def changed(story: Story) -> None:
+    story.publish(b"m1")
+    story.checker.delivered(story.consume(), b"m1", b"e", 0, b"other data")
+
+
+def reordered(story: Story) -> None:
+    story.publish(b"m1")
+    story.publish(b"m2")
+    story.restart(row(1, b"m2"), row(2, b"m1"))
+
+
+def delivered_out_of_order(story: Story) -> None:
+    story.publish(b"m1", by=story.alice)
+    story.publish(b"m2", by=story.bob)
+    consumer = story.consume()
+    story.delivered(consumer, b"m2")
+    story.delivered(consumer, b"m1")
+
+
+def back_after_a_confirmed_ack(story: Story) -> None:
+    story.publish(b"m1")
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.ack(consumer, b"m1")
+    story.restart(row(1, b"m1", 1))
+
+
+def back_within_a_life(story: Story) -> None:
+    story.publish(b"m1")
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.ack(consumer, b"m1")
+    story.delivered(consumer, b"m1", 1)
+
+
+def back_after_two_restarts(story: Story) -> None:
+    story.publish(b"m1", confirmed=False)
+    story.restart()
+    story.restart(row(1, b"m1"))
+
+
+def back_after_a_purge(story: Story) -> None:
+    story.publish(b"m1")
+    story.purge(1)
+    story.restart(row(1, b"m1"))
+
+
+def purged_too_few(story: Story) -> None:
+    story.publish(b"m1")
+    story.purge(0)
+
+
+def purged_too_many(story: Story) -> None:
+    story.publish(b"m1")
+    story.purge(2)
+
+
+def retry_without_a_return(story: Story) -> None:
+    story.publish(b"m1")
+    story.delivered(story.consume(), b"m1", 1)
+
+
+def no_retry_after_a_return(story: Story) -> None:
+    story.publish(b"m1")
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.checker.ends(consumer, story.bob)
+    story.checker.ended(consumer, seen=True)
+    story.delivered(story.consume(by=story.alice), b"m1")
+
+
+def no_retry_after_a_crash(story: Story) -> None:
+    story.publish(b"m1")
+    story.delivered(story.consume(), b"m1")
+    story.publish(b"m2")
+    story.restart(row(1, b"m1"), row(2, b"m2"))
+
+
+def rejected_and_not_moved(story: Story) -> None:
+    story.publish(b"m1")
+    story.restart(row(1, b"m1"))
+    consumer = story.consume()
+    story.delivered(consumer, b"m1")
+    story.checker.confirmed(story.checker.reject(story.bob, consumer, b"m1"))
+    story.restart(row(1, b"m1", 1))
+
+
+def another_number(story: Story) -> None:
+    story.publish(b"m1")
+    story.restart(row(1, b"m1"))
+    story.restart(row(2, b"m1"))
+
+
+def a_number_twice(story: Story) -> None:
+    story.publish(b"m1")
+    story.read(row(1, b"m1"), end=2)
+    story.purge(1)
+    story.publish(b"m2")
+    story.read(row(1, b"m2"), end=2)
+
+
+def another_epoch(story: Story) -> None:
+    story.restart()
+    story.checker.told_range(story.queue, b"another", 1, 1, 1)
+
+
+def binding_lost(story: Story) -> None:
+    rebound(story)
+    story.restart(events=b"e")
+
+
+def binding_unconfirmed_after_a_confirmed_one(story: Story) -> None:
+    story.checker.reshape(story.alice, story.queue, frozenset([b"f"]))
+    story.restart(events=b"g")
+
+
+def once_twice(story: Story) -> None:
+    first = story.checker.publish(story.alice, b"m1", b"e", once=1)
+    story.checker.confirmed(first)
+    story.checker.publish(story.alice, b"m1", b"e", once=2)
+    story.restart(row(1, b"m1", attempt=2))
+
+
+def refused_and_there(story: Story) -> None:
+    story.checker.refused(story.publish(b"m1", confirmed=False))
+    story.restart(row(1, b"m1"))
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        *(lost, lost_before_a_later_one, lost_in_a_stop, lost_by_a_reader, doubled),
+        *(delivered_to_two, delivered_twice, never_published, changed, reordered),
+        *(delivered_out_of_order, back_after_a_confirmed_ack, back_within_a_life),
+        *(back_after_two_restarts, back_after_a_purge, purged_too_few, purged_too_many),
+        *(retry_without_a_return, no_retry_after_a_return, no_retry_after_a_crash),
+        *(rejected_and_not_moved, another_number, a_number_twice, another_epoch, binding_lost),
+        *(binding_unconfirmed_after_a_confirmed_one, once_twice, refused_and_there),
+    ],
+)
+def test_a_violation_is_found(story: Callable[[Story], None]) -> None:
+    with pytest.raises(Violation):
+        story(Story())
+
+
+def test_a_hermit_finds_what_is_missing() -> None:
+    hermit = Hermit("h")
+    hermit.base.consume("k1", "c", "h.q1", ["h.e1"], [], None, True, False)
+    hermit.base.publish("m1", "h.e1", "data", ["h.q1"])
+    there = Found(b"epoch", 2, frozenset([b"h.e1"]), [Row(1, b"m1", b"h.e1", 1, b"data")])
+    rules: dict[str, str | None] = {"h.q1": None}
+    bound = {"h.q1": {"h.e1"}}
+    hermit.restarted({b"h.q1": there}, rules, bound, stopped=False)
+    there.rows.clear()
+    with pytest.raises(Violation):
+        hermit.restarted({b"h.q1": there}, rules, bound, stopped=False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Traceback (most recent call last):",
+        "time=t level=error event=internal_error reason=r traceback=t",
+        "mqks: messages of queue b'q' from 7 are missing",
+        "time=t level=warning event=loop_held cpu_ms=101",
+    ],
+)
+def test_a_fault_in_the_log_is_found(line: str) -> None:
+    with pytest.raises(Violation):
+        check_log(f"time=t level=info event=starting\n{line}\n")

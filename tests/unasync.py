@@ -1,0 +1,55 @@
+"""The blocking client, written from the async one: `python -m tests.unasync`.
+
+The one rule: words are replaced, nothing else; what differs otherwise stands in the two
+`*_connection.py`.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CLIENT = Path(__file__).parent.parent / "mqks" / "client"
+SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "blocking.py"
+DOCSTRING = '''"""The blocking client, on threads. Any thread may call.
+
+Made of `async_client.py` by `python -m tests.unasync`: change that, and write this anew.
+
+The one rule: a session is touched with its lock held.
+"""
+'''
+WORDS = {
+    "async_connection": "blocking_connection",
+    "connect": "connect_blocking",
+    "AsyncClient": "BlockingClient",
+    "AsyncConsumer": "BlockingConsumer",
+    "AsyncIterable": "Iterable",
+    "AsyncIterator": "Iterator",
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+}
+WORD = re.compile(rf"\b(?:(?:async|await) |({'|'.join(WORDS)})\b)")
+
+
+def blocking(source: str) -> str:
+    """The text of the blocking client."""
+    _, _, code = source.partition('"""\n\nimport')
+    code = WORD.sub(lambda found: WORDS.get(found[0], ""), f"import{code}")
+    # Two imports have become one.
+    code = code.replace(
+        "Iterable, Iterator, Callable, Iterable\n", "Callable, Iterable, Iterator\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", TARGET, "-"],
+        input=f"{DOCSTRING}\n{code}",
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout
+
+
+if __name__ == "__main__":
+    TARGET.write_text(blocking(SOURCE.read_text()))
