@@ -34,6 +34,8 @@ JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 WORKERS = 2
 COUNT = 20_000
 
+pytestmark = pytest.mark.timeout(900)  # JVMs one after the other.
+
 
 class Cluster:
     """Standalone, as `start-all.sh` of a Spark makes it; a context in which it runs."""

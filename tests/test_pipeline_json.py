@@ -10,7 +10,7 @@ QUICK = "--master local[1] --conf spark.sql.shuffle.partitions=1"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark")  # Or where there is none it is skipped.
 def test_jobs_are_told_as_json(tmp_path: Path) -> None:
     world = World(tmp_path)
