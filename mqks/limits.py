@@ -12,14 +12,45 @@ DELETE_DELAY_S_MAX: Final = 1e9
 """Longest delay of a delete rule."""
 
 MASK_BYTES_MAX: Final = 1024
-"""Longest event mask: a mask is turned into a regular expression."""
+"""Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a
+name of 1 MiB."""
 
 MASKS_MAX: Final = 100
 """Event masks in one request: each is tried on all that the queue is bound to."""
 
 CHUNK_S: Final = 0.02
 """How long one connection may have the event loop for what has come in from it; what is left then
-waits for the connection's next turn."""
+waits for the connection's next turn. So is work that nobody waits for."""
+
+LINES_MAX: Final = 256
+"""Lines after which a chunk looks at the time."""
+
+COPIES_MAX: Final = 1024 * 1024
+"""Messages that gather before they are published, times the queues of the event that has most."""
+
+ROUTE_QUEUES: Final = 256
+"""Queues that get their copies before the time is looked at: half a millisecond."""
+
+STEP_COPIES: Final = 32 * 1024
+"""Messages times queues that are routed before the time is looked at: a few milliseconds."""
+
+STEP_MESSAGES: Final = 1024
+"""Messages settled, rejected or given back before the time is looked at: a millisecond or two."""
+
+STEP_BODIES: Final = 16 * 1024
+"""Messages let go of before the time is looked at: a millisecond or two."""
+
+STEP_NAMES: Final = 4096
+"""Events bound, unbound or sorted before the time is looked at: a millisecond or two."""
+
+TAKERS_MAX: Final = 512
+"""Consumers of one queue that are served before the time is looked at: a millisecond."""
+
+BATCH_QUEUES_MAX: Final = 1024
+"""Queues in one commit. A batch of more is written in several, its confirms go with the last."""
+
+BATCH_COPIES_MAX: Final = 128 * 1024
+"""The same of messages in the queues of one commit, of which one queue may have more."""
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""
@@ -107,6 +138,9 @@ LINGER_BYTES_MAX: Final = 1024 * 1024
 
 ERRORS_TOLD_MAX: Final = 1000
 """Failed requests, the last ones, that are kept in memory for stats."""
+
+LOOP_HELD_LINES_MAX: Final = 10
+"""Log lines in one minute of what held the event loop."""
 
 ERRORS_PER_SECOND_MAX: Final = 100
 """Failed requests that are logged in one second."""

@@ -330,6 +330,15 @@ class Settings:
             bounds=(0, 1e9),
         ),
     ] = 0.0
+    loop_held_s: Annotated[
+        float,
+        About(
+            "Watching",
+            "How long one thing may hold the event loop before it is counted and logged; 0: never.",
+            unit="seconds",
+            bounds=(0, 60),
+        ),
+    ] = 0.1
 
     salvage: Annotated[
         bool,

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX
-from mqks.protocol.masks import masks_pattern
+from mqks.protocol.masks import name_masks
 
 SALT_BYTES: Final = 16
 TOKEN_BYTES: Final = 32
@@ -56,10 +56,10 @@ class Permissions:
 
 def _allows(masks: Iterable[str]) -> Callable[[bytes], bool]:
     given = [mask.encode() for mask in masks]
-    matches = masks_pattern(given).fullmatch
+    matches = name_masks(given)
     if any(len(mask) > 1 and not mask.strip(b"*") for mask in given):
         return lambda name: True
-    return lambda name: len(name) <= MASKED_NAME_BYTES_MAX and matches(name) is not None
+    return lambda name: len(name) <= MASKED_NAME_BYTES_MAX and matches(name)
 
 
 STRANGER: Final = Permissions()

@@ -49,7 +49,8 @@ class BareWorld:
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""
         broker = self.broker
-        while broker.has_pending or broker.touched:
+        while broker.has_pending or broker.touched or broker.has_work:
+            broker.go_on()
             for connection in broker.touched:
                 for name, known in self._connections.items():
                     if known is connection:

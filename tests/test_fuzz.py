@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from mqks.broker.bindings import Bindings
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import Consumer
 from mqks.broker.queue import Queue
@@ -121,9 +122,9 @@ def broken_error(request_id: bytes, error_id: str) -> bytes:
     return b"somebody error " + error_id.encode() + b"\n"
 
 
-def broken_rebind(broker: Broker, request: object) -> bool:
-    """It makes a queue, and then refuses."""
-    broker.make_queue(b"made")
+def broken_rebind(bindings: Bindings, request: object) -> bool:
+    """It binds a name, and then refuses."""
+    bindings.restore(b"made", [b"e"])
     raise BadRequest("too late")
 
 
@@ -137,7 +138,7 @@ def crashing_trim(queue: Queue, end: int) -> int:
         (Queue, "requeue", broken_requeue, "numbers on disk"),
         (Broker, "wake", broken_wake, "has room and no place in the ring"),
         (replies, "error", broken_error, "replies that answer nobody"),
-        (Broker, "rebind", broken_rebind, "an error has changed something"),
+        (Bindings, "rebind", broken_rebind, "an error has changed something"),
         (Queue, "trim", crashing_trim, "KeyError"),
     ],
 )

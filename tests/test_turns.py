@@ -44,7 +44,7 @@ LINES = [
 def replies_of(chunks: list[bytes], chunk_s: float = inf) -> tuple[list[bytes], list[bytes], bytes]:
     """Confirms, whose order is free, other replies, and where all has come to."""
     world = BareWorld(line_bytes_max=100)
-    world.broker.chunk_s = chunk_s
+    world.broker.turns.chunk_s = chunk_s
     for name in ("k", "c", "d", "g", "watcher"):
         world.connect(name)
     world.send("c", b"c consume q e --manual-ack\n")
@@ -90,7 +90,7 @@ def test_others_have_their_turn_between_costly_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"a", b"a\tb", b"r rebind q a", b"a\tb\nr rebind q a"])
 def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
     world = BareWorld()
-    world.broker.chunk_s = -1.0
+    world.broker.turns.chunk_s = -1.0
     world.connect("k")
     connection = world.connection("k")
     world.broker.receive(connection, (line + b"\n") * 3)
@@ -127,3 +127,105 @@ def test_a_chunk_has_no_more_replies_waiting_than_it_may(tmp_path: Path) -> None
         replies = [len(asking.line()) for _ in range(count)]
         assert min(replies) > 500_000
         assert server.resident_bytes - before < 48 * MIB
+
+
+QUEUES = 3000
+"""More than one commit takes, and more than one step."""
+
+
+def many_queues(world: BareWorld) -> None:
+    world.connect("k")
+    world.send("k", b"".join(b"s subscribe q%d e\n" % number for number in range(QUEUES)))
+
+
+def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after_all() -> None:
+    world = BareWorld()
+    many_queues(world)
+    world.broker.turns.chunk_s = -1.0
+    connection = world.connection("k")
+
+    world.broker.receive(connection, b"m1 publish --confirm e a\nm2 publish e b\n")
+
+    assert connection.works, "it is not done in one turn"
+    assert not world.broker.pending.confirms
+    world.send("k", b"p ping\n")
+    assert sorted(world.received("k").splitlines()) == [b"m1 ok ", b"p ok "]
+    assert {len(queue.head) for queue in world.broker.queues.values()} == {2}
+    assert {queue.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
+
+
+def test_a_publisher_that_goes_leaves_no_message_half_routed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server:
+        with LineClient(server.address) as client:
+            for number in range(QUEUES):
+                client.send(b"s subscribe q%d e\n" % number)
+            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+            client.send(b"m1 publish e a\n" * 20)
+        with LineClient(server.address) as other:
+            ready = b"0"
+            while ready != b"%d" % (20 * (QUEUES + 1)):
+                ready = other.ask(b"s stats").partition(b'"messages_ready": ')[2].split(b",")[0]
+
+
+def test_a_batch_of_very_many_queues_is_written_in_pieces_and_confirmed_with_the_last() -> None:
+    world = BareWorld()
+    many_queues(world)
+    broker = world.broker
+    broker.receive(world.connection("k"), b"m1 publish --confirm --once e a\n")
+
+    batches = []
+    while broker.has_pending:
+        batches.append(broker.take_batch())
+
+    assert [len(batch.changes) for batch in batches] == [1024, 1024, QUEUES - 2048]
+    assert [bool(batch.confirms) for batch in batches] == [False, False, True]
+    assert [batch.once for batch in batches] == [[], [], [b"m1"]]
+
+
+def test_a_piece_that_cannot_be_written_takes_the_rest_of_its_batch_along() -> None:
+    """On a full disk: who waits for the last piece must not be confirmed with what is settled."""
+    world = BareWorld()
+    many_queues(world)
+    broker = world.broker
+    broker.receive(world.connection("k"), b"m1 publish --confirm e a\n")
+    piece = broker.take_batch()
+
+    rest = broker.take_batch(whole=True)
+    assert len(rest.confirms) == 1
+    for batch in (rest, piece):
+        broker.put_back(batch)
+
+    assert len(broker.take_batch(whole=True).changes) == QUEUES
+
+
+def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() -> None:
+    world = BareWorld()
+    for name in ("k", "gone", "stays"):
+        world.connect(name)
+    world.send("gone", b"c1 consume q e --manual-ack\n")
+    world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(5000)))
+    world.send("stays", b"c2 consume q\n")
+    world.broker.turns.chunk_s = -1.0
+    world.disconnect("gone")
+
+    ids = [line.split(b" ")[2] for line in world.received("stays").splitlines()]
+    assert ids == [b"m%d" % number for number in range(5000)]
+
+
+def test_an_expression_pays_for_what_it_looks_at() -> None:
+    world = BareWorld()
+    world.connect("k")
+    names = b" ".join(b"e%d" % number for number in range(100))
+    world.send("k", b"".join(b"s subscribe q%d %b\n" % (n, names) for n in range(5000)))
+
+    world.send("k", b"a _eval 1+1\nb _eval len(state.queues)\n")
+    assert world.received("k") == b"a ok 2\nb ok 5000\n"
+    world.send("k", b"c _eval state.events_by_queues['q7'][:2]\n")
+    assert world.received("k") == b'c ok ["e0", "e1"]\n'
+    world.send(
+        "k",
+        b"d _eval sorted([(len(m), q) for q, m in state.queues.items()], reverse=True)[:1]\n",
+    )
+    assert world.received("k") == b'd ok [[0, "q999"]]\n'
+    world.send("k", b"f _eval len(state.queues_by_events)\n")
+    assert world.received("k").startswith(b"f error ")

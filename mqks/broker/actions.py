@@ -15,6 +15,7 @@ from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
+from mqks.broker.turns import GOES_ON, Work
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
@@ -46,13 +47,13 @@ from mqks.protocol.requests import (
 
 
 class Action(NamedTuple):
-    run: Callable[[Broker, Connection, Request], int | None]
-    """A number that it returns is told by its confirm."""
+    run: Callable[[Broker, Connection, Request], Work[int | None] | Work[None] | None]
+    """Returns what is left to do in turns; a number that comes out of it is told by the confirm."""
     needs: permits.Needs
     usage: str
 
 
-def publish(broker: Broker, connection: Connection, request: Request) -> None:
+def publish(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     event, data, once, mandatory = parse_publish(request.rest)
     broker.metadata.check_names("event", [event])
     is_known = once and broker.is_known(connection, request.id)
@@ -60,22 +61,19 @@ def publish(broker: Broker, connection: Connection, request: Request) -> None:
     if mandatory and not is_known:
         broker.check_route(event)
     body = replies.body(request.id, event, data)
-    if once:
-        broker.publish_once(connection, event, request.id, body)
-    else:
-        broker.publish(event, [request.id], [body])
+    return broker.publish(connection, event, request.id, body, once=once)
 
 
-def subscribe(broker: Broker, connection: Connection, request: Request) -> None:
+def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     name, events = parse_subscribe(request.rest)
     broker.check_queue(name)
-    changed = broker.rebind(Rebind(name, replace=events))
-    broker.make_queue(name)
+    changed = yield from broker.bindings.rebind(Rebind(name, replace=events))
+    yield from broker.make_queue(name)
     if changed:
-        broker.tell_update(name)
+        yield from broker.tell_update(name)
 
 
-def consume(broker: Broker, connection: Connection, request: Request) -> None:
+def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     wanted = parse_consume(request.rest)
     count = len(connection.consumers) - (request.id in connection.consumers)
     if count >= broker.settings.consumers_per_connection_max:
@@ -84,63 +82,70 @@ def consume(broker: Broker, connection: Connection, request: Request) -> None:
         )
     broker.check_consumer(request.id)
     broker.check_queue(wanted.queue)
-    rebound = broker.rebind(Rebind(wanted.queue, replace=wanted.events or None, add=wanted.add))
-    queue = broker.make_queue(wanted.queue)
+    rebound = yield from broker.bindings.rebind(
+        Rebind(wanted.queue, replace=wanted.events or None, add=wanted.add)
+    )
+    queue = yield from broker.make_queue(wanted.queue)
     ruled = broker.set_rule(queue, wanted.rule)
     consumer = Consumer(
         request.id, connection, queue, wanted.manual_ack, broker.settings.consumer_unacked_max
     )
-    if request.confirm:
-        consumer.held = True
-        broker.pending.held.append(consumer)
-    broker.add_consumer(consumer)
+    consumer.held = request.confirm
+    yield from broker.add_consumer(consumer)
     if rebound or ruled:
-        broker.tell_update(wanted.queue, but=None if wanted.add else consumer)
-    queue.deliver()
+        yield from broker.tell_update(wanted.queue, but=None if wanted.add else consumer)
+    if request.confirm:
+        broker.pending.held.append(consumer)
+    consumer.queue.deliver()
 
 
-def rebind(broker: Broker, connection: Connection, request: Request) -> None:
+def rebind(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     wanted = parse_rebind(request.rest)
-    if broker.rebind(wanted):
-        broker.tell_update(wanted.queue)
+    if (yield from broker.bindings.rebind(wanted)):
+        yield from broker.tell_update(wanted.queue)
 
 
-def ack(broker: Broker, connection: Connection, request: Request) -> None:
+def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     consumer_id, message_id = parse_settle("ack", request.rest)
-    broker.ack(consumer_id, None if message_id == ALL else [message_id])
+    if message_id == ALL:
+        return broker.ack_all(consumer_id)
+    broker.ack(consumer_id, [message_id])
+    return None
 
 
-def reject(broker: Broker, connection: Connection, request: Request) -> None:
+def reject(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     consumer_id, message_id = parse_settle("reject", request.rest)
     if request.confirm and broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
-    broker.reject(consumer_id, None if message_id == ALL else [message_id])
+    if message_id == ALL:
+        return broker.reject_all(consumer_id)
+    broker.reject(consumer_id, [message_id])
+    return None
 
 
-def delete_consumer(broker: Broker, connection: Connection, request: Request) -> None:
+def delete_consumer(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     consumer = broker.consumers.get(parse_name("delete_consumer", request.rest))
-    if consumer is not None:
-        broker.delete_consumers([consumer])
+    return None if consumer is None else broker.delete_consumers([consumer])
 
 
-def delete_queue(broker: Broker, connection: Connection, request: Request) -> None:
+def delete_queue(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     name, rule = parse_delete_queue(request.rest)
     if rule is None:
-        broker.delete_queue(name)
+        yield from broker.delete_queue(name)
         return
     queue = broker.queues.get(name)
     if queue is None:
         return
     broker.set_rule(queue, rule)
     if not queue.consumers:
-        broker.unused(queue)
+        yield from broker.unused(queue)
 
 
-def purge(broker: Broker, connection: Connection, request: Request) -> int:
+def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     return broker.trim(parse_name("purge", request.rest), None)
 
 
-def trim(broker: Broker, connection: Connection, request: Request) -> int:
+def trim(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
     if len(words) != 2:
         raise BadRequest("trim: a queue and a sequence number are needed")
@@ -204,14 +209,24 @@ def _existing(broker: Broker, action: str, names: list[bytes]) -> Queue:
     return queue
 
 
-def tell_stats(broker: Broker, connection: Connection, request: Request) -> None:
+def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     words, numbers, texts = parse_words(
         "stats", request.rest, 2, {b"--limit": (1, STATS_ROWS_MAX)}, {b"--after", b"--then"}
     )
     after = texts.get(b"--after", b""), texts.get(b"--then", b"")
     limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
-    result = json.dumps(stats.ask(broker, connection, words, after, limit))
-    broker.write(connection, replies.ok(request.id, result.encode()))
+    told = stats.ask(broker, connection, words, after, limit)
+    if isinstance(told, dict):
+        result = json.dumps(told)
+    else:
+        pieces = []
+        for rows in told:
+            if rows:
+                pieces.append(json.dumps(rows)[1:-1])
+            yield GOES_ON
+        result = f"[{', '.join(pieces)}]"
+    if not connection.closed:
+        broker.write(connection, replies.ok(request.id, result.encode()))
 
 
 def help_(broker: Broker, connection: Connection, request: Request) -> None:
@@ -246,11 +261,11 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
         raise BadRequest("_eval is not allowed here")
     source = parse_eval(request.rest)
     if connection.eval_budget is None:
-        connection.eval_budget = expression.Budget(expression.LIMITS.steps_max, "")
-    # What an expression sees of the broker is made for it.
-    connection.eval_budget.steps -= broker.size // 2
+        connection.eval_budget = expression.Budget(
+            expression.LIMITS.steps_max, "the expression takes too many steps"
+        )
     names = {
-        "state": State(broker),
+        "state": State(broker, connection.eval_budget.spend),
         "request": {
             "id": request.id.decode("utf-8", "surrogateescape"),
             "action": "_eval",

@@ -8,8 +8,9 @@ its changes in the pending batch. A reply that promises durability is not writte
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count
+from itertools import chain, count, islice
 from math import inf
+from operator import length_hint
 from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
@@ -23,6 +24,7 @@ from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
+from mqks.broker.turns import GOES_ON, WAITS, Turns, Work, finish, slices
 from mqks.errors import (
     BadRequest,
     Expelled,
@@ -34,10 +36,19 @@ from mqks.errors import (
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
+    BATCH_COPIES_MAX,
+    BATCH_QUEUES_MAX,
+    COPIES_MAX,
     ERRORS_TOLD_MAX,
+    LINES_MAX,
     LOGINS_WAITING_MAX,
     READS_WAITING_MAX,
     REASON_CHARACTERS_MAX,
+    ROUTE_QUEUES,
+    STEP_BODIES,
+    STEP_COPIES,
+    STEP_MESSAGES,
+    STEP_NAMES,
     STRANGER_ERRORS_MAX,
     STRANGER_LINES_MAX,
 )
@@ -46,7 +57,6 @@ from mqks.protocol.requests import (
     CONFIRM,
     ONCE,
     DeleteRule,
-    Rebind,
     Request,
     parse_request,
     request_id_of,
@@ -92,14 +102,16 @@ class Broker:
         """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
-        self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata)
-        self._gathering = Gathering(self.bindings, self.publish)
+        self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata, self.queues)
+        self._gathering = Gathering(self.bindings, self._publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
         self.published = self.queued = self.unroutable = self.confirmed = 0
         self.delivered = self.redelivered = self.consumed = self.rejected = 0
         self.purged = self.errors = 0
+        self.loop_held = self.loop_late = 0
+        """How often the server's event loop stood still: see `server/held.py`."""
         self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
         """Counters since the start; `docs/protocol.md` tells them under stats."""
         self.last_errors: deque[ErrorRecord] = deque(
@@ -132,11 +144,23 @@ class Broker:
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
-        self.chunk_s = inf
-        """How long a chunk may take, about; the server sets it."""
-        self.stopwatch = clock
-        """It must go on within a turn of the event loop, which not every loop's clock does."""
-        self._chunk_end_s = inf
+        self.turns = Turns(clock)
+        self.due: dict[Queue, None] = {}
+        """Queues that could deliver, and the turn was over."""
+        self._works: deque[Work[None]] = deque()
+        """Those of the connection whose chunk is in hand."""
+        self._visits = 0
+        """Queues that got copies since the time was looked at."""
+        self._once_ids: list[bytes] = []
+        """Of the chunk in hand."""
+        self._once_unfinished = 0
+        """Works after which ids last that are known already: who publishes one of them again must
+        not be confirmed before the first."""
+        self._told: tuple[Queue, bytes] | None = None
+        """What the last queue whose consumers were told an update is bound to."""
+        self._begun: Batch | None = None
+        """What is written after the queues that are left."""
+        self._left: list[Queue] = []
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.users = Users([], b"")
@@ -161,16 +185,6 @@ class Broker:
         is on its way, and to the allocator."""
         return self.memory_bytes > self.settings.memory_bytes // 2
 
-    @property
-    def size(self) -> int:
-        """How many things there are, messages aside."""
-        return (
-            len(self.queues)
-            + len(self.bindings.routes)
-            + len(self.consumers)
-            + len(self.connections)
-        )
-
     def long_names(self) -> int:
         """How many queues and events there are whose names would be refused today."""
         names = {*self.queues, *self.bindings.by_name}
@@ -194,10 +208,10 @@ class Broker:
 
     def end(self, connection: Connection) -> None:
         """A client sends no more: its consumers end, what they held goes back."""
-        self.delete_consumers(list(connection.consumers.values()))
+        self.end_consumers(list(connection.consumers.values()))
 
     def disconnect(self, connection: Connection) -> None:
-        """A client has gone."""
+        """A client has gone; its works are done."""
         connection.closed = True
         self.end(connection)
         self.connections.pop(connection.id, None)
@@ -207,11 +221,17 @@ class Broker:
         connection.blocked = False
         if connection.reads:
             self.readers.append(connection)
-        for consumer in list(connection.consumers.values()):
-            if consumer.update_due and not connection.blocked:
-                self._update(consumer, self.bindings.events(consumer.queue.name))
-        for consumer in list(connection.consumers.values()):
-            self.wake(consumer)
+        if connection.consumers:
+            self.turns.add(self._wake_all(list(connection.consumers.values())))
+
+    def _wake_all(self, consumers: list[Consumer]) -> Work[None]:
+        for consumer in consumers:
+            if consumer.update_due and not (consumer.deleted or consumer.connection.blocked):
+                yield from self._tell(consumer.queue, [consumer])
+        for consumer in consumers:
+            if not consumer.deleted:
+                self.wake(consumer)
+                yield GOES_ON
 
     def write(self, connection: Connection, data: bytes) -> None:
         """Put bytes into a connection's outbox; over the high-water mark its consumers rest."""
@@ -234,18 +254,50 @@ class Broker:
         return self.settings.outboxes_bytes_max - self.unsent_bytes
 
     def postpone(self, queue: Queue) -> bool:
-        """Whether this queue must wait until there is room for what it would deliver."""
-        if self.outboxes_room > 0:
-            return False
-        self.postponed[queue] = None
-        return True
+        """Whether this queue must wait: until all that comes back to it is there, until there is
+        room for what it would deliver, or for the next turn."""
+        if queue.returning:
+            return True
+        if self.outboxes_room <= 0:
+            self.postponed[queue] = None
+            return True
+        if self.turns.over:
+            self.due[queue] = None
+            return True
+        return False
 
     def deliver_postponed(self) -> None:
         """In the order in which they came, as far as there is room."""
         while self.postponed and self.outboxes_room > 0:
             queue = next(iter(self.postponed))
             del self.postponed[queue]
+            self.due[queue] = None
+
+    # -- what goes on in later turns
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return bool(self.due or self.turns) or self._can_deliver_held_back
+
+    def go_on(self) -> bool:
+        """One turn for what earlier ones have left; return whether all that is left waits, be it
+        for the journal."""
+        self.turns.begin()
+        while self.due:
+            queue = next(iter(self.due))
+            del self.due[queue]
+            if queue.returning or queue.deleted or self.outboxes_room <= 0:
+                queue.deliver()
+                continue
+            if queue.can_deliver:  # However short the turn: something is done.
+                queue.deliver_some()
             queue.deliver()
+            if self.turns.over:
+                return False
+        waits = self.turns.go_on()
+        self.deliver_held_back()
+        return waits and not self.due
 
     @property
     def unacked_room(self) -> int:
@@ -263,10 +315,16 @@ class Broker:
 
     def deliver_held_back(self) -> None:
         """Less is unacked: consumers go on in the order in which they were held back."""
-        while self.held_back and self.unacked_room > 0:
+        while self._can_deliver_held_back:
             consumer = next(iter(self.held_back))
             del self.held_back[consumer]
             self.wake(consumer)
+            if self.turns.over:
+                break
+
+    @property
+    def _can_deliver_held_back(self) -> bool:
+        return bool(self.held_back) and self.unacked_room > 0
 
     # -- the way of a chunk
 
@@ -274,7 +332,11 @@ class Broker:
         """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
         whether it must be closed, and `connection.overrun` whether this is to be called again, be
         it with nothing more."""
-        self._chunk_end_s = self.stopwatch() + self.chunk_s
+        self.turns.begin()
+        if connection.works:
+            assert connection.kept is not None
+            connection.kept.append(data)
+            return
         if connection.overrun:
             data = b"".join([*(connection.kept or ()), data])
             connection.kept, connection.overrun = None, False
@@ -304,7 +366,7 @@ class Broker:
             for line in remaining:
                 if b"\t" in line:
                     self._refuse(connection, line, BadRequest("a tab is not allowed in a request"))
-                    if connection.kept is None and self.stopwatch() > self._chunk_end_s:
+                    if connection.kept is None and self.turns.over:
                         self._break_off(connection, remaining)
                 else:
                     self._handle(connection, iter([line]))
@@ -338,7 +400,8 @@ class Broker:
         `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
         does not gather: `_request` finds the words for it.
         """
-        now, chunk_end_s = self.stopwatch, self._chunk_end_s
+        now, chunk_end_s, works = self.turns.clock, self.turns.end_s, connection.works
+        self._works, self._visits, wide_from = works, 0, COPIES_MAX // LINES_MAX
         outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.outboxes_room))
         name_bytes_max = self.metadata.name_bytes_max
         gathering = self._gathering
@@ -349,101 +412,193 @@ class Broker:
         acked: list[bytes] = []
         confirms: list[bytes] = []
         others: list[bytes] = []
-        for line in lines:
-            try:
-                request_id, action, argument, rest = line.split(b" ", 3)
-            except ValueError:
-                action = b""
-            if action == b"publish":
-                if argument == event and len(request_id) <= name_bytes_max and request_id:
-                    ids.append(request_id)
-                    bodies.append(request_id + middle + rest)
-                    continue
-                confirm = argument == CONFIRM
-                if confirm:
-                    argument, _, rest = rest.partition(b" ")
-                once = argument == ONCE
-                if once:
-                    argument, _, rest = rest.partition(b" ")
-                if (
-                    argument != event
-                    and 0 < len(argument) <= name_bytes_max
-                    and argument[:2] != b"--"
-                    and not self.unwritable
-                    and not self.full_queues
-                    and (
-                        (permissions := connection.permissions) is None
-                        or permissions.may_publish(argument)
-                    )
-                ):
-                    if acked:
-                        self.ack(acker, acked)
-                        acker, acked = NOTHING, []
-                    _, ids, bodies = gathering.lane(argument)
-                    event, middle = argument, b" event=" + argument + b" "
-                    if now() > chunk_end_s:
-                        self._break_off(connection, lines)
-                if argument == event and len(request_id) <= name_bytes_max and request_id:
-                    if confirm:
-                        confirms.append(request_id)
-                    if not once or self._is_new(connection, request_id):
+        gathered, gathered_max = 0, LINES_MAX
+        while length_hint(lines):
+            is_wide = False
+            for line in islice(lines, gathered_max):
+                try:
+                    request_id, action, argument, rest = line.split(b" ", 3)
+                except ValueError:
+                    action = b""
+                if action == b"publish":
+                    if argument == event and len(request_id) <= name_bytes_max and request_id:
                         ids.append(request_id)
                         bodies.append(request_id + middle + rest)
-                    continue
-            elif action == b"ack":
-                if (
-                    argument == acker
-                    and len(request_id) <= name_bytes_max
-                    and request_id
-                    and rest
-                    and rest[0] != HYPHEN
-                    and b" " not in rest
-                ):
-                    acked.append(rest)
-                    continue
-                confirm = argument == CONFIRM
-                if confirm:
-                    argument, _, rest = rest.partition(b" ")
-                plain = (
-                    len(request_id) <= name_bytes_max
-                    and request_id
-                    and rest
-                    and rest[0] != HYPHEN
-                    and b" " not in rest
-                )
-                if plain and (
-                    argument == acker
-                    or (
-                        argument
+                        continue
+                    confirm = argument == CONFIRM
+                    if confirm:
+                        argument, _, rest = rest.partition(b" ")
+                    once = argument == ONCE
+                    if once:
+                        argument, _, rest = rest.partition(b" ")
+                    if (
+                        argument != event
+                        and 0 < len(argument) <= name_bytes_max
                         and argument[:2] != b"--"
-                        and (connection.permissions is None or self._may_ack(connection, argument))
-                    )
-                ):
-                    if argument != acker:
-                        self._flush(acker, acked)
-                        event, acker, acked = NOTHING, argument, []
+                        and not self.unwritable
+                        and not self.full_queues
+                        and (
+                            (permissions := connection.permissions) is None
+                            or permissions.may_publish(argument)
+                        )
+                    ):
+                        if acked:
+                            self.ack(acker, acked)
+                            acker, acked = NOTHING, []
+                        _, ids, bodies = gathering.lane(argument)
+                        event, middle = argument, b" event=" + argument + b" "
                         if now() > chunk_end_s:
                             self._break_off(connection, lines)
-                    acked.append(rest)
+                        is_wide = gathering.width > wide_from or bool(works)
+                    if (
+                        argument == event
+                        and len(request_id) <= name_bytes_max
+                        and request_id
+                        and not (once and self._once_unfinished)
+                    ):
+                        if confirm:
+                            confirms.append(request_id)
+                        if not once or self._is_new(connection, request_id):
+                            ids.append(request_id)
+                            bodies.append(request_id + middle + rest)
+                        if is_wide:
+                            break
+                        continue
+                elif action == b"ack":
+                    if (
+                        argument == acker
+                        and len(request_id) <= name_bytes_max
+                        and request_id
+                        and rest
+                        and rest[0] != HYPHEN
+                        and b" " not in rest
+                    ):
+                        acked.append(rest)
+                        continue
+                    confirm = argument == CONFIRM
                     if confirm:
-                        others.append(request_id)
-                    continue
-            self._flush(acker, acked)
-            event, acker, acked = NOTHING, NOTHING, []
-            if line:
-                request = self._request(connection, line)
-                if request is not None and request.confirm:
-                    (confirms if request.action == b"publish" else others).append(request.id)
-                if connection.kept is not None:
-                    self._keep(connection, lines)
-                elif now() > chunk_end_s or connection.outbox_bytes > outbox_bytes_max:
+                        argument, _, rest = rest.partition(b" ")
+                    plain = (
+                        len(request_id) <= name_bytes_max
+                        and request_id
+                        and rest
+                        and rest[0] != HYPHEN
+                        and b" " not in rest
+                    )
+                    if plain and (
+                        argument == acker
+                        or (
+                            argument
+                            and argument[:2] != b"--"
+                            and (
+                                connection.permissions is None
+                                or self._may_ack(connection, argument)
+                            )
+                        )
+                    ):
+                        if argument != acker:
+                            self._flush(acker, acked)
+                            event, acker, acked = NOTHING, argument, []
+                            if works and not self._proceed(connection):
+                                acker = NOTHING
+                                self._break_off(connection, chain([line], lines))
+                                break
+                            if now() > chunk_end_s:
+                                self._break_off(connection, lines)
+                        acked.append(rest)
+                        if confirm:
+                            others.append(request_id)
+                        continue
+                self._flush(acker, acked)
+                event, acker, acked = NOTHING, NOTHING, []
+                if works and not self._proceed(connection):
+                    self._break_off(connection, chain([line], lines))
+                    break
+                if line:
+                    request = self._request(connection, line)
+                    if request is not None and request.confirm:
+                        (confirms if request.action == b"publish" else others).append(request.id)
+                    if connection.kept is not None:
+                        self._keep(connection, lines)
+                    elif (
+                        (works and not self._proceed(connection))
+                        or now() > chunk_end_s
+                        or connection.outbox_bytes > outbox_bytes_max
+                    ):
+                        self._break_off(connection, lines)
+            if not length_hint(lines):
+                break
+            # Many lines, or one for many queues: it is time to look at what it comes to.
+            gathered += 1 if is_wide else gathered_max
+            if gathered * gathering.width >= COPIES_MAX or len(acked) >= STEP_MESSAGES or works:
+                self._flush(acker, acked)
+                event, acker, acked, gathered = NOTHING, NOTHING, [], 0
+                done = not works or self._proceed(connection)
+                if not done or self.pending_records > self.settings.batch_records_max:
                     self._break_off(connection, lines)
+            if now() > chunk_end_s and connection.kept is None:
+                self._break_off(connection, lines)
+            self._visits = 0
+            gathered_max = max(1, min(LINES_MAX, COPIES_MAX // gathering.width - gathered))
         self._flush(acker, acked)
         if confirms or others:
+            connection.unconfirmed += len(confirms) + len(others)
+        once_ids, self._once_ids = self._once_ids, []
+        if works and not self._proceed(connection):
+            works.append(self._complete(connection, confirms, others, once_ids))
+            self._once_unfinished += once_ids != []
+            self.turns.add(self._proceed_later(connection))
+            if connection.kept is None:
+                self._break_off(connection, lines)
+        elif confirms or others or once_ids:
+            self._remember(connection, confirms, others, once_ids)
+
+    def _complete(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        others: list[bytes],
+        once_ids: list[bytes],
+    ) -> Work[None]:
+        """After all that a chunk has published: ids that are remembered before their messages
+        would keep them out for good."""
+        self._once_unfinished -= once_ids != []
+        if self.unwritable:
+            for message_id in confirms:
+                connection.unconfirmed -= 1
+                reason = f"{self.unwritable}: it is not durable yet"
+                self._error(connection, message_id, b"publish", reason)
+            confirms = []
+        self._remember(connection, confirms, others, once_ids)
+        yield GOES_ON
+
+    def _remember(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        others: list[bytes],
+        once_ids: list[bytes],
+    ) -> None:
+        """What the next commit makes true: `confirms` are those of messages."""
+        self.pending.once += once_ids
+        self.pending_records += len(once_ids)
+        if confirms or others:
             self.pending.confirmed += len(confirms)
-            confirms += others
-            connection.unconfirmed += len(confirms)
-            self.pending.confirms.append((connection, confirms))
+            self.pending.confirms.append((connection, confirms + others))
+
+    def _proceed(self, connection: Connection) -> bool:
+        """Go on with what its lines have begun; return whether that is done."""
+        works = connection.works
+        while works:
+            if not self.turns.run(works[0]):
+                return False
+            works.popleft()
+        return True
+
+    def _proceed_later(self, connection: Connection) -> Work[None]:
+        while connection.works:
+            yield from connection.works[0]
+            connection.works.popleft()
 
     def _flush(self, acker: bytes, acked: list[bytes]) -> None:
         """Do what has gathered: it is either the one or the other."""
@@ -463,16 +618,35 @@ class Broker:
                 raise BadRequest(f"there is no action {shown(request.action)}")
             if connection.permissions is not None:
                 permits.check(action.needs, self, connection.permissions, request)
-            amount = action.run(self, connection, request)
+            work = action.run(self, connection, request)
         except BadRequest as failure:
             self._refuse(connection, line, failure)
             return None
-        if amount is not None and request.confirm:
-            connection.unconfirmed += 1
-            self.pending.counts.append((connection, request.id, amount))
+        if work is not None:
+            connection.unconfirmed += request.confirm
+            connection.works.append(self._perform(connection, request, line, work))
             return None
         # What must be verified first, or was refused, is not confirmed now.
         return None if connection.awaits_login else request
+
+    def _perform(
+        self, connection: Connection, request: Request, line: bytes, work: Work[int | None]
+    ) -> Work[None]:
+        """A request that may take more than a turn. It raises before it changes anything."""
+        try:
+            amount = yield from work
+            if request.confirm and self.unwritable and request.action in (b"publish", b"reject"):
+                raise Unwritable(f"{self.unwritable}: it is not durable yet")
+        except BadRequest as failure:
+            connection.unconfirmed -= request.confirm
+            self._refuse(connection, line, failure)
+            return
+        if not request.confirm:
+            return
+        if amount is None:
+            self.pending.confirms.append((connection, [request.id]))
+        else:
+            self.pending.counts.append((connection, request.id, amount))
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -559,7 +733,7 @@ class Broker:
         consumers = connection.consumers.values()
         lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
         if lost:
-            self.delete_consumers(lost)
+            self.end_consumers(lost)
 
     def verify(self, login: "Login") -> None:
         """Have the server verify a password; the connection's next lines wait for the outcome."""
@@ -598,15 +772,53 @@ class Broker:
 
     # -- messages
 
-    def publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        """Route messages of one event; each queue bound to it gets all of them."""
+    def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
+        """Route messages of one event; each queue bound to it gets all of them, in later turns
+        when there are very many, and then before all that the connection publishes next."""
         self.published += len(ids)
         queues = self.bindings.routes.get(event, NOWHERE)
         if not queues:
             self.unroutable += len(ids)
         self.queued += len(ids) * len(queues)
+        self._visits += len(queues)
+        if self._works or self._visits > ROUTE_QUEUES:
+            self._works.append(self._route(list(queues), ids, bodies))
+            return
         for queue in queues:
             queue.publish(ids, bodies)
+
+    def _route(self, queues: list[Queue], ids: list[bytes], bodies: list[bytes]) -> Work[None]:
+        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
+            for queue in some:
+                queue.publish(ids, bodies)
+            yield self.pending_records > self.settings.batch_records_max + COPIES_MAX
+
+    def publish(
+        self, connection: Connection, event: bytes, message_id: bytes, body: bytes, *, once: bool
+    ) -> Work[None] | None:
+        """Publish a message; `once`: unless its user has published one of this id so before."""
+        if once and self._once_unfinished:
+            return self._publish_later(connection, event, message_id, body)
+        if not once or self._is_new(connection, message_id):
+            self._publish(event, [message_id], [body])
+        return None
+
+    def _publish_later(
+        self, connection: Connection, event: bytes, message_id: bytes, body: bytes
+    ) -> Work[None]:
+        while self._once_unfinished:
+            yield WAITS
+        once_id = connection.once_id(message_id)
+        if self.once.add(once_id):
+            self.published += 1
+            queues = self.bindings.routes.get(event, NOWHERE)
+            self.unroutable += not queues
+            self.queued += len(queues)
+            self._once_unfinished += 1
+            yield from self._route(list(queues), [message_id], [body])
+            self._once_unfinished -= 1
+            self.pending.once.append(once_id)
+            self.pending_records += 1
 
     def check_room(self, event: bytes, *, is_known: bool) -> None:
         """Raise what forbids publishing to an event now; what is known goes to no queue again."""
@@ -624,7 +836,7 @@ class Broker:
 
     def check_route(self, event: bytes) -> None:
         """Raise if a message of this event would go nowhere."""
-        if event not in self.bindings.routes:
+        if all(queue.deleted for queue in self.bindings.routes.get(event, NOWHERE)):
             raise BadRequest(f"publish: no queue is bound to {shown(event)}")
 
     def queue_filled(self, queue: Queue) -> None:
@@ -635,13 +847,6 @@ class Broker:
         self.full_queues.pop(queue, None)
         self.on_queue_full(queue)
 
-    def publish_once(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes
-    ) -> None:
-        """Publish, unless its user has published a message of this id so before."""
-        if self._is_new(connection, message_id):
-            self.publish(event, [message_id], [body])
-
     def is_known(self, connection: Connection, message_id: bytes) -> bool:
         """Whether this message would not be published once more."""
         return connection.once_id(message_id) in self.once
@@ -651,17 +856,16 @@ class Broker:
         once_id = connection.once_id(message_id)
         if not self.once.add(once_id):
             return False
-        self.pending.once.append(once_id)
-        self.pending_records += 1
+        self._once_ids.append(once_id)
         return True
 
-    def trim(self, name: bytes, end: int | None) -> int:
+    def trim(self, name: bytes, end: int | None) -> Work[int | None]:
         """Drop the waiting messages of a queue, or those with numbers below `end`; return how
         many."""
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = queue.trim(queue.next_seq if end is None else end)
+        count = yield from queue.trim(queue.next_seq if end is None else end)
         self.purged += count
         return count
 
@@ -686,34 +890,66 @@ class Broker:
         reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
         self._error(connection, read.request_id, read.form.encode(), reason)
 
-    def ack(self, consumer_id: bytes, message_ids: Sequence[bytes] | None) -> None:
-        """Settle these deliveries, None for all; what is not there is no error."""
+    def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
+        """Settle these deliveries; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.settle)
 
-    def reject(self, consumer_id: bytes, message_ids: Sequence[bytes] | None) -> None:
-        """Put these deliveries, None for all, back to the tail; what is not there is no error."""
+    def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
+        """Put these deliveries back to the tail; what is not there is no error."""
         self._settle(consumer_id, message_ids, Queue.requeue)
 
     def _settle(
         self,
         consumer_id: bytes,
-        message_ids: Sequence[bytes] | None,
+        message_ids: Sequence[bytes],
         how: Callable[[Queue, list[Delivery]], None],
     ) -> None:
         consumer = self.consumers.get(consumer_id)
         if consumer is None:
             return
-        deliveries = consumer.settle_all() if message_ids is None else consumer.settle(message_ids)
+        deliveries = consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
-            self.deliver_held_back()
-            if not consumer.in_ring:
-                self.wake(consumer)
+            self._has_settled(consumer)
+
+    def _has_settled(self, consumer: Consumer) -> None:
+        self.deliver_held_back()
+        if not (consumer.in_ring or consumer.deleted):
+            self.wake(consumer)
+
+    def ack_all(self, consumer_id: bytes) -> Work[None]:
+        """Settle all that a consumer holds."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is None or not consumer.unacked:
+            return
+        queue, deliveries = consumer.queue, consumer.let_go()
+        while some := list(islice(deliveries, STEP_MESSAGES)):
+            if not queue.deleted:
+                queue.settle(some)
+            yield GOES_ON
+        self._has_settled(consumer)
+
+    def reject_all(self, consumer_id: bytes) -> Work[None]:
+        """Put all that a consumer holds back to the tail, in the order that it has in the queue."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is None or not consumer.unacked:
+            return
+        queue, held, deliveries = consumer.queue, consumer.let_go(), list[Delivery]()
+        while some := list(islice(held, STEP_BODIES)):
+            deliveries += some
+            yield GOES_ON
+        deliveries.sort(reverse=True)
+        while deliveries:
+            some = [deliveries.pop() for _ in range(min(len(deliveries), STEP_MESSAGES))]
+            if not queue.deleted:
+                queue.requeue(some)
+            yield GOES_ON
+        self._has_settled(consumer)
 
     # -- queues and consumers
 
-    def make_queue(self, name: bytes) -> Queue:
-        """Return the queue of this name, made now if there was none; `check_queue` has allowed it.
+    def make_queue(self, name: bytes) -> Work[Queue]:
+        """Return the queue of this name, made now if there was none.
 
         Consumers of an earlier queue of that name are served again.
         """
@@ -727,7 +963,8 @@ class Broker:
             for consumer in orphaned.consumers:
                 consumer.queue = queue
                 queue.attach(consumer)
-        return queue
+        yield from self.bindings.queue_made(queue)
+        return (yield from self.make_queue(name)) if queue.deleted else queue
 
     def _adopt(self, name: bytes) -> Queue | None:
         """Take a deleted queue out of those that still have consumers."""
@@ -756,7 +993,6 @@ class Broker:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self, queue_id, name)
         self.metadata.bytes += queue_bytes(name)
-        self.bindings.queue_made(queue)
         return queue
 
     def _changed(self, queue: Queue) -> None:
@@ -768,28 +1004,51 @@ class Broker:
             return False
         queue.rule = rule
         self._changed(queue)
+        self._outdate(queue)
         return True
 
-    def rebind(self, request: Rebind) -> bool:
-        return self.bindings.rebind(request, self.queues.get(request.queue))
-
-    def tell_update(self, name: bytes, but: Consumer | None = None) -> None:
+    def tell_update(self, name: bytes, but: Consumer | None = None) -> Work[None]:
         """Tell the consumers of a queue what it is bound to now."""
         queue = self.queues.get(name) or self.orphans.get(name)
         if queue is None:
             return
-        events = self.bindings.events(name)
-        for consumer in queue.consumers:
-            if consumer is not but:
-                self._update(consumer, events)
+        self._outdate(queue)
+        yield from self._tell(queue, [each for each in queue.consumers if each is not but])
 
-    def _update(self, consumer: Consumer, events: list[bytes]) -> None:
-        """A slow client is told the newest state when it has caught up, not each one before."""
-        consumer.update_due = consumer.connection.blocked
-        if not consumer.update_due:
-            self.write(consumer.connection, consumer.update(events))
+    def _outdate(self, queue: Queue) -> None:
+        """What its consumers were told has changed."""
+        queue.updates += 1
+        if self._told is not None and self._told[0] is queue:
+            self._told = None
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def _tell(self, queue: Queue, consumers: list[Consumer]) -> Work[None]:
+        """A slow client is told the newest state when it has caught up, not each one before. The
+        list is made once: it may have 100,000 events, for 10,000 consumers."""
+        for consumer in consumers:
+            if consumer.deleted or consumer.queue is not queue:
+                continue
+            consumer.update_due = consumer.connection.blocked
+            if not consumer.update_due:
+                while self._told is None or self._told[0] is not queue:
+                    yield from self._list_events(queue)
+                self.write(consumer.connection, consumer.update(self._told[1]))
+            yield GOES_ON
+
+    def _list_events(self, queue: Queue) -> Work[None]:
+        updates, rule = queue.updates, queue.rule
+        runs = []
+        for some in slices(list(self.bindings.by_name.get(queue.name, ())), STEP_NAMES):
+            runs.append(sorted(some))
+            yield GOES_ON
+        events = runs.pop() if len(runs) == 1 else []
+        merged = heapq.merge(*runs)
+        while some := list(islice(merged, STEP_NAMES)):
+            events += some
+            yield GOES_ON
+        if queue.updates == updates:
+            self._told = queue, replies.bound(queue.name, events, rule)
+
+    def add_consumer(self, consumer: Consumer) -> Work[None]:
         """Attach a consumer; one that had its id before ends, and loses nothing."""
         self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
@@ -797,7 +1056,7 @@ class Broker:
         consumer.connection.consumers[consumer.id] = consumer
         consumer.queue.attach(consumer)
         if earlier is not None:
-            self.delete_consumers([earlier])
+            yield from self.delete_consumers([earlier])
 
     def wake(self, consumer: Consumer) -> None:
         """A consumer may have room again."""
@@ -810,11 +1069,22 @@ class Broker:
         else:
             self.hold_back(consumer)
 
-    def delete_consumers(self, consumers: list[Consumer]) -> None:
+    def end_consumers(self, consumers: list[Consumer]) -> None:
+        """They get nothing any more from now on; what they held goes back in turns."""
+        for consumer in consumers:
+            consumer.deleted = True
+        if consumers:
+            self.turns.add(self.delete_consumers(consumers))
+
+    def delete_consumers(self, consumers: list[Consumer]) -> Work[None]:
         """End consumers. What all of them held goes back to its place before any of it is given
         to others."""
-        queues: dict[Queue, None] = {}
-        for consumer in consumers:
+        returned: list[tuple[Queue, Iterator[Delivery]]] = []
+        for number, consumer in enumerate(consumers, 1):
+            if number % STEP_MESSAGES == 0:
+                yield GOES_ON
+            if consumer not in consumer.queue.consumers:
+                continue
             consumer.deleted = True
             self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
@@ -822,25 +1092,32 @@ class Broker:
             if consumer.connection.consumers.get(consumer.id) is consumer:
                 del consumer.connection.consumers[consumer.id]
             self.held_back.pop(consumer, None)
-            queue = consumer.queue
-            queue.detach(consumer)
-            queue.give_back(consumer.settle_all())
-            queues[queue] = None
-        for queue in queues:
+            consumer.queue.detach(consumer)
+            consumer.queue.returning += 1
+            returned.append((consumer.queue, consumer.let_go()))
+        yield GOES_ON
+        for queue, deliveries in returned:
+            while some := list(islice(deliveries, STEP_MESSAGES)):
+                if not queue.deleted:
+                    queue.give_back(some)
+                yield GOES_ON
+            queue.returning -= 1
+        for queue in dict.fromkeys(queue for queue, _ in returned):
             if queue.consumers:
                 queue.deliver()
-            elif queue.deleted:
+            elif self.orphans.get(queue.name) is queue:
                 self._adopt(queue.name)
-            else:
-                self.unused(queue)
+            elif not queue.deleted:
+                yield from self.unused(queue)
+            yield GOES_ON
         self.deliver_held_back()
 
-    def unused(self, queue: Queue) -> None:
+    def unused(self, queue: Queue) -> Work[None]:
         """A queue has no consumer (any more): its delete rule applies."""
         if queue.rule is None:
             return
         if queue.rule.delay_s is None:
-            self.delete_queue(queue.name)
+            yield from self.delete_queue(queue.name)
             return
         queue.deadline = self.clock() + queue.rule.delay_s
         heapq.heappush(self._deadlines, (queue.deadline, next(self._deadline_ids), queue))
@@ -852,19 +1129,20 @@ class Broker:
             ]
             heapq.heapify(self._deadlines)
 
-    def delete_queue(self, name: bytes) -> None:
+    def delete_queue(self, name: bytes) -> Work[None]:
         """Delete messages, bindings and rule; consumers stay with the name."""
         queue = self.queues.pop(name, None)
-        self.bindings.remove_all(name, queue)
-        if queue is None:
-            return
-        queue.delete()
-        self.pending.queues[queue.id] = None
-        if queue.consumers:
-            self.orphans[name] = queue
+        if queue is not None:
+            self.turns.add(queue.delete())
+            self.pending.queues[queue.id] = None
+            if queue.consumers:
+                self.orphans[name] = queue
+            else:
+                self.metadata.bytes -= queue_bytes(name)
+        yield from self.bindings.remove_all(name, queue)
+        if queue is not None and queue.consumers:
+            self._outdate(queue)
             self.deliver_held_back()
-        else:
-            self.metadata.bytes -= queue_bytes(name)
 
     # -- time
 
@@ -880,8 +1158,11 @@ class Broker:
     def expire(self) -> None:
         """Delete the queues whose delay has passed."""
         now = self.clock()
+        self.turns.begin()
         while (deadline := self.next_deadline()) is not None and deadline <= now:
-            self.delete_queue(heapq.heappop(self._deadlines)[2].name)
+            self.turns.add(self.delete_queue(heapq.heappop(self._deadlines)[2].name))
+            if self.turns.over:
+                break
 
     # -- what must last
 
@@ -893,7 +1174,7 @@ class Broker:
     @property
     def has_metadata(self) -> bool:
         """Whether queues, bindings or errors are among what is to be written."""
-        return bool(self.bindings.changes) or self.pending.has_metadata
+        return bool(self.bindings.changes) or self.pending.has_metadata or self._begun is not None
 
     @property
     def has_changes(self) -> bool:
@@ -905,17 +1186,37 @@ class Broker:
         """Whether there is something to write or to confirm."""
         return self.pending.awaited or self.has_changes
 
-    def take_batch(self, *, settled_only: bool = False) -> Batch:
-        """Take everything pending; the next batch begins.
+    def take_batch(self, *, settled_only: bool = False, whole: bool = False) -> Batch:
+        """Take everything pending; the next batch begins. What is pending in very many queues is
+        taken in pieces, unless it is wanted `whole`.
 
         `settled_only` leaves the messages: what makes room can be written when they can't.
         """
-        batch, self.pending = self.pending, Batch()
-        if settled_only:
-            # An id that lasts without its message would keep the message out for good.
-            batch.once, self.pending.once = self.pending.once, batch.once
-        dirty, self.dirty = self.dirty, []
-        for queue in dirty:
+        if settled_only or whole:
+            self._begin_anew()
+        begun = self._begun
+        if begun is None:
+            begun, self.pending = self.pending, Batch()
+            if settled_only:
+                # An id that lasts without its message would keep the message out for good.
+                begun.once, self.pending.once = self.pending.once, begun.once
+            begun.bindings, self.bindings.changes = self.bindings.changes, {}
+            begun.records, self.pending_records = self.pending_records, 0
+            self._left, self.dirty = self.dirty, []
+            self._left.reverse()
+        batch = begun
+        count = len(self._left)
+        if not (settled_only or whole):
+            count = min(count, self._piece())
+        if count < len(self._left):
+            # The queues themselves first, and last those who wait, and ids, which without their
+            # messages would keep these out for good.
+            batch = Batch(queues=begun.queues, bindings=begun.bindings, errors=begun.errors)
+            begun.queues, begun.bindings, begun.errors = {}, {}, []
+            begun.is_rest = True
+        self._begun = None if batch is begun else begun
+        for _ in range(count):
+            queue = self._left.pop()
             if queue.deleted:
                 continue
             boundary = queue.boundary
@@ -923,9 +1224,24 @@ class Broker:
             if change is not None:
                 batch.changes.append(change)
                 batch.taken.append((queue, boundary))
-        batch.bindings, self.bindings.changes = self.bindings.changes, {}
-        batch.records, self.pending_records = self.pending_records, 0
         return batch
+
+    def _piece(self) -> int:
+        """How many of the queues that are left one commit takes."""
+        copies = 0
+        for number, queue in enumerate(reversed(self._left)):
+            copies += len(queue.pending)
+            if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
+                return number
+        return len(self._left)
+
+    def _begin_anew(self) -> None:
+        """What is left of a batch is pending again."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self.dirty[:0] = self._left
+            self._left = []
+            self.put_back(begun, waiting=True)
 
     def put_back(self, batch: Batch, *, waiting: bool = False) -> None:
         """This batch could not be written: all of it is pending again, before what came since;
@@ -948,6 +1264,7 @@ class Broker:
 
     def committed(self, batch: Batch) -> None:
         """This batch is on disk: let its confirms go."""
+        self.turns.begin()
         self.confirmed += batch.confirmed
         for connection, ids in batch.confirms:
             connection.unconfirmed -= len(ids)
@@ -961,10 +1278,14 @@ class Broker:
             consumer.held = False
             if not consumer.deleted:
                 self.wake(consumer)
-        if self.memory_is_short:
-            for change, (queue, _) in zip(batch.changes, batch.taken, strict=True):
-                if not queue.deleted:
-                    queue.spill(change.next_seq)
+        if self.memory_is_short and batch.changes:
+            self.turns.add(self._spill(batch))
+
+    def _spill(self, batch: Batch) -> Work[None]:
+        for change, (queue, _) in zip(batch.changes, batch.taken, strict=True):
+            if not queue.deleted:
+                yield from queue.spill(change.next_seq)
+                yield GOES_ON
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:
         """This batch could not be written: what waits for it gets errors instead, and consumers
@@ -976,7 +1297,7 @@ class Broker:
                 self._error(connection, request_id, b"", str(failure))
         for consumer in batch.held:
             if not consumer.deleted:
-                self.delete_consumers([consumer])
+                self.end_consumers([consumer])
         batch.confirms, batch.counts, batch.held, batch.confirmed = [], [], [], 0
 
     # -- recovery
@@ -984,6 +1305,7 @@ class Broker:
     def restore_queue(self, queue_id: int, name: bytes, rule: DeleteRule | None) -> Queue:
         """A queue that the journal knows; bindings are restored before."""
         queue = self._new_queue(queue_id, name)
+        finish(self.bindings.queue_made(queue))
         queue.rule = rule
         return queue
 
@@ -995,4 +1317,4 @@ class Broker:
         come and gone: a boot deletes nothing that merely waits for its consumers."""
         for queue in list(self.queues.values()):
             if queue.rule is not None and queue.rule.delay_s is not None:
-                self.unused(queue)
+                finish(self.unused(queue))

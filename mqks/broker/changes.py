@@ -82,6 +82,8 @@ class Batch:
     """Confirms that tell how many: apart, so that all the others are joined in one go."""
     held: list[Consumer] = field(default_factory=list)
     """Consumers that get nothing before their confirm."""
+    is_rest: bool = False
+    """Pieces of it have been written before."""
     records: int = 0
     """Messages, acks and marks in it, about."""
     taken: list[tuple["Queue", int]] = field(default_factory=list)
@@ -94,7 +96,7 @@ class Batch:
     @property
     def must_last(self) -> bool:
         """Whether there is more to write than the details of errors, which no confirm tells of."""
-        return bool(self.changes or self.queues or self.bindings or self.once)
+        return bool(self.is_rest or self.changes or self.queues or self.bindings or self.once)
 
     @property
     def awaited(self) -> bool:

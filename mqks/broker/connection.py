@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.expression import Budget
 from mqks.broker.reads import Read
+from mqks.broker.turns import Work
 from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import LineSplitter
 from mqks.users import STRANGER, Permissions
@@ -46,6 +47,7 @@ class Connection:
         "touched",
         "unconfirmed",
         "user",
+        "works",
     )
 
     def __init__(
@@ -79,6 +81,8 @@ class Connection:
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None
         """None: it may do everything."""
+        self.works: deque[Work[None]] = deque()
+        """What its lines have begun and the turn did not finish: the next lines wait for it."""
         self.kept: list[bytes] | None = None
         """While there is a list, lines are not handled but kept in it: they wait for the outcome
         of `auth`, for the next turn, or nobody needs them any more."""

@@ -5,10 +5,11 @@ goes back.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from mqks.broker.turns import emptied
 from mqks.protocol import replies
 
 if TYPE_CHECKING:
@@ -151,15 +152,17 @@ class Consumer:
                 del self.repeated[message_id]
         return True
 
-    def settle_all(self) -> list[Delivery]:
-        """Take everything out of the unacked, in the order of the queue."""
-        deliveries = [*self.unacked.values(), *chain.from_iterable(self.repeated.values())]
-        deliveries.sort()
-        self.unacked.clear()
-        self.repeated.clear()
+    def let_go(self) -> Iterator[Delivery]:
+        """All that is unacked leaves at once, and comes out in no order, one by one: there may be
+        so many that they are dealt with in turns."""
+        unacked, repeated = self.unacked, self.repeated
+        self.unacked, self.repeated = {}, {}
         self._count(-self.unacked_bytes)
-        return deliveries
+        return chain(
+            (delivery for _, delivery in emptied(unacked)),
+            (delivery for _, later in emptied(repeated) for delivery in later),
+        )
 
-    def update(self, events: Sequence[bytes]) -> bytes:
-        """Tell what the queue is bound to now."""
-        return replies.update(self.id, self.queue.name, events, self.queue.rule, self.manual_ack)
+    def update(self, about: bytes) -> bytes:
+        """Tell what the queue is bound to now, `replies.bound`."""
+        return replies.update(self.id, about, self.manual_ack)

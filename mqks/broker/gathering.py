@@ -17,7 +17,7 @@ Lane = tuple[bytes, list[bytes], list[bytes]]
 class Gathering:
     """`publish` takes lanes when they end."""
 
-    __slots__ = ("_bindings", "_by_event", "_by_queue", "_lanes", "_publish")
+    __slots__ = ("_bindings", "_by_event", "_by_queue", "_lanes", "_publish", "width")
 
     def __init__(
         self, bindings: Bindings, publish: Callable[[bytes, list[bytes], list[bytes]], None]
@@ -27,6 +27,8 @@ class Gathering:
         self._lanes: list[Lane] = []
         self._by_event: dict[bytes, Lane] = {}
         self._by_queue: dict[Queue, Lane] = {}
+        self.width = 1
+        """How many queues a message goes to, of the lane that has most."""
 
     def lane(self, event: bytes) -> Lane:
         """Where messages of this event are to be gathered now."""
@@ -41,6 +43,7 @@ class Gathering:
                 self.flush()
             lane = event, [], []
             self._lanes.append(lane)
+            self.width = max(self.width, len(queues))
             self._by_queue.update(dict.fromkeys(queues, lane))
         self._by_event[event] = lane
         return lane
@@ -53,3 +56,4 @@ class Gathering:
         self._lanes.clear()
         self._by_event.clear()
         self._by_queue.clear()
+        self.width = 1

@@ -8,15 +8,23 @@ on disk, in `redo_paged`.
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from mqks.broker.changes import QueueChange, Run
 from mqks.broker.consumer import Consumer, Delivery
 from mqks.broker.ranges import Range, below, compress, subtract, union
+from mqks.broker.turns import GOES_ON, Work, emptied
 from mqks.errors import MqksError
-from mqks.limits import DELIVERY_BYTES, READ_AHEAD_BYTES, SCARCE_BYTES
+from mqks.limits import (
+    DELIVERY_BYTES,
+    READ_AHEAD_BYTES,
+    SCARCE_BYTES,
+    STEP_BODIES,
+    STEP_MESSAGES,
+    TAKERS_MAX,
+)
 from mqks.protocol import replies
 from mqks.protocol.requests import DeleteRule, shown
 
@@ -58,11 +66,13 @@ class Queue:
         "redo_paged",
         "requeued",
         "retries",
+        "returning",
         "ring",
         "rule",
         "tail",
         "tail_bytes",
         "told_at",
+        "updates",
     )
 
     def __init__(self, broker: "Broker", queue_id: int, name: bytes) -> None:
@@ -95,11 +105,16 @@ class Queue:
         """A heap as well: numbers of those that are only on disk."""
         self.retries: dict[int, int] = {}
         """Number → retry, for those above zero."""
+        self.returning = 0
+        """Works that give messages back: until all are back, nothing is delivered."""
 
         self.consumers: dict[Consumer, None] = {}
         """In the order they came."""
         self.ring: OrderedDict[Consumer, None] = OrderedDict()
         """Those that may take, the next one first; who cannot take leaves it when that shows."""
+
+        self.updates = 0
+        """How often its consumers had to be told what it is bound to."""
 
         self.dirty = False
         self.boundary = 1
@@ -150,6 +165,8 @@ class Queue:
 
     def publish(self, ids: Sequence[bytes], lines: list[bytes]) -> None:
         """Append messages; where consumers wait, deliver them in this very turn."""
+        if self.deleted:  # Its routes go in turns.
+            return
         first = self.next_seq
         self.next_seq = first + len(lines)
         if (
@@ -232,34 +249,43 @@ class Queue:
 
     def deliver(self) -> None:
         """Give waiting messages to consumers, as long as both are there."""
-        while self.redo_is_next and self.ring and not self.broker.postpone(self):
-            number, line = self.redo[0]
-            if self._dispatch(number, [line], None, stored=True):
-                heapq.heappop(self.redo)
-                self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
-        head = self.head
-        while head and self.ring and not self.redo_paged and not self.broker.postpone(self):
-            count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
-            if count >= len(head):
-                lines = list(head)
-                head.clear()
-                size = self.head_bytes
-            else:
-                popleft = head.popleft
-                lines = [popleft() for _ in range(count)]
-                size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * count
-            taken = self._dispatch(self.cursor, lines, None, stored=True)
-            if taken < len(lines):
-                back = lines[taken:]
-                size -= sum(map(len, back)) + MESSAGE_OVERHEAD_BYTES * len(back)
-                head.extendleft(reversed(back))
-            self.head_bytes -= size
-            self.broker.memory_bytes -= size
+        while self.can_deliver and not self.broker.postpone(self):
+            self.deliver_some()
         if self.nearly_full:
             self._look_at_limit()
         if self.ring and not self.paging and self._wants_page():
             self.paging = True
             self.broker.page_requests.append(self)
+
+    @property
+    def can_deliver(self) -> bool:
+        return bool(self.ring and (self.redo_is_next or (self.head and not self.redo_paged)))
+
+    def deliver_some(self) -> None:
+        """One step of a delivery."""
+        if self.redo_is_next:
+            number, line = self.redo[0]
+            if self._dispatch(number, [line], None, stored=True):
+                heapq.heappop(self.redo)
+                self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
+            return
+        head = self.head
+        count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
+        if count >= len(head):
+            lines = list(head)
+            head.clear()
+            size = self.head_bytes
+        else:
+            popleft = head.popleft
+            lines = [popleft() for _ in range(count)]
+            size = sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * count
+        taken = self._dispatch(self.cursor, lines, None, stored=True)
+        if taken < len(lines):
+            back = lines[taken:]
+            size -= sum(map(len, back)) + MESSAGE_OVERHEAD_BYTES * len(back)
+            head.extendleft(reversed(back))
+        self.head_bytes -= size
+        self.broker.memory_bytes -= size
 
     def _look_at_limit(self) -> None:
         """A warning comes at four fifths of it, and again after less than two thirds. Publishes
@@ -298,7 +324,8 @@ class Queue:
     def _dispatch(
         self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
     ) -> int:
-        """Share out messages with consecutive numbers among the ring; return how many were taken.
+        """Share out messages with consecutive numbers among the ring; return how many were taken:
+        not all when the ring is empty, or a large one has used up the turn.
 
         Consumers take turns message by message; each gets its share of the batch in one piece.
         `stored` says that the messages are in `pending` or in the journal already; what is not,
@@ -308,7 +335,7 @@ class Queue:
         taken, total = 0, len(lines)
         while ring and taken < total:
             wanted = total - taken
-            takers = list(ring) if wanted >= len(ring) else list(islice(ring, wanted))
+            takers = list(islice(ring, min(wanted, TAKERS_MAX)))
             room = min(taker.room() for taker in takers)
             if room <= 0:
                 for taker in takers:
@@ -318,7 +345,8 @@ class Queue:
                         self.broker.hold_back(taker)
                 continue
             turns = len(takers)
-            count = min(wanted, room * turns)
+            # Of a part of the ring each takes one: then it is the others' turn.
+            count = min(wanted, room * turns) if turns == len(ring) else turns
             manual = any(taker.manual_ack for taker in takers)
             start, end = taken, taken + count
             if manual and not stored:
@@ -338,6 +366,8 @@ class Queue:
             taken = end
             for taker in takers[: count % len(ring)]:
                 ring.move_to_end(taker)
+            if taken < total and self.broker.turns.over:
+                break
         if first >= self.cursor:
             self.cursor += taken
         return taken
@@ -379,42 +409,48 @@ class Queue:
         self.broker.pending_records += len(numbers)
         self._touch()
 
-    def trim(self, end: int) -> int:
+    def trim(self, end: int) -> Work[int]:
         """Drop the waiting messages with numbers below `end`; return how many."""
-        returned = [number for number in self.redo_paged if number < end]
-        self.redo_paged = [number for number in self.redo_paged if number >= end]
-        heapq.heapify(self.redo_paged)
-        returned += self._forget_redo(end)
-        if returned:
+        end, count = min(end, self.next_seq), 0
+        while returned := self._pop_returned(end):
             self._settled(returned)
-        first, end = self.cursor, min(end, self.next_seq)
-        if first >= end:
-            return len(returned)
-        self._settled(range(first, end))
-        self.cursor = end
-        self.tell_cursor()
-        count = min(end - first, len(self.head))
-        freed = self._forget(self.head, count)
-        self.head_bytes -= freed
-        on_disk = min(end - first - count, self.paged)
-        self.paged -= on_disk
-        behind = self._forget(self.tail, end - first - count - on_disk)
-        self.tail_bytes -= behind
-        self.broker.memory_bytes -= freed + behind
+            count += len(returned)
+            yield GOES_ON
+        while self.cursor < end and not self.deleted:
+            count += self._trim_some(end)
+            yield GOES_ON
+        return count
+
+    def _pop_returned(self, end: int) -> list[int]:
+        """Let go of some of what came back and has a number below `end`; return the numbers."""
+        gone: list[int] = []
+        while self.redo_paged and self.redo_paged[0] < end and len(gone) < STEP_MESSAGES:
+            gone.append(heapq.heappop(self.redo_paged))
+        while self.redo and self.redo[0][0] < end and len(gone) < STEP_MESSAGES:
+            number, line = heapq.heappop(self.redo)
+            gone.append(number)
+            self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
+        return gone
+
+    def _trim_some(self, end: int) -> int:
+        """The first stretch of what was never delivered, or as much of it as one step takes."""
+        first = self.cursor
+        if self.head:
+            count = min(end - first, len(self.head), STEP_BODIES)
+            freed = self._forget(self.head, count)
+            self.head_bytes -= freed
+            self.broker.memory_bytes -= freed
+        else:
+            count = min(end - first, self.paged)
+            self.paged -= count
         if not self.paged:
             self._join()
+        self._settled(range(first, first + count))
+        self.cursor += count
+        self.tell_cursor()
         if self.nearly_full:
             self._look_at_limit()
-        return len(returned) + end - first
-
-    def _forget_redo(self, end: int) -> list[int]:
-        """Let go of what came back and has a number below `end`; return the numbers."""
-        gone = [delivery for delivery in self.redo if delivery[0] < end]
-        if gone:
-            self.redo = [delivery for delivery in self.redo if delivery[0] >= end]
-            heapq.heapify(self.redo)
-            self._count_redo(-sum(len(line) + MESSAGE_OVERHEAD_BYTES for _, line in gone))
-        return [number for number, _ in gone]
+        return count
 
     @staticmethod
     def _forget(lines: deque[bytes], count: int) -> int:
@@ -526,36 +562,69 @@ class Queue:
         heapq.heapify(self.redo_paged)
         self._look_at_limit()
 
-    def spill(self, committed: int) -> None:
+    def spill(self, committed: int) -> Work[None]:
         """Let go of bodies in memory that are on disk: what is below `committed` has been synced.
 
         A queue that is being consumed keeps its next page.
         """
-        if self.redo_bytes > (2 * SCARCE_BYTES if self.consumers else 0):
-            for number in self._forget_redo(committed):
-                heapq.heappush(self.redo_paged, number)
+        while self.redo_bytes > (2 * SCARCE_BYTES if self.consumers else 0):
+            if not self._spill_returned(committed):
+                break
+            yield GOES_ON
         if self.paged:
             count = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
-            self.paged += max(0, count)
-            size = self._forget(self.tail, count)
-            self.tail_bytes -= size
-            self.broker.memory_bytes -= size
+            while count > 0 and self.paged:
+                count -= self._spill_tail(min(count, STEP_BODIES))
+                yield GOES_ON
             return
-        keep = 0
-        if self.ring and self.head_bytes:
-            keep = SCARCE_BYTES * len(self.head) // self.head_bytes
+        keep = SCARCE_BYTES * len(self.head) // self.head_bytes if self.ring and self.head else 0
         durable = min(len(self.head), committed - self.cursor)
         if durable <= keep:
             return
-        uncommitted = len(self.head) - durable
-        self.tail.extendleft(self.head.pop() for _ in range(uncommitted))
-        while len(self.head) > keep:
-            self.head.pop()
-        self.paged = durable - keep
-        self.broker.memory_bytes -= self.head_bytes
-        self.head_bytes = sum(map(len, self.head)) + MESSAGE_OVERHEAD_BYTES * len(self.head)
-        self.tail_bytes = sum(map(len, self.tail)) + MESSAGE_OVERHEAD_BYTES * len(self.tail)
-        self.broker.memory_bytes += self.head_bytes + self.tail_bytes
+        behind = [self.head.pop() for _ in range(len(self.head) - durable)]
+        self.tail.extendleft(behind)
+        size = sum(map(len, behind)) + MESSAGE_OVERHEAD_BYTES * len(behind)
+        self.head_bytes -= size
+        self.tail_bytes += size
+        self._spill_head(keep)
+        # Joined meanwhile, the head would end with what is not on disk.
+        yield GOES_ON
+        while self._has_spilled and len(self.head) > keep:
+            self._spill_head(keep)
+            yield GOES_ON
+
+    @property
+    def _has_spilled(self) -> bool:
+        return self.paged > 0
+
+    def _spill_head(self, keep: int) -> None:
+        pop = self.head.pop
+        gone = [pop() for _ in range(min(len(self.head) - keep, STEP_BODIES))]
+        self.paged += len(gone)
+        size = sum(map(len, gone)) + MESSAGE_OVERHEAD_BYTES * len(gone)
+        self.head_bytes -= size
+        self.broker.memory_bytes -= size
+
+    def _spill_tail(self, count: int) -> int:
+        count = min(count, len(self.tail))
+        self.paged += count
+        size = self._forget(self.tail, count)
+        self.tail_bytes -= size
+        self.broker.memory_bytes -= size
+        return count
+
+    def _spill_returned(self, committed: int) -> bool:
+        """Whatever is taken off a heap's end, a heap is left."""
+        some = [self.redo.pop() for _ in range(min(len(self.redo), STEP_MESSAGES))]
+        freed = 0
+        for delivery in some:
+            if delivery[0] < committed:
+                heapq.heappush(self.redo_paged, delivery[0])
+                freed += len(delivery[1]) + MESSAGE_OVERHEAD_BYTES
+            else:
+                heapq.heappush(self.redo, delivery)
+        self._count_redo(-freed)
+        return freed > 0
 
     @property
     def page_first(self) -> int | None:
@@ -574,6 +643,7 @@ class Queue:
             return
         if wanted == first and not (runs and runs[0].first == first):
             raise MqksError(f"messages of queue {shown(self.name)} from {first} are missing")
+        self.broker.turns.begin()
         if self.redo_paged:
             lines = {
                 number: line for run in runs for number, line in enumerate(run.lines, run.first)
@@ -614,20 +684,33 @@ class Queue:
         self.tail.clear()
         self.tail_bytes = 0
 
-    def delete(self) -> None:
-        """Forget every message, also those that consumers hold, and the rule."""
+    def delete(self) -> Work[None]:
+        """Forget every message, also those that consumers hold, and the rule; at once, but for
+        the memory, which goes in turns."""
         self.deleted = True
         self.rule = None
         self.broker.full_queues.pop(self, None)
         self.broker.memory_bytes -= self.memory_bytes
         self.head_bytes = self.tail_bytes = self.redo_bytes = self.paged = 0
-        # A timer or a consumer may know this queue for long: not its messages.
-        for messages in (
-            *(self.head, self.tail, self.redo, self.redo_paged, self.retries, self.marks),
-            *(self.pending, self.pending_runs, self.acked, self.acked_ranges, self.requeued),
-        ):
-            messages.clear()
+        gone = [
+            emptied(items)
+            for items in (
+                *(self.head, self.tail, self.redo, self.redo_paged, self.retries, self.marks),
+                *(self.pending, self.pending_runs, self.acked, self.acked_ranges, self.requeued),
+            )
+        ]
+        self.head, self.tail, self.redo, self.redo_paged = deque(), deque(), [], []
+        self.retries, self.marks = {}, {}
+        self.pending, self.pending_runs, self.acked, self.acked_ranges = [], [], [], []
+        self.requeued = []
         self.ring.clear()
         for consumer in self.consumers:
-            consumer.settle_all()
             consumer.in_ring = False
+            gone.append(consumer.let_go())
+        return _let_go(chain.from_iterable(gone))
+
+
+def _let_go(things: Iterator[object]) -> Work[None]:
+    """Take them one by one, and keep none."""
+    while sum(1 for _ in islice(things, STEP_BODIES)):
+        yield GOES_ON

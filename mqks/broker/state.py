@@ -1,14 +1,20 @@
 """What an expression of `_eval` can see of the broker.
 
-The one rule: every attribute is a plain value made when it is asked for; changing it changes
-nothing.
+The one rule: every attribute is a plain value made when it is asked for, and paid for; changing it
+changes nothing. What is told of each queue, consumer or connection is made when that one is looked
+at.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, repeat
+from typing import Any, Generic, TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import Consumer
 from mqks.broker.views import Flag, Items
+
+K = TypeVar("K", str, int)
+V = TypeVar("V")
 
 
 def _text(name: bytes) -> str:
@@ -21,13 +27,51 @@ def _held(consumer: Consumer) -> list[str]:
     return [*map(_text, consumer.unacked), *map(_text, chain.from_iterable(later))]
 
 
+class View(Mapping[K, V], Generic[K, V]):
+    """What `tell` makes of each of these things, which costs its size."""
+
+    __slots__ = ("_pay", "_tell", "_things")
+
+    def __init__(
+        self,
+        pay: Callable[[int], None],
+        things: Mapping[Any, Any],
+        tell: Callable[[Any], V],
+    ) -> None:
+        self._pay, self._things, self._tell = pay, things, tell
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in list(self._things):
+            yield _text(key) if isinstance(key, bytes) else key
+
+    def __contains__(self, key: object) -> bool:
+        return (_bytes(key) if isinstance(key, str) else key) in self._things
+
+    def __getitem__(self, key: K) -> V:
+        value = self._tell(self._things[_bytes(key) if isinstance(key, str) else key])
+        self._pay(1 + (len(value) if isinstance(value, list) else 0))
+        return value
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
 class State:
     """Names and meanings are told in `docs/protocol.md`."""
 
-    __slots__ = ("_broker",)
+    __slots__ = ("_broker", "_pay")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, pay: Callable[[int], None]) -> None:
         self._broker = broker
+        self._pay = pay
+        """Takes the steps that something costs, and raises when there are no more."""
+
+    def _view(self, things: Mapping[Any, Any], tell: Callable[[Any], V]) -> View[Any, V]:
+        return View(self._pay, things, tell)
 
     @property
     def worker(self) -> int:
@@ -65,20 +109,19 @@ class State:
         return {}
 
     @property
-    def queues(self) -> dict[str, Items]:
+    def queues(self) -> Mapping[str, Items]:
         """Queue → its waiting messages, as something that has a length."""
-        return {_text(name): Items(queue.ready) for name, queue in self._broker.queues.items()}
+        return self._view(self._broker.queues, lambda queue: Items(queue.ready))
 
     @property
-    def queues_used(self) -> dict[str, Flag]:
+    def queues_used(self) -> Mapping[str, Flag]:
         """Queue → whether it has consumers."""
-        return {
-            _text(name): Flag(bool(queue.consumers)) for name, queue in self._broker.queues.items()
-        }
+        return self._view(self._broker.queues, lambda queue: Flag(bool(queue.consumers)))
 
     @property
     def queues_to_delete_when_unused(self) -> dict[str, float | None]:
         """Queue with a delete rule → its delay in seconds, None where there is none."""
+        self._pay(len(self._broker.queues) // 4)
         return {
             _text(name): queue.rule.delay_s
             for name, queue in self._broker.queues.items()
@@ -90,68 +133,55 @@ class State:
         """Event → names bound to it."""
         names: dict[str, list[str]] = {}
         for name, events in self._broker.bindings.by_name.items():
+            self._pay(1 + len(events))
             for event in events:
                 names.setdefault(_text(event), []).append(_text(name))
         return {event: sorted(queues) for event, queues in names.items()}
 
     @property
-    def events_by_queues(self) -> dict[str, list[str]]:
+    def events_by_queues(self) -> Mapping[str, list[str]]:
         """Name → events it is bound to."""
-        return {
-            _text(name): sorted(map(_text, events))
-            for name, events in self._broker.bindings.by_name.items()
-        }
+        return self._view(self._broker.bindings.by_name, lambda events: sorted(map(_text, events)))
 
     @property
-    def consumers_by_queues(self) -> dict[str, list[str]]:
+    def consumers_by_queues(self) -> Mapping[str, list[str]]:
         """Queue → its consumers' ids, in the order they came."""
-        return {
-            _text(name): [_text(consumer.id) for consumer in queue.consumers]
-            for name, queue in self._broker.queues.items()
-        }
+        return self._view(
+            self._broker.queues,
+            lambda queue: [_text(consumer.id) for consumer in queue.consumers],
+        )
 
     @property
-    def queues_by_consumer_ids(self) -> dict[str, str]:
-        return {
-            _text(consumer.id): _text(consumer.queue.name)
-            for consumer in self._broker.consumers.values()
-        }
+    def queues_by_consumer_ids(self) -> Mapping[str, str]:
+        return self._view(self._broker.consumers, lambda consumer: _text(consumer.queue.name))
 
     @property
-    def consumer_ids_by_clients(self) -> dict[int, list[str]]:
+    def consumer_ids_by_clients(self) -> Mapping[int, list[str]]:
         """Connection number → ids of its consumers."""
-        return {
-            connection.id: [_text(consumer_id) for consumer_id in connection.consumers]
-            for connection in self._broker.connections.values()
-        }
+        return self._view(
+            self._broker.connections, lambda connection: [*map(_text, connection.consumers)]
+        )
 
     @property
-    def clients_by_consumer_ids(self) -> dict[str, int]:
-        return {
-            _text(consumer.id): consumer.connection.id
-            for consumer in self._broker.consumers.values()
-        }
+    def clients_by_consumer_ids(self) -> Mapping[str, int]:
+        return self._view(self._broker.consumers, lambda consumer: consumer.connection.id)
 
     @property
     def messages_by_consumer_ids(self) -> dict[str, list[str]]:
         """Consumer with manual ack → ids of the messages that it holds."""
-        return {
-            _text(consumer.id): _held(consumer)
-            for consumer in self._broker.consumers.values()
-            if consumer.manual_ack
-        }
+        holding = [each for each in self._broker.consumers.values() if each.manual_ack]
+        self._pay(len(self._broker.consumers) // 4)
+        self._pay(sum(each.unacked_count for each in holding))
+        return {_text(each.id): _held(each) for each in holding}
 
     @property
-    def responses_by_clients(self) -> dict[int, Items]:
+    def responses_by_clients(self) -> Mapping[int, Items]:
         """Connection number → pieces of replies that wait to be sent at the end of the turn."""
-        return {
-            connection.id: Items(len(connection.outbox))
-            for connection in self._broker.connections.values()
-        }
+        return self._view(
+            self._broker.connections, lambda connection: Items(len(connection.outbox))
+        )
 
     @property
-    def socks_by_clients(self) -> dict[int, str]:
+    def socks_by_clients(self) -> Mapping[int, str]:
         """Connection number → address of the peer."""
-        return {
-            connection.id: connection.address for connection in self._broker.connections.values()
-        }
+        return self._view(self._broker.connections, lambda connection: connection.address)

@@ -1,22 +1,31 @@
 """What `stats` tells of the running broker, as plain values that JSON can hold.
 
 The one rule: a list comes in the order of its keys, from after a key on and no longer than asked
-for, so that a client can ask page by page however much there is.
+for, so that a client can ask page by page however much there is. It comes piece by piece, also by
+empty ones, each a step of work.
 """
 
-import heapq
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
 from mqks.broker.queue import Queue
+from mqks.broker.turns import slices
 from mqks.errors import BadRequest
-from mqks.limits import SEQ_MAX
+from mqks.limits import SEQ_MAX, STEP_NAMES
 from mqks.protocol.requests import parse_number, shown
 
 Row = dict[str, Any]
+Rows = Iterator[list[Row]]
+T = TypeVar("T")
+K = TypeVar("K")
+STEP_ROWS: Final = 256
+"""A millisecond, JSON included."""
 Key = tuple[bytes, bytes]
 """Where a list goes on: what a key begins with, and its second part."""
 
@@ -50,11 +59,14 @@ def totals(broker: Broker) -> Row:
         "rejected": broker.rejected,
         "purged": broker.purged,
         "errors": broker.errors,
+        "loop_held": broker.loop_held,
+        "loop_late": broker.loop_late,
     }
 
 
-def queues(broker: Broker, after: bytes, limit: int) -> list[Row]:
-    return [queue_row(broker, broker.queues[name]) for name in _page(broker.queues, after, limit)]
+def queues(broker: Broker, after: bytes, limit: int) -> Rows:
+    names = yield from _page(broker.queues, after, limit)
+    yield from _rows(names, broker.queues, partial(queue_row, broker))
 
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
@@ -82,68 +94,73 @@ def queue(broker: Broker, name: bytes) -> Row:
     }
 
 
-def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> list[Row]:
+def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
     last = after[0]
-    names = broker.bindings.by_name
+    names = list(broker.bindings.by_name.items())
     if event is not None:
-        keys = ((name, event) for name, events in names.items() if event in events)
+        keys = ((name, event) for name, events in names if event in events)
     else:
-        keys = ((name, each) for name, events in names.items() if name >= last for each in events)
-    found = heapq.nsmallest(limit, (key for key in keys if key > after))
-    return [
-        {"queue": _text(name), "event": _text(each), "exists": name in broker.queues}
-        for name, each in found
-    ]
+        keys = ((name, each) for name, events in names if name >= last for each in [*events])
+    found = yield from _smallest(limit, keys, after)
+    for some in slices(found, STEP_ROWS):
+        yield [
+            {"queue": _text(name), "event": _text(each), "exists": name in broker.queues}
+            for name, each in some
+        ]
 
 
-def consumers(broker: Broker, after: bytes, limit: int) -> list[Row]:
-    return [
-        {
-            "id": _text(consumer.id),
-            "queue": _text(consumer.queue.name),
-            "connection": consumer.connection.id,
-            "address": consumer.connection.address,
-            "manual_ack": consumer.manual_ack,
-            "unacked": consumer.unacked_count,
-            "unacked_bytes": consumer.unacked_bytes,
-            "blocked": consumer.connection.blocked,
-        }
-        for consumer_id in _page(broker.consumers, after, limit)
-        for consumer in [broker.consumers[consumer_id]]
-    ]
+def consumers(broker: Broker, after: bytes, limit: int) -> Rows:
+    names = yield from _page(broker.consumers, after, limit)
+    yield from _rows(names, broker.consumers, _consumer_row)
 
 
-def connections(broker: Broker, after: int, limit: int) -> list[Row]:
-    numbers = heapq.nsmallest(limit, (number for number in broker.connections if number > after))
-    return [
-        {
-            "id": connection.id,
-            "address": connection.address,
-            "user": connection.user,
-            "consumers": len(connection.consumers),
-            "unconfirmed": connection.unconfirmed,
-            "outbox_bytes": connection.outbox_bytes,
-            "blocked": connection.blocked,
-            "unacked": sum(each.unacked_count for each in connection.consumers.values()),
-        }
-        for number in numbers
-        for connection in [broker.connections[number]]
-    ]
+def _consumer_row(consumer: Consumer) -> Row:
+    return {
+        "id": _text(consumer.id),
+        "queue": _text(consumer.queue.name),
+        "connection": consumer.connection.id,
+        "address": consumer.connection.address,
+        "manual_ack": consumer.manual_ack,
+        "unacked": consumer.unacked_count,
+        "unacked_bytes": consumer.unacked_bytes,
+        "blocked": consumer.connection.blocked,
+    }
 
 
-def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> list[Row]:
+def connections(broker: Broker, after: int, limit: int) -> Rows:
+    numbers = yield from _smallest(limit, [*broker.connections], after)
+    yield from _rows(numbers, broker.connections, _connection_row)
+
+
+def _connection_row(connection: Connection) -> Row:
+    return {
+        "id": connection.id,
+        "address": connection.address,
+        "user": connection.user,
+        "consumers": len(connection.consumers),
+        "unconfirmed": connection.unconfirmed,
+        "outbox_bytes": connection.outbox_bytes,
+        "blocked": connection.blocked,
+        "unacked": sum(each.unacked_count for each in connection.consumers.values()),
+    }
+
+
+def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
     last, last_seq = after
     key = last, _number(last_seq)
     held = (
         ((queue.name, seq), consumer, line)
-        for queue in broker.queues.values()
+        for queue in [*broker.queues.values()]
         if (name is None or queue.name == name) and queue.name >= last
-        for consumer in queue.consumers
+        for consumer in [*queue.consumers]
         for seq, line in _held(consumer)
-        if (queue.name, seq) > key
     )
-    rows = []
-    for (queue_name, seq), consumer, line in heapq.nsmallest(limit, held, key=lambda each: each[0]):
+    rows: list[Row] = []
+    found = yield from _smallest(limit, held, key, itemgetter(0))
+    for (queue_name, seq), consumer, line in found:
+        if len(rows) == STEP_ROWS:
+            yield rows
+            rows = []
         message_id, event, data = line.split(b" ", 2)
         rows.append(
             {
@@ -156,12 +173,12 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> list[
                 "data_bytes": len(data),
             }
         )
-    return rows
+    yield rows
 
 
 def errors(
     broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
-) -> list[Row]:
+) -> Rows:
     """The last ones, or those that came after one. Only administrators are told others' errors."""
     sees_all = viewer.permissions is None or viewer.permissions.admin
     wanted, last = error_id and _text(error_id), _text(after)
@@ -172,7 +189,7 @@ def errors(
         and wanted in (None, record.id)
         and record.id > last
     )
-    return [
+    yield [
         {
             "id": record.id,
             "time_us": record.time_us,
@@ -186,14 +203,34 @@ def errors(
     ]
 
 
-def _held(consumer: Consumer) -> Iterable[tuple[int, bytes]]:
-    yield from consumer.unacked.values()
-    for later in consumer.repeated.values():
-        yield from later
+def _held(consumer: Consumer) -> list[tuple[int, bytes]]:
+    return [*consumer.unacked.values(), *chain.from_iterable(consumer.repeated.values())]
 
 
-def _page(names: Iterable[bytes], after: bytes, limit: int) -> list[bytes]:
-    return heapq.nsmallest(limit, (name for name in names if name > after))
+def _page(
+    names: Iterable[bytes], after: bytes, limit: int
+) -> Generator[list[Row], None, list[bytes]]:
+    return _smallest(limit, [*names], after)
+
+
+def _smallest(
+    limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
+) -> Generator[list[Row], None, list[Any]]:
+    """The first ones whose key comes after this one."""
+    found: list[Any] = []
+    left = iter(items)
+    while some := list(islice(left, STEP_NAMES)):
+        more = (item for item in some if (key(item) if key else item) > after)
+        # Sorted already but for the new ones: cheaper than a heap.
+        found = sorted(chain(found, more), key=key)[:limit]
+        yield []
+    return found
+
+
+def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> Rows:
+    """Those that are still there."""
+    for some in slices(keys, STEP_ROWS):
+        yield [row(things[key]) for key in some if key in things]
 
 
 def _number(key: bytes) -> int:
@@ -207,7 +244,7 @@ def _text(name: bytes) -> str:
 
 def ask(
     broker: Broker, viewer: Connection, words: list[bytes], after: Key, limit: int
-) -> Row | list[Row]:
+) -> Row | Rows:
     """What a request asks for: `words` are its plain arguments. Raises BadRequest."""
     match words:
         case []:

@@ -1,26 +1,65 @@
 """Masks of names: `*` stands for any run of bytes without a dot, every other byte for itself.
 
-The one rule: matching may not start over and over, whatever the mask and whatever the name.
+The one rule: matching never goes back in a name. Mask and name are split at their dots; within a
+part, each piece between stars takes the first place where it is found and keeps it.
 """
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mqks.errors import BadRequest
 from mqks.limits import MASK_BYTES_MAX
 
-
-def mask_pattern(mask: bytes) -> re.Pattern[bytes]:
-    """What events `rebind --remove-mask` means. Raises BadRequest."""
-    _check_length(mask)
-    # Neighbouring stars mean one.
-    return re.compile(_within(re.sub(rb"\*+", b"*", mask)), re.DOTALL)
+Part = list[bytes]
+"""Pieces with a star between each two of them, no dots."""
+Span = list[Part]
+"""Parts with a dot between each two of them: what stands between `**` and `**`."""
 
 
-def masks_pattern(masks: list[bytes]) -> re.Pattern[bytes]:
+class EventMasks:
+    """What events `rebind --remove-mask` means: those with a dot that one of the masks matches.
+    Raises BadRequest."""
+
+    def __init__(self, masks: Iterable[bytes]) -> None:
+        self._by_dots: dict[int, list[Span]] = {}
+        for mask in dict.fromkeys(masks):
+            _check_length(mask)
+            self._by_dots.setdefault(mask.count(b"."), []).append(_span(mask))
+
+    def tries(self, event: bytes) -> Iterator[bool]:
+        """Whether a mask matches, mask after mask: time may be looked at between them."""
+        # A star takes no dots: mask and event have as many.
+        dots = event.count(b".")
+        if dots and (spans := self._by_dots.get(dots)):
+            parts = event.split(b".")
+            for span in spans:
+                yield all(map(_fits, span, parts))
+
+
+def name_masks(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
     """What names these masks allow; in them `**` stands for any run at all. Raises BadRequest."""
+    plain: set[bytes] = set()
+    prefixes: list[bytes] = []
+    others: list[list[Span]] = []
     for mask in masks:
         _check_length(mask)
-    return re.compile(b"|".join(map(_across, masks)) or b"(?!)", re.DOTALL)
+        mask = re.sub(rb"\*{2,}", b"**", mask)
+        prefix = mask.removesuffix(b"**")
+        if b"*" not in mask:
+            plain.add(mask)
+        elif b"*" not in prefix:
+            prefixes.append(prefix)
+        else:
+            others.append(_spans(mask))
+    starts = tuple(prefixes)
+
+    def matches(name: bytes) -> bool:
+        if name in plain or name.startswith(starts):
+            return True
+        parts = name.split(b".") if others else []
+        return any(_covers(spans, parts) for spans in others)
+
+    return matches
 
 
 def _check_length(mask: bytes) -> None:
@@ -28,30 +67,69 @@ def _check_length(mask: bytes) -> None:
         raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
 
 
-def _within(mask: bytes) -> bytes:
-    # Each piece between stars takes its first place and keeps it (an atomic group): a mask of
-    # many stars can't make the matching start over and over.
-    first, *rest = map(re.escape, mask.split(b"*"))
-    if not rest:
-        return first
-    *middle, last = rest
-    return first + _pieces(middle) + b"[^.]*" + last
+def _span(mask: bytes) -> Span:
+    return [part.split(b"*") for part in mask.split(b".")]
 
 
-def _across(mask: bytes) -> bytes:
-    first, *rest = re.sub(rb"\*{2,}", b"**", mask).split(b"**")
-    if not rest:
-        return _within(first)
-    *middle, last = rest
-    # What stands between two `**` may end as early as it can: more is left to the second.
-    spans = b"".join(b"(?>.*?%b)" % _earliest(span) for span in middle)
-    return _earliest(first) + spans + b".*" + _within(last)
+def _spans(mask: bytes) -> list[Span]:
+    # The star costs nothing: what it could take, `**` could take as well.
+    first, *others = mask.split(b"**")
+    return [_span(first), *(_span(b"*" + other) for other in others)]
 
 
-def _earliest(span: bytes) -> bytes:
-    first, *rest = map(re.escape, span.split(b"*"))
-    return first + _pieces(rest)
+def _covers(spans: list[Span], parts: Sequence[bytes]) -> bool:
+    """Each span takes the first place that it finds, so that most is left to those after it; the
+    last one ends where the name does."""
+    *others, last = spans
+    index = start = 0
+    for number, span in enumerate(others):
+        # The first span begins where the name does.
+        end = len(parts) - len(span) + 1 if number else min(1, len(parts) - len(span) + 1)
+        for place in range(index, end):
+            stop = _end(span, parts, place, start)
+            if stop >= 0:
+                index, start = place + len(span) - 1, stop
+                break
+            start = 0
+        else:
+            return False
+    place = len(parts) - len(last)
+    if place < index or (place and not others):
+        return False
+    begins = [start if place == index else 0, *[0] * len(last)]
+    return all(map(_fits, last, parts[place:], begins))
 
 
-def _pieces(pieces: list[bytes]) -> bytes:
-    return b"".join(b"(?>[^.]*?%b)" % piece for piece in pieces)
+def _end(span: Span, parts: Sequence[bytes], place: int, start: int) -> int:
+    """Where the span ends in the last of the parts that it takes from here on; -1: nowhere."""
+    *whole, last = span
+    for part, pieces in zip(parts[place:], whole, strict=False):
+        if not _fits(pieces, part, start):
+            return -1
+        start = 0
+    return _find(last, parts[place + len(whole)], start)
+
+
+def _fits(pieces: Part, part: bytes, start: int = 0) -> bool:
+    """Whether the pieces are all of `part[start:]`, with anything in the place of the stars."""
+    *others, last = pieces
+    if not others:
+        return part[start:] == last
+    end = len(part) - len(last)
+    stop = _find(others, part, start, end)
+    return 0 <= stop <= end and part.endswith(last)
+
+
+def _find(pieces: Part, part: bytes, start: int, end: int | None = None) -> int:
+    """Where the last piece ends when the first begins at `start` and each takes its first place;
+    -1: nowhere."""
+    first, *others = pieces
+    if not part.startswith(first, start):
+        return -1
+    start += len(first)
+    for piece in others:
+        found = part.find(piece, start, end)
+        if found < 0:
+            return -1
+        start = found + len(piece)
+    return start

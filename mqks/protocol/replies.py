@@ -18,20 +18,14 @@ def error(request_id: bytes, error_id: str) -> bytes:
     return b"%b error %b\n" % (request_id, error_id.encode())
 
 
-def update(
-    consumer_id: bytes,
-    queue: bytes,
-    events: Sequence[bytes],
-    rule: DeleteRule | None,
-    manual_ack: bool,
-) -> bytes:
-    """Tell a consumer what its queue is bound to now; `events` are sorted."""
-    words = [consumer_id, b"ok --update", queue, *events]
-    if rule is not None:
-        words.append(rule.flag())
-    if manual_ack:
-        words.append(b"--manual-ack")
-    return b" ".join(words) + b"\n"
+def bound(queue: bytes, events: Sequence[bytes], rule: DeleteRule | None) -> bytes:
+    """What a queue is bound to, `events` sorted, and its rule: the same for all its consumers."""
+    return b" ".join([b" ok --update", queue, *events, *([rule.flag()] if rule else ())])
+
+
+def update(consumer_id: bytes, about: bytes, manual_ack: bool) -> bytes:
+    """Tell a consumer what its queue is bound to now."""
+    return b"%b%b%b\n" % (consumer_id, about, b" --manual-ack" if manual_ack else b"")
 
 
 def body(message_id: bytes, event: bytes, data: bytes) -> bytes:

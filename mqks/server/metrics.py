@@ -64,6 +64,16 @@ TOTALS: Final = (
     Metric("mqks_messages_rejected_total", "Copies that consumers gave back.", _of("rejected")),
     Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
     Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
+    Metric(
+        "mqks_loop_held_total",
+        "Times something took the event loop's thread loop_held_s of the processor.",
+        _of("loop_held"),
+    ),
+    Metric(
+        "mqks_loop_late_total",
+        "Times the event loop stood still for loop_held_s, for whatever reason.",
+        _of("loop_late"),
+    ),
     Metric("mqks_memory_bytes", "Waiting messages in memory.", _of("memory_bytes")),
     Metric(
         "mqks_metadata_bytes",

@@ -42,6 +42,7 @@ from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.gate import Gate, Peer
+from mqks.server.held import HeldWatch
 from mqks.server.inherited import Inherited, take_sockets
 from mqks.server.lag import Lag
 from mqks.server.listeners import TLS_NAME, Listeners
@@ -59,6 +60,10 @@ LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large the others have a turn."""
+SENT_CONNECTIONS = 16
+"""Connections that are sent to before the time is looked at."""
+WAIT_S = 0.002
+"""How soon is looked again at work that waits for the journal."""
 OTHER_FILES = 128
 """Descriptors for what is no client: the journal, listeners, monitoring; at most half of all."""
 
@@ -90,6 +95,9 @@ class Server:
         self._clients: dict[int, Client] = {}
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
+        self._work_scheduled = False
+        self._working: dict[Connection, Callable[[], None]] = {}
+        """Connections whose lines began what the turn did not finish, and what to call then."""
         self._pending_bytes = 0
         self._awaited_bytes = 0
         """What has come in since the last commit and waits for the next one, publishes aside."""
@@ -157,8 +165,10 @@ class Server:
         to it any more."""
         if self.stopping:
             return
-        if connection.overrun:
-            connection.closed = connection.blocked = True
+        connection.closed = connection.blocked = True
+        if connection.works:
+            self._working[connection] = partial(self._finish, connection)
+        elif connection.overrun:
             self._broker.receive(connection, b"")
             self._loop.call_soon(self._finish, connection)
         else:
@@ -168,14 +178,14 @@ class Server:
     def receive(self, client: Client, data: bytes) -> None:
         """A chunk has come: handle all of it, now."""
         broker, connection = self._broker, client.connection
-        published, pending = broker.published, broker.pending_records
+        queued, pending = broker.queued, broker.pending_records
         unconfirmed, changes = connection.unconfirmed, broker.pending_changes
         broker.receive(connection, data)
         if client.stranger or connection.awaits_login:
             self._look_at_auth(client)
         size = len(data)
         self._turn_bytes += size
-        if broker.published != published and broker.pending_records > pending:
+        if broker.queued != queued and broker.pending_records > pending:
             self._pending_bytes += size
             if (
                 broker.pending_records > self.settings.batch_records_max
@@ -192,7 +202,10 @@ class Server:
             self._flush()
         else:
             self._schedule_flush()
-        if size >= FAIR_CHUNK_BYTES or connection.overrun:
+        if connection.works:
+            client.hold(Hold.TURN)
+            self._working[connection] = partial(client.release, Hold.TURN)
+        elif size >= FAIR_CHUNK_BYTES or connection.overrun:
             client.hold(Hold.TURN)
             self._loop.call_soon(client.release, Hold.TURN)
 
@@ -319,7 +332,13 @@ class Server:
         self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
         self._turn_bytes = 0
         touched, broker.touched = broker.touched, []
-        for connection in touched:
+        end_s = time.monotonic() + CHUNK_S
+        for number, connection in enumerate(touched):
+            if number % SENT_CONNECTIONS == 0 and time.monotonic() > end_s:
+                # There may be ten thousand: others have their turn before the rest.
+                broker.touched = touched[number:] + broker.touched
+                self._schedule_flush()
+                break
             connection.touched = False
             outbox = connection.outbox
             data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
@@ -341,6 +360,9 @@ class Server:
             self._pages += broker.page_requests
             broker.page_requests = []
             self._page_wanted.set()
+        if broker.has_work and not self._work_scheduled:
+            self._work_scheduled = True
+            self._loop.call_soon(self._go_on)
         deadline = broker.next_deadline()
         if deadline != self._timer_at:
             if self._timer:
@@ -348,6 +370,18 @@ class Server:
             self._timer, self._timer_at = None, deadline
             if deadline is not None:
                 self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _go_on(self) -> None:
+        """A turn for what earlier ones have left."""
+        self._work_scheduled = False
+        waits = self._broker.go_on()
+        for connection in [each for each in self._working if not each.works]:
+            self._working.pop(connection)()
+        if waits and self._broker.has_work:
+            # The commit that it waits for has the processor meanwhile.
+            self._work_scheduled = True
+            self._loop.call_later(WAIT_S, self._go_on)
+        self._flush()
 
     def _expire(self) -> None:
         self._timer = self._timer_at = None
@@ -497,19 +531,34 @@ class Server:
             client.hold(Hold.STOP)
             # Nothing is delivered that the journal would not learn any more.
             client.connection.blocked = True
-        self._writer.stop()
         with anyio.move_on_after(self.settings.drain_timeout_s):
+            await self._finish_all()
+            self._writer.stop()
             # What finds no room on a full disk stays pending, and is not waited for.
             while self._writer.busy or (self._broker.has_pending and not self._writer.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
-            while any(
+            while self._broker.touched or any(
                 client.transport.get_write_buffer_size() for client in self._clients.values()
             ):
                 await anyio.sleep(0.005)
+        self._writer.stop()
         self._writer.check()
         for client in list(self._clients.values()):
             client.transport.close()
+
+    async def _finish_all(self) -> None:
+        """What came and was broken off is done, as far as it is only a matter of time."""
+        broker = self._broker
+        while not self._writer.disk_full:
+            left = [each for each in broker.connections.values() if each.overrun]
+            if not (left or len(broker.turns)):
+                break
+            for connection in left:
+                broker.receive(connection, b"")
+                await anyio.lowlevel.checkpoint()
+            self._flush()
+            await anyio.sleep(WAIT_S)
 
 
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -588,7 +637,7 @@ async def serve(
             new_error_id=error_ids,
             on_error=errors,
         )
-        broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
+        broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
         broker.on_queue_full = _log_queue
         broker.on_unacked_full = lambda: log.warning(
             "unacked_full", unacked_bytes=broker.unacked_bytes
@@ -627,7 +676,8 @@ async def serve(
             inherited,
             min(HTTP_CONNECTIONS_MAX, open_files // 8),
         )
-        await server.run(until, task_status=task_status)
+        with HeldWatch(broker, settings.loop_held_s):
+            await server.run(until, task_status=task_status)
     finally:
         starting.cancel()
         with anyio.CancelScope(shield=True):

@@ -243,7 +243,7 @@ class Writer:
         # What was accepted before, with all who wait for it. What came last goes first, as what
         # is put back stands before what is pending.
         if unwritten or not await self._try_to_write():
-            for batch in (broker.take_batch(), *unwritten):
+            for batch in (broker.take_batch(whole=True), *unwritten):
                 broker.failed(batch, failure)
                 broker.put_back(batch)
         self._release()

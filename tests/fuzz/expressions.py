@@ -52,7 +52,7 @@ class Expressions:
             ):
                 world.run(send("a", line))
         self._names = {
-            "state": State(world.broker),
+            "state": State(world.broker, lambda steps: None),
             "request": {"id": "x", "action": "_eval"},
             "WORKERS": 1,
             "config": world.broker.settings.public(),

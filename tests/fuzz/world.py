@@ -101,10 +101,10 @@ class World(AbstractContextManager["World"]):
         self.broker.users = Users(USERS, b"key")
         if self._calls_a_turn:
             ticks = count()
-            self.broker.stopwatch = lambda: float(next(ticks))
-            self.broker.chunk_s = float(self._calls_a_turn)
+            self.broker.turns.clock = lambda: float(next(ticks))
+            self.broker.turns.chunk_s = float(self._calls_a_turn)
         else:
-            self.broker.stopwatch, self.broker.chunk_s = self._stopwatch, CHUNK_S
+            self.broker.turns.clock, self.broker.turns.chunk_s = self._stopwatch, CHUNK_S
         self.peers: dict[str, Peer] = {}
         self._in_flight: Batch | None = None
         self._slow = False
@@ -175,7 +175,9 @@ class World(AbstractContextManager["World"]):
         """Let the server do what it does before it reads more of this connection."""
         connection = peer.connection
         while not peer.ended and (connection.overrun or connection.awaits_login):
-            if connection.overrun:
+            if connection.works:
+                self._timed(self.broker.go_on)
+            elif connection.overrun:
                 self._receive(peer, b"")
             else:
                 self._login()
@@ -246,8 +248,10 @@ class World(AbstractContextManager["World"]):
 
     def _finish(self, peer: Peer) -> None:
         connection = peer.connection
-        if connection.overrun:
-            connection.closed = connection.blocked = True
+        connection.closed = connection.blocked = True
+        if connection.works:
+            self._timed(self.broker.go_on)
+        elif connection.overrun:
             self._timed(self.broker.receive, connection, b"")
         else:
             self._going.remove(peer)
@@ -294,7 +298,7 @@ class World(AbstractContextManager["World"]):
         broker, full = self.broker, DiskFull("the disk is full")
         if broker.unwritable:
             return
-        batches = [broker.take_batch(), *([self._in_flight] if self._in_flight else [])]
+        batches = [broker.take_batch(whole=True), *([self._in_flight] if self._in_flight else [])]
         self._in_flight = None
         broker.unwritable = str(full)
         for batch in batches:
@@ -304,7 +308,7 @@ class World(AbstractContextManager["World"]):
     def _on_room(self) -> None:
         broker = self.broker
         if broker.unwritable:
-            self._commit(broker.take_batch())
+            self._commit(broker.take_batch(whole=True))
             broker.unwritable = ""
 
     def _on_restart(self) -> None:
@@ -317,6 +321,7 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         self._find_out_unsent()
         self._timed(broker.deliver_postponed)
+        self._timed(broker.go_on)
         for peer in [*self.peers.values()]:
             if peer.connection.overrun and not peer.ended:
                 self._receive(peer, b"")
@@ -330,7 +335,8 @@ class World(AbstractContextManager["World"]):
     def _has_work(self) -> bool:
         broker = self.broker
         return bool(
-            broker.page_requests
+            broker.has_work
+            or broker.page_requests
             or self._pages
             or broker.logins
             or broker.readers
@@ -387,8 +393,9 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         for _ in range(_MORE_THAN_ENDLESS):
             self._write()
-            if not broker.touched:
+            if not (broker.touched or broker.has_work):
                 break
+            self._timed(broker.go_on)
             self._hand_over()
         else:
             raise Finding("a turn that never ends")
@@ -411,7 +418,7 @@ class World(AbstractContextManager["World"]):
         if broker.unwritable:
             if broker.pending.awaited:
                 self._commit(broker.take_batch(settled_only=True))
-                broker.put_back(broker.take_batch(), waiting=True)
+                broker.put_back(broker.take_batch(whole=True), waiting=True)
         elif not self._slow:
             while broker.has_pending:
                 self._timed(self._commit, broker.take_batch())

@@ -1,0 +1,86 @@
+"""Work that may take long, done in turns.
+
+The one rule: a step takes a millisecond or two, whatever clients have sent, and leaves nothing that
+others must not see. Between two steps the time is looked at: when the turn is over, others come
+before the next one.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from math import inf
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+Work = Generator[bool, None, T]
+"""Steps. Each yields whether it has to wait for somebody else's: then it is useless to go on at
+once."""
+
+WAITS: Final = True
+GOES_ON: Final = False
+
+
+class Turns:
+    """`clock` must go on within a turn of the event loop, which not every loop's clock does."""
+
+    __slots__ = ("_works", "chunk_s", "clock", "end_s")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.chunk_s = inf
+        """How long a turn takes, about; the server sets it."""
+        self.end_s = inf
+        """When the turn is over."""
+        self._works: deque[Work[None]] = deque()
+
+    def __len__(self) -> int:
+        """How many works are not done."""
+        return len(self._works)
+
+    def begin(self) -> None:
+        self.end_s = self.clock() + self.chunk_s
+
+    @property
+    def over(self) -> bool:
+        return self.clock() > self.end_s
+
+    def run(self, work: Work[None]) -> bool:
+        """Go on with a work, one step at least; return whether it is done."""
+        return not any(waits or self.over for waits in work)
+
+    def add(self, work: Work[None]) -> None:
+        """Nobody waits for this one: begin with it now, and go on with it in later turns."""
+        if not self.run(work):
+            self._works.append(work)
+
+    def go_on(self) -> bool:
+        """Give the works a turn, in turns; return whether all that are left wait."""
+        for _ in range(len(self._works)):
+            work = self._works.popleft()
+            if not self.run(work):
+                self._works.append(work)
+            if self.over:
+                return False
+        return True
+
+
+def finish(work: Work[T]) -> T:
+    """All of it, now: where nobody else needs the time."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def emptied(items: deque[Any] | list[Any] | dict[Any, Any]) -> Iterator[Any]:
+    """What is in it, each taken out: to let go of a million at once takes its time, too."""
+    pop = items.popitem if isinstance(items, dict) else items.pop
+    while items:
+        yield pop()

@@ -1,0 +1,133 @@
+"""A watchdog of the event loop: what holds it for long is counted, and told with its place.
+
+The one rule: what is watched pays nothing. A timer of the loop notes that it turns, some twenty
+times a second; a thread looks at that, and where it stands for too long, at the loop's stack.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final, NamedTuple
+
+from mqks.broker.broker import Broker
+from mqks.limits import LOOP_HELD_LINES_MAX
+from mqks.server import log
+
+ROOM: Final = str(Path(__file__).parents[1])
+RUNNERS: Final = ("asyncio", "anyio", "uvloop")
+FRAMES_MAX: Final = 3
+TICK_S: Final = 0.05
+MINUTE_S: Final = 60.0
+
+
+class Seen(NamedTuple):
+    """What the thread saw when the loop stood still; `on_time`: the thread itself was awake, so
+    neither the process nor the machine had been stopped."""
+
+    tick: int
+    where: str
+    on_time: bool
+
+
+class HeldWatch:
+    """Counts into the broker: `loop_held`, what took the loop's thread more than `held_s` of the
+    processor; `loop_late`, what took so long by the clock, be it for a slow disk or a busy
+    machine."""
+
+    def __init__(self, broker: Broker, held_s: float) -> None:
+        self._broker = broker
+        self._held_s = held_s
+        self._tick_s = min(TICK_S, held_s / 2)
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="mqks-held", daemon=True)
+        self._ticks = 0
+        self._seen: Seen | None = None
+        self._lines = self._untold = 0
+        """Of the minute that began with the first."""
+        self._minute_s = 0.0
+        self._next_tick()
+
+    def __enter__(self) -> None:
+        if self._held_s:
+            self._thread.start()
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def __exit__(self, *failure: object) -> None:
+        if self._held_s:
+            self._timer.cancel()
+            self._ended.set()
+            self._thread.join()
+
+    # -- on the loop
+
+    def _next_tick(self) -> None:
+        self._ticks += 1
+        self._cpu_s, self._due_s = time.thread_time(), time.monotonic() + self._tick_s
+
+    def _tick(self) -> None:
+        late_s = time.monotonic() - self._due_s
+        if late_s > self._held_s:
+            self._look(late_s, min(late_s, time.thread_time() - self._cpu_s))
+        self._next_tick()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def _look(self, late_s: float, cpu_s: float) -> None:
+        seen = self._seen
+        if seen is None or seen.tick != self._ticks:
+            seen = Seen(self._ticks, "", on_time=False)
+        is_held = cpu_s > self._held_s
+        if is_held or seen.on_time:
+            self._broker.loop_held += is_held
+            self._broker.loop_late += 1
+            self._tell(late_s, cpu_s, seen.where)
+
+    def _tell(self, late_s: float, cpu_s: float, where: str) -> None:
+        now_s = time.monotonic()
+        if now_s > self._minute_s + MINUTE_S:
+            self._minute_s, self._lines = now_s, 0
+        self._lines += 1
+        if self._lines > LOOP_HELD_LINES_MAX:
+            self._untold += 1
+            return
+        untold, self._untold = self._untold, 0
+        log.warning(
+            "loop_held",
+            ms=round(late_s * 1000),
+            cpu_ms=round(cpu_s * 1000),
+            where=where or "-",
+            untold=untold,
+        )
+
+    # -- on the thread
+
+    def _watch(self) -> None:
+        period_s = self._held_s / 2
+        woken_s = time.monotonic()
+        while not self._ended.wait(period_s):
+            slept_s, woken_s = time.monotonic() - woken_s, time.monotonic()
+            tick = self._ticks
+            if woken_s - self._due_s > self._held_s and not self._has_seen(tick):
+                frame = sys._current_frames().get(self._loop_thread)
+                self._seen = Seen(tick, place(frame), on_time=slept_s < 2 * period_s)
+
+    def _has_seen(self, tick: int) -> bool:
+        return self._seen is not None and self._seen.tick == tick
+
+
+def place(frame: FrameType | None) -> str:
+    """The innermost frames of ours, the one that runs first: file:function:line."""
+    places: list[str] = []
+    while frame is not None and len(places) < FRAMES_MAX:
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if path.is_relative_to(ROOM):
+            places.append(f"{path.relative_to(ROOM)}:{code.co_name}:{frame.f_lineno}")
+        elif any(name in path.parts for name in RUNNERS):
+            break
+        frame = frame.f_back
+    return ",".join(places)

@@ -1,0 +1,67 @@
+"""What holds the event loop is counted and told; a server that was stopped did not hold it."""
+
+import json
+import time
+from pathlib import Path
+
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.waiting import until
+
+# Long for one step, whatever the machine: sorting in one call, and all that leads there.
+COSTLY = b"e _eval len([[x for x in range(150)] for y in range(150)])\n"
+
+
+def counts(client: LineClient) -> tuple[int, int]:
+    told = json.loads(client.ask(b"s stats").removeprefix(b"s ok "))
+    return told["loop_held"], told["loop_late"]
+
+
+def held_lines(server: ServerProcess) -> list[str]:
+    return [line for line in server.log.splitlines() if "event=loop_held" in line]
+
+
+def test_what_holds_the_loop_is_counted_and_told(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--loop-held-s", "0.005") as server,
+        LineClient(server.address) as client,
+    ):
+        for _ in range(12):
+            client.ask(COSTLY.strip())
+            client.ask(b"p ping")
+            time.sleep(0.02)
+        held, late = counts(client)
+        until(lambda: any("broker/expression.py:" in line for line in held_lines(server)))
+
+        assert 0 < held <= late
+        assert len(held_lines(server)) <= 10
+        assert server.stop() == 0
+
+
+def test_a_stopped_process_has_not_held_its_loop(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as client,
+    ):
+        client.ask(b"p ping")
+        held, _ = counts(client)
+        for _ in range(3):
+            with server.paused():
+                time.sleep(0.25)
+            client.ask(b"p ping")
+        time.sleep(0.1)
+
+        assert counts(client)[0] == held
+        assert server.stop() == 0
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--loop-held-s", "0") as server,
+        LineClient(server.address) as client,
+    ):
+        client.ask(COSTLY.strip())
+
+        assert counts(client) == (0, 0)
+        assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) > 0
+        assert server.stop() == 0
