@@ -111,12 +111,13 @@ def test_any_carriage_return_arrives(broker: Broker) -> None:
 
 
 def test_long_ids_do_not_fill_both_directions(broker: Broker) -> None:
-    rows = [pa.array([b"%05d%04000d" % (n, 0) for n in range(10_000)], pa.binary())]
-    rows += [pa.array([word] * 10_000, pa.binary()) for word in (b"e", b"")]
+    count = 80_000
+    rows = [pa.array([b"%05d%0250d" % (n, 0) for n in range(count)], pa.binary())]
+    rows += [pa.array([word] * count, pa.binary()) for word in (b"e", b"")]
     with sink.Publisher(wire.Server(url=broker.url, reply_timeout_s=30, retries=0)) as publisher:
         publisher.publish(*rows)
 
-    assert len(published(broker.url)) == 10_000
+    assert len(published(broker.url)) == count
 
 
 # ------------------------------------------------------------------------------------- once

@@ -98,10 +98,12 @@ def test_a_restart_forgets_none(tmp_path: Path) -> None:
 
 
 def test_errors_that_cannot_be_read_keep_no_server_from_starting(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server:
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        client.ask(b"r dance")
         assert server.stop() == 0
     with closing(sqlite3.connect(tmp_path / "mqks.db")) as file:
-        file.execute("drop table error")
+        file.execute("update error set reason = 'another'")
+        file.commit()
     with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
         assert client.ask(b"st stats errors") == b"st ok []"
-        assert "the last errors can't be read" in server.log
+        assert "table error: a row is damaged" in server.log
