@@ -95,7 +95,7 @@ def test_who_was_held_back_goes_on_by_itself(end: Callable[[BareWorld], object])
 
 def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
     """Who has just acked stands behind them."""
-    world = BareWorld(unacked_bytes_max=600)
+    world = BareWorld(unacked_bytes_max=700)
     world.connect("k")
     for name in ("a", "b", "c"):
         world.connect(name)
