@@ -297,10 +297,11 @@ def cut(
     lies: Callable[[str], bool] = lambda name: False,
     at_ends: float = 0.25,
     broken_max: int = 10,
+    synchronous: str = "full",
 ) -> Figures:
     """Cut the power so many times: of these `at_ends` is the share where a server ends or starts,
     of the others half are right after something was sent. No more cuts once so many promises were
-    broken. `lies` is as for `Disk`."""
+    broken. `lies` is as for `Disk`, `synchronous` is that of the servers that are started then."""
     rng, figures = random.Random(seed), Figures()
     kinds = [each.kind for each in disk_log.records(log)]
     sent = [n for n, kind in enumerate(kinds) if kind == "S"]
@@ -330,7 +331,7 @@ def cut(
             figures.cuts[kind] += 1
             unsynced.put(files, directory / "cut")
             try:
-                found = _found(directory / "cut", promises.once_ids)
+                found = _found(directory / "cut", promises.once_ids, synchronous)
             except Exception as failure:  # Whichever it is, of a disk that lies.
                 figures.damaged.append(f"cut at {number}, {kind} unsynced: {failure!r}")
             else:
@@ -344,8 +345,8 @@ def cut(
     return figures
 
 
-def _found(directory: Path, once_ids: list[bytes]) -> Found:
-    settings = {"synchronous": "off", "ballast_bytes": 0, "disk_free_bytes_min": 0}
+def _found(directory: Path, once_ids: list[bytes], synchronous: str) -> Found:
+    settings = {"synchronous": synchronous, "ballast_bytes": 0, "disk_free_bytes_min": 0}
     with (
         Broker(directory / _DATABASE, once_ids_max=ONCE_IDS, **settings) as broker,
         LineClient(("127.0.0.1", broker.port)) as client,

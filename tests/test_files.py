@@ -13,6 +13,7 @@ import pytest
 from mqks.commands import main
 from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
 from mqks.journal.reader import DatabaseFile
+from mqks.journal.tables import row_crc
 from mqks.protocol.requests import DeleteRule
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -246,12 +247,13 @@ def test_missing_messages_are_told(stopped: Path, capsys: pytest.CaptureFixture[
 def test_rows_without_sense_are_told(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(sqlite3.connect(stopped)) as connection:
         connection.execute("update queue set next_seq = 'many' where name = cast('q' as blob)")
-        connection.execute("insert into binding values (cast('a b' as blob), cast('e' as blob))")
+        row = b"a b", b"e", row_crc("binding", b"a b", b"e")
+        connection.execute("insert into binding values (?, ?, ?)", row)
         connection.commit()
     assert main(["verify", str(stopped)]) == DAMAGED
     out = capsys.readouterr().out
-    assert "a row makes no sense" in out
-    assert "'a b' to 'e'" in out
+    assert "a row is damaged: (1, b'q'" in out
+    assert "a row is damaged: (b'a b', b'e'" in out
 
 
 def test_a_served_file_is_verified_but_for_its_structure(

@@ -53,7 +53,9 @@ def test_what_was_confirmed_outlives_a_power_cut(
 
 def test_a_disk_that_lies_is_found_out(log: Path, seed: int, tmp_path: Path) -> None:
     """Or the test above could not fail."""
-    figures = power_cut.cut(log, tmp_path, 200, seed, lies=lambda name: name.endswith("-wal"))
+    figures = power_cut.cut(
+        log, tmp_path, 200, seed, lies=lambda n: n.endswith("-wal"), synchronous="off"
+    )
     assert figures.broken
 
 
@@ -78,7 +80,9 @@ def test_with_less_than_full_the_database_stays_whole(
 ) -> None:
     flags = "--synchronous", "normal"
     log = power_cut.record(tmp_path, library, random.Random(seed), steps, *flags)
-    figures = power_cut.cut(log, tmp_path, cuts, seed, at_ends=1.0, broken_max=sys.maxsize)
+    figures = power_cut.cut(
+        log, tmp_path, cuts, seed, at_ends=1.0, broken_max=sys.maxsize, synchronous="normal"
+    )
     assert figures.damaged == []
     assert figures.broken or cuts < 120, "normal promises as much as full"
 

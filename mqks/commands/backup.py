@@ -66,6 +66,8 @@ def verify(
         verdict = verify(file)
     if verdict.is_served:
         typer.echo(f"mqks: {file} is served: SQLite's structure was not looked at", err=True)
+    if verdict.torn:
+        typer.echo(f"mqks: {verdict.torn}", err=True)
     damage = [{"place": place, "what": what} for place, what in verdict.damage]
     if as_json or not damage:
         told = {

@@ -81,6 +81,8 @@ def errors_of(database: Path, limit: int, error_id: str | None = None) -> list[R
     with DatabaseFile(database, thorough=False) as file:
         # No id has a space, so it is the last one below that.
         found = file.errors(limit) if error_id is None else file.errors(1, f"{error_id} ")
+        for place, what in file.damage:
+            note(f"{place}: {what}")
     return [_error(each._asdict()) for each in found if error_id in (None, each.id)]
 
 
@@ -226,6 +228,8 @@ class Stopped:
     ) -> None:
         self._file.close()
         damage = self._file.damage
+        if self._file.torn:
+            note(self._file.torn)
         if kind is not None or not damage:
             return
         for place, what in damage[:DAMAGE_SHOWN]:

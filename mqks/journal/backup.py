@@ -15,8 +15,10 @@ from typing import Final
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.journal.lock import FileLock, lock_path
+from mqks.journal.metadata import become_another
 from mqks.journal.migrations import check_version
 from mqks.journal.reader import State, connect, no_file
+from mqks.journal.structure import UNREADABLE
 from mqks.journal.verify import Verdict, verify
 
 STEP_PAGES: Final = 4096
@@ -128,9 +130,10 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
 
 
 def _become_another(source: Path, partial: Path) -> None:
-    """What is restored goes on in another way than what it was made from: another epoch."""
+    """What is restored goes on in another way than what it was made from: another epoch. And as no
+    WAL stands beside it, its segments are counted up to the last."""
     with _failures(source, partial), closing(_made(partial)) as db:
-        db.execute("update meta set value = ? where key = 'epoch'", (secrets.token_hex(8),))
+        become_another(db, secrets.token_hex(8))
         db.execute("pragma wal_checkpoint(truncate)")
 
 
@@ -145,9 +148,10 @@ def _made(partial: Path) -> sqlite3.Connection:
 def _failures(source: Path, partial: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except UNREADABLE as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        is_text = isinstance(error, UnicodeDecodeError)
+        if is_text or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise JournalDamaged(f"{source} can't be read: {error}") from error
         if code == sqlite3.SQLITE_ERROR:
             raise InspectionFailed(f"{source} is no database of MQKS: {error}") from error

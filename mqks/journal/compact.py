@@ -25,7 +25,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     if not path.is_file():
         raise no_file(path)
     before = _size(path)
-    journal = await Journal.open(settings)
+    journal = await Journal.open(settings, report)
     try:
         broker = Broker(
             settings, clock=time.monotonic, new_error_id=lambda: ("", 0), on_error=lambda _: False

@@ -7,11 +7,11 @@ between batches lets go of what has died.
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiosqlite
 import anyio
@@ -21,14 +21,17 @@ from mqks.broker.changes import Batch, Run
 from mqks.broker.ranges import subtract, union
 from mqks.durable import write_again
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.journal import wal
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
 from mqks.journal.lock import FileLock, identity
 from mqks.journal.log_reader import LogReader, intact, reading
+from mqks.journal.metadata import PUT_TALLY, Metadata
 from mqks.journal.migrations import migrate
-from mqks.journal.once import OnceRows
-from mqks.journal.reader import refuse_newer, wal_path
+from mqks.journal.reader import State, connect, is_damage, refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
+from mqks.journal.structure import UNREADABLE, header_damage, schema_damage, structure_damage
+from mqks.journal.tables import shown
 from mqks.limits import (
     PAGE_BYTES,
     SEGMENT_MERGE_COUNT,
@@ -89,18 +92,62 @@ FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LO
 """Failures that pass when there is room again; any other ends the process."""
 
 
-def _ready(path: Path) -> None:
-    """Before the file is opened for writing. Raises as `Journal.open`, and what SQLite raises."""
-    wal = wal_path(path)
+Report = Callable[[str], None]
+"""Called with a line for each thing that is damaged."""
+
+
+def _ready(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
+    """Before the file is opened for writing. Tell what is wrong with its WAL, and yet can be gone
+    on with. Raises as `Journal.open`, and what SQLite raises."""
+    its_wal = wal_path(path)
     try:
-        if path.exists():
-            refuse_newer(path)
-        # Commits of a server that died before their sync, or of it, are about to be believed.
-        write_again(wal)
+        refuse_newer(path)
+        finding = None
+        if its_wal.exists():
+            finding = wal.look(its_wal)
+            _refuse_wal(its_wal, finding, settings, report)
+            # Commits of a server that died before their sync, or of it, are about to be believed.
+            write_again(its_wal)
     except OSError as error:
         if error.filename:
             raise ConfigurationError(f"can't open {error.filename}: {error.strerror}") from error
-        raise JournalFailed(f"{wal} can't be written again: {error.strerror}") from error
+        raise JournalFailed(f"{its_wal} can't be written again: {error.strerror}") from error
+    if path.stat().st_size:
+        _refuse_structure(path, report)
+    return finding
+
+
+def _refuse_wal(
+    its_wal: Path, finding: wal.Finding | None, settings: Settings, report: Report
+) -> None:
+    """SQLite takes it to end before the first damaged frame."""
+    # With less than full, commits in any order are what a power cut may leave.
+    if finding is None or finding.is_torn or settings.synchronous != "full":
+        return
+    if not settings.salvage:
+        report(f"{its_wal.name} {finding}")
+        raise JournalDamaged(
+            f"{its_wal} is damaged: restore a backup, or start with --salvage to go on without "
+            f"the commits from frame {finding.frame} on"
+        )
+    report(f"salvaged without it: {its_wal.name} {finding}")
+
+
+def _refuse_structure(path: Path, report: Report) -> None:
+    """What SQLite can't read, or would write over, can't be salvaged in place."""
+    rollback = path.with_name(f"{path.name}-journal")
+    if rollback.exists() and rollback.stat().st_size:
+        return  # It was only begun, and SQLite begins it again.
+    damage = header_damage(path)
+    with closing(connect(path, State.of(path))) as db:
+        damage += [*schema_damage(db), *structure_damage(db)]
+    for place, what in damage:
+        report(f"{place}: {what}")
+    if damage:
+        raise JournalDamaged(
+            f"{path} is damaged or no database of MQKS ({len(damage)} places, told above), and "
+            "can't be salvaged: restore a backup, or export what can still be read"
+        )
 
 
 def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
@@ -125,7 +172,7 @@ class Journal:
         path: Path,
         settings: Settings,
     ) -> None:
-        self._raw = raw
+        self.raw = raw
         self.db = db
         self.reader = reader
         self.path = path
@@ -139,7 +186,11 @@ class Journal:
         self.next_segment = 1
         self.epoch = ""
         """Another one for each database made."""
-        self.once = OnceRows(settings.once_ids_max)
+        self.metadata = Metadata(settings.once_ids_max, settings.errors_kept_max)
+        self.begin_wal_anew = False
+        """The rest of a damaged WAL would be found again behind what is written next."""
+        self.torn = ""
+        """What the WAL's end is like, where a power cut may have torn it."""
         self.log = log
         log.await_move = self._await_move
         self.checkpoints = 0
@@ -149,7 +200,6 @@ class Journal:
         self._moving = anyio.Lock()
         """Held while segments are deleted, until the index knows it."""
         self._has_failed = False
-        self._errors_kept_max = settings.errors_kept_max
         self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
@@ -168,8 +218,8 @@ class Journal:
     # -- opening and closing
 
     @classmethod
-    async def open(cls, settings: Settings) -> "Journal":
-        """Take the lock, open the file and bring its schema up to date.
+    async def open(cls, settings: Settings, report: Report = lambda line: None) -> "Journal":
+        """Take the lock, look whether the file is whole, open it and bring its schema up to date.
 
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
@@ -181,9 +231,10 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
-            await run_sync(_ready, path)
+            finding = await run_sync(_ready, path, settings, report)
             # Shared between aiosqlite's thread and `write_now`, never at the same time.
             raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            raw.text_factory = shown
             db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
             reader: aiosqlite.Connection | None = None
             try:
@@ -192,21 +243,22 @@ class Journal:
                     f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
                 )
                 # All three have their descriptors from their first read on: from now.
-                ((epoch,),) = await reader.execute_fetchall(
-                    "select value from meta where key = 'epoch'"
-                )
+                await reader.execute_fetchall("select 1 from sqlite_schema")
                 log = LogReader(path)
                 journal = cls(raw, db, reader, log, lock, path.resolve(), settings)
-                journal.epoch = epoch
+                journal.begin_wal_anew = finding is not None
+                if finding and (finding.is_torn or settings.synchronous != "full"):
+                    journal.torn = f"{wal_path(path).name} {finding}"
                 await journal.hold_reserve(True)
             except BaseException:
                 if reader:
                     await reader.close()
                 await db.close()
                 raise
-        except sqlite3.DatabaseError as error:
+        except UNREADABLE as error:
             lock.release()
-            if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            # What it can't execute does not fit the schema, which has been looked at.
+            if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
         except BaseException:
@@ -237,6 +289,9 @@ class Journal:
         # The last connection to close folds the WAL and deletes it, unless it may only read. After
         # a failed sync the disk may hold an older WAL, which could come back beside the new state;
         # and what has the WAL's name may be another file.
+        if self.metadata.tallies and not self._has_failed:
+            with suppress(JournalFailed):
+                await self._count_segments()
         if self.look() and not self._has_failed:
             with suppress(sqlite3.Error):
                 await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
@@ -246,6 +301,10 @@ class Journal:
         await first.close()
         await last.close()
         self._lock.release()
+
+    def leave(self) -> None:
+        """What the file says is in doubt: let it and its WAL be as they are, when it is closed."""
+        self._has_failed = True
 
     def announce(self, url: str) -> None:
         """Let those who know the file find its server."""
@@ -310,8 +369,8 @@ class Journal:
         sections, row = self._segment(batch)
         with self._whole():
             if batch.has_metadata:
-                segments = [row] if sections else []
-                await self._transaction([*self._metadata(batch), (INSERT_SEGMENT, segments)])
+                inserts = [(INSERT_SEGMENT, row)] if sections else []
+                await run_sync(self.metadata.write, self.raw, batch, inserts)
             else:
                 await self.db.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
@@ -324,7 +383,7 @@ class Journal:
         self._check_floor(batch)
         sections, row = self._segment(batch)
         with self._failures():
-            self._raw.execute(INSERT_SEGMENT, row)
+            self.raw.execute(INSERT_SEGMENT, row)
         self._written(batch, sections, row, start_s)
 
     def _check_floor(self, batch: Batch) -> None:
@@ -373,8 +432,6 @@ class Journal:
         segment_id, _, body = row
         self._wal_pages += len(body) / PAGE_SIZE + SMALL_COMMIT_PAGES
         self._wal_pages += len(batch.queues) + len(batch.errors)
-        if batch.once:
-            self.once.written(len(batch.once))
         for queue_id, state in batch.queues.items():
             if state is None:
                 self.index.forget_queue(queue_id)
@@ -400,60 +457,6 @@ class Journal:
             for first, time_us, lines in section.runs:
                 index.add_messages(segment, queue, first, len(lines), sum(map(len, lines)), time_us)
         return segment
-
-    def _metadata(self, batch: Batch) -> list[tuple[str, list[Any]]]:
-        statements: list[tuple[str, list[Any]]] = []
-        deleted = [(queue_id,) for queue_id, state in batch.queues.items() if state is None]
-        if deleted:
-            statements.append(("delete from queue where id = ?", deleted))
-        states = [
-            (queue_id, state.name, state.rule is not None, state.rule and state.rule.delay_s)
-            for queue_id, state in batch.queues.items()
-            if state is not None
-        ]
-        if states:
-            statements.append(
-                (
-                    "insert into queue (id, name, delete_when_unused, delete_delay_s)"
-                    " values (?, ?, ?, ?) on conflict (id) do update set"
-                    " delete_when_unused = excluded.delete_when_unused,"
-                    " delete_delay_s = excluded.delete_delay_s",
-                    states,
-                )
-            )
-        unbound = [key for key, is_bound in batch.bindings.items() if not is_bound]
-        if unbound:
-            statements.append(("delete from binding where queue = ? and event = ?", unbound))
-        bound = [key for key, is_bound in batch.bindings.items() if is_bound]
-        if bound:
-            statements.append(("insert or ignore into binding (queue, event) values (?, ?)", bound))
-        if batch.once:
-            statements += self.once.statements(batch.once)
-        if batch.errors:
-            statements.append(
-                (
-                    "insert or ignore into error values (?, ?, ?, ?, ?, ?)",
-                    [record[:6] for record in batch.errors],
-                )
-            )
-            statements.append(
-                (
-                    "delete from error where id <="
-                    " (select id from error order by id desc limit 1 offset ?)",
-                    [(self._errors_kept_max,)],
-                )
-            )
-        return statements
-
-    async def _transaction(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
-        await self.db.execute("begin immediate")
-        try:
-            for sql, rows in statements:
-                await self.db.executemany(sql, rows)
-            await self.db.commit()
-        except BaseException:
-            await self.db.rollback()
-            raise
 
     # -- letting go
 
@@ -516,21 +519,11 @@ class Journal:
             pass
 
     async def _drop(self, segments: list[Segment]) -> None:
-        """One script, one hop to the writer's thread; every value is a number of ours."""
+        """In one hop to another thread."""
+        ids = [segment.id for segment in segments]
         words = self.index.last_words(segments)
-        updates = "".join(
-            f"update queue set next_seq = {next_seq}, cursor = {cursor} where id = {queue_id};"
-            for next_seq, cursor, queue_id in words
-        )
-        ids = ",".join(str(segment.id) for segment in segments)
         async with self._moving:
-            try:
-                await self.db.executescript(
-                    f"begin immediate;{updates}delete from segment where id in ({ids});commit;"
-                )
-            except BaseException:
-                await self.db.rollback()
-                raise
+            await run_sync(self.metadata.drop, self.raw, ids, self.next_segment, words)
             self.index.drop(segments)
         self._wal_pages += 2 * len(segments)
         self._freed = True
@@ -594,13 +587,10 @@ class Journal:
         """Drop these segments; `sections` are what is alive in them, for a new one."""
         index = self.index
         row = segment_id, _, body = self._row(sections)
-        ids = ",".join(str(victim.id) for victim in victims)
-        statements: list[tuple[str, Sequence[Any]]] = [
-            (f"delete from segment where id in ({ids})", [()])
-        ]
-        if sections:
-            statements.append((INSERT_SEGMENT, [row]))
-        await self._transaction(statements)
+        ids = [victim.id for victim in victims]
+        inserts = [(INSERT_SEGMENT, row)] if sections else []
+        next_id = self.next_segment + len(inserts)
+        await run_sync(self.metadata.drop, self.raw, ids, next_id, (), inserts)
         self._freed = True
         self._wal_pages += len(body) // PAGE_SIZE + 3
         index.withdraw(victims)
@@ -635,6 +625,7 @@ class Journal:
         SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
         would keep silent about a failed fsync.
         """
+        await self._count_segments()
         self._wal_pages = 0.0
         self.checkpoints += 1
         if self.gone:
@@ -655,6 +646,23 @@ class Journal:
         self._wal_is_held = bool(held) and pages * PAGE_SIZE >= self._wal_bytes_max
         if self._wal_is_held:
             raise DiskFull(f"another process reads {self.path} for long: the WAL has {pages} pages")
+
+    async def _count_segments(self) -> None:
+        """Before they are folded, so that a page of them that is lost later is noticed. What is not
+        folded stands in the WAL, of which each frame has a checksum."""
+        tally = self.metadata.segments(self.next_segment)
+        if tally != self.metadata.tallies["segment"]:
+            # On a full disk folding matters more.
+            with suppress(DiskFull), self._failures():
+                await self.db.execute(PUT_TALLY, tally.row("segment"))
+                self.metadata.tallies["segment"] = tally
+
+    async def begin_wal(self) -> None:
+        """Leave nothing in it, if it must be begun anew."""
+        if self.begin_wal_anew:
+            with self._whole():
+                await self._count_segments()
+                await self.db.execute_fetchall("pragma wal_checkpoint(truncate)")
 
     async def has_room(self) -> bool:
         """Whether the database may grow by a batch or two, as far as its own limits go."""

@@ -4,10 +4,12 @@ The one rule: each migration and its mark, `pragma user_version`, are one transa
 """
 
 from pathlib import Path
+from typing import Final
 
 import aiosqlite
 
 from mqks.errors import SchemaTooNew
+from mqks.journal.tables import row_crc
 
 
 def _directory() -> Path:
@@ -25,12 +27,14 @@ def migrations() -> list[tuple[int, str]]:
     return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
 
 
+NEWEST: Final = migrations()[-1][0]
+
+
 def check_version(version: int, path: Path) -> None:
     """Raise SchemaTooNew when no migration is known that leads there."""
-    newest = migrations()[-1][0]
-    if version > newest:
+    if version > NEWEST:
         raise SchemaTooNew(
-            f"{path} has schema version {version}, this mqks knows versions up to {newest}: "
+            f"{path} has schema version {version}, this mqks knows versions up to {NEWEST}: "
             "use a newer mqks"
         )
 
@@ -40,6 +44,7 @@ async def migrate(db: aiosqlite.Connection) -> int:
     rows = list(await db.execute_fetchall("pragma user_version"))
     version = int(rows[0][0])
     known = migrations()
+    await db.create_function("row_crc", -1, row_crc)
     for number, sql in known:
         if number > version:
             await db.executescript(

@@ -29,20 +29,26 @@ from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.ranges import below
 from mqks.errors import InspectionFailed, JournalDamaged
+from mqks.journal import wal
 from mqks.journal.index import Index, QueueIndex
+from mqks.journal.lock import server_of
 from mqks.journal.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
-from mqks.journal.survey import Survey, checked, guess, missing, shown
+from mqks.journal.structure import UNREADABLE, schema_damage
+from mqks.journal.survey import Survey, checked, guess, missing
+from mqks.journal.tables import Damage, Rows, error_columns, errors, read_by, shown
 from mqks.protocol.requests import DeleteRule
 
 AT_ONCE: Final = 16
 """New segments that are read in one transaction with the list of all."""
+LISTED_ONLY: Final = "is in the list of all, and can't be found by its id"
 PROBED_MAX: Final = 100_000
 """Segments that are looked for one by one where a page of their list can't be read."""
 DAMAGE_CODES: Final = {
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_TOOBIG,
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_MISMATCH,
@@ -113,11 +119,6 @@ class Facts(NamedTuple):
     """Segments that a start with --salvage has put into `damaged_segment`."""
 
 
-class Damage(NamedTuple):
-    place: str
-    what: str
-
-
 class _Segment(NamedTuple):
     """What is kept of a segment: all but its text."""
 
@@ -146,7 +147,12 @@ class State(NamedTuple):
 
 
 def connect(path: Path, state: State) -> sqlite3.Connection:
-    """A connection that can only read; of a still file one that leaves nothing beside it."""
+    """A connection that can only read; of a still file one that leaves nothing beside it.
+
+    Raises JournalDamaged for an empty file with a WAL, which SQLite would delete.
+    """
+    if state.wal_bytes and state.size <= 1:  # A byte counts for nothing to SQLite.
+        raise JournalDamaged(f"{path} is empty, and its WAL is not")
     how = "mode=ro&immutable=1" if state.is_still else "mode=ro"
     uri = f"{path.absolute().as_uri()}?{how}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -161,7 +167,7 @@ def refuse_newer(path: Path) -> None:
     with closing(connect(path, State.of(path))) as db:
         try:
             version = db.execute("pragma user_version").fetchone()[0]
-        except sqlite3.DatabaseError:
+        except UNREADABLE:
             return  # One that is half made SQLite begins again, any other it refuses.
     check_version(version, path)
 
@@ -175,6 +181,8 @@ class DatabaseFile:
     """Name of the queue, whether it exists or not, and event; sorted."""
     facts: Facts
     damage: list[Damage]
+    torn: str = ""
+    """What the WAL's end is like, where a power cut may have torn it."""
 
     def __init__(self, path: Path, *, thorough: bool = False) -> None:
         self.path = path
@@ -219,11 +227,13 @@ class DatabaseFile:
 
     def _connect(self) -> sqlite3.Connection:
         self._before = State.of(self.path)
+        # Before SQLite has the file: whoever asks for its server drops SQLite's locks.
+        self._look_at_wal()
         db = connect(self.path, self._before)
         try:
             db.execute("select count(*) from sqlite_schema").fetchone()
             self._structure = ""
-        except sqlite3.DatabaseError as error:
+        except UNREADABLE as error:
             # A file that has lost its end is read all the same by who is told to bear it.
             self._structure = str(error)
             db.execute("pragma writable_schema = 1")
@@ -240,9 +250,10 @@ class DatabaseFile:
     def _failures(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.DatabaseError, MemoryError) as error:
-            if _is_damage(error):
-                raise JournalDamaged(f"{self.path} can't be read: {error}") from error
+        except UNREADABLE as error:
+            if is_damage(error) or self.damage:
+                told = "".join(f"; {place}: {what}" for place, what in self.damage)
+                raise JournalDamaged(f"{self.path} can't be read: {error}{told}") from error
             raise InspectionFailed(f"{self.path}: {error}") from error
 
     @contextmanager
@@ -268,40 +279,55 @@ class DatabaseFile:
 
     def _settled(self) -> bool:
         """Take one step; tell whether what was read is a whole state."""
-        self.damage = []
+        self.damage = [*self._wal_damage]
         if self._structure:
             self.damage.append(Damage("file", self._structure))
         with self._transaction():
             facts = self._read_facts()
-            rules = self._read_queues()
-            bindings = sorted(
-                (queue, event)
-                for queue, event in self._table("queue, event", "binding")
-                if self._is_sound("binding", (queue, bytes), (event, bytes))
-            )
+            if not self._structure:
+                self.damage += schema_damage(self._db)
+            columns = read_by(facts.schema_version)
+            raw = {table: self._table(columns[table], table) for table in columns}
+            rows = Rows(facts.schema_version, raw)
+            if any(place == "table queue" for place, _ in self.damage):
+                rows.queue_ids_end = 0  # Not all of it can be read.
+            self.damage += rows.damage
+            self._names = {row.id: row.name for row in rows.queues.values()}
             ids = self._segment_ids()
             new = [segment_id for segment_id in ids if segment_id not in self._segments]
             for segment_id in new[:AT_ONCE]:
-                self._read_segment(segment_id)
+                self._read_segment(segment_id, of_now=True)
         if len(new) > AT_ONCE or self._has_moved:
             for segment_id in new[AT_ONCE:]:
                 self._read_segment(segment_id)
             return False
         self._segments = {i: self._segments[i] for i in ids if i in self._segments}
-        self.bindings = bindings
-        self._build(rules)
+        self.bindings = sorted(rows.bindings)
+        self.damage += rows.count_segments(ids)
+        self._build(rows)
         sizes = [segment.size for segment in self._segments.values()]
-        self.facts = facts._replace(segments=len(sizes), segment_bytes=sum(sizes))
+        self.facts = facts._replace(epoch=rows.epoch, segments=len(sizes), segment_bytes=sum(sizes))
         return True
+
+    def _look_at_wal(self) -> None:
+        """Of a file that is served the WAL is written meanwhile, and nothing can be said of it."""
+        self._wal_damage, self.torn = list[Damage](), ""
+        if self._before.is_still or server_of(self.path) is not None:
+            return
+        its_wal = wal_path(self.path)
+        finding = wal.look(its_wal)
+        if finding and finding.is_torn:
+            self.torn = f"{its_wal.name} {finding}"
+        elif finding:
+            self._wal_damage = [Damage(its_wal.name, str(finding))]
 
     def _read_facts(self) -> Facts:
         version = self._number("pragma user_version")
         check_version(version, self.path)
-        epochs = [value for key, value in self._table("key, value", "meta") if key == "epoch"]
         page_bytes = self._number("pragma page_size")
         return Facts(
             version,
-            str(epochs[0]) if epochs else None,
+            None,
             self._number("pragma page_count") * page_bytes,
             State.of(self.path).wal_bytes,
             page_bytes,
@@ -313,26 +339,6 @@ class DatabaseFile:
 
     def _number(self, sql: str) -> int:
         return int(self._db.execute(sql).fetchone()[0])
-
-    def _read_queues(self) -> dict[int, DeleteRule | None]:
-        """Rules by id; the index begins anew with these queues."""
-        self._index = Index()
-        self._names = names = dict[int, bytes]()
-        rules: dict[int, DeleteRule | None] = {}
-        for queue_id, name, has_rule, delay_s, next_seq, cursor in self._table(
-            "id, name, delete_when_unused, delete_delay_s, next_seq, cursor", "queue"
-        ):
-            if self._is_sound("queue", (name, bytes), (next_seq, int), (cursor, int)):
-                names[queue_id] = name
-                rules[queue_id] = DeleteRule(delay_s) if has_rule else None
-                self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
-        return rules
-
-    def _is_sound(self, table: str, *values: tuple[object, type]) -> bool:
-        sound = all(isinstance(value, kind) for value, kind in values)
-        if not sound:
-            self.damage.append(Damage(f"table {table}", f"a row makes no sense: {values[0][0]!r}"))
-        return sound
 
     def _table(self, columns: str, table: str, order: str = "") -> list[tuple[Any, ...]]:
         """All rows; of a table with unreadable pages those before the first and after the last."""
@@ -348,8 +354,8 @@ class DatabaseFile:
                     rows[row] = None
                 if direction == "asc":
                     return list(rows)
-            except (sqlite3.DatabaseError, MemoryError) as error:
-                if not _is_damage(error):
+            except UNREADABLE as error:
+                if not is_damage(error):
                     raise
                 reason = str(error)
         self.damage.append(Damage(f"table {table}", f"{reason}; {len(rows)} rows can be read"))
@@ -359,7 +365,10 @@ class DatabaseFile:
 
     def _segment_ids(self) -> list[int]:
         already = len(self.damage)
-        ids = sorted(segment_id for (segment_id,) in self._table("id", "segment"))
+        listed = [segment_id for (segment_id,) in self._table("id", "segment")]
+        ids = sorted(segment_id for segment_id in listed if isinstance(segment_id, int))
+        if len(ids) < len(listed):
+            self.damage.append(Damage("table segment", "there are rows without an id"))
         if len(self.damage) > already:
             # Pages between two that can't be read hold more: a look-up by id finds its way.
             steps = zip([0, *ids], ids, strict=False)
@@ -372,19 +381,21 @@ class DatabaseFile:
         sql = "select 1 from segment where id = ?"
         try:
             return self._db.execute(sql, (segment_id,)).fetchone() is not None
-        except sqlite3.DatabaseError:
+        except UNREADABLE:
             return False
 
-    def _read_segment(self, segment_id: int) -> None:
-        """Remember what it says, unless it has gone meanwhile."""
+    def _read_segment(self, segment_id: int, *, of_now: bool = False) -> None:
+        """Remember what it says, unless it has gone meanwhile; `of_now`: it can't have."""
         try:
             row = self._row(segment_id)
-        except (sqlite3.DatabaseError, MemoryError) as error:
-            if not _is_damage(error):
+        except UNREADABLE as error:
+            if not is_damage(error):
                 raise
             self._segments[segment_id] = _Segment(0, [], f"{error}")
             return
         if row is None:
+            if of_now:
+                self._segments[segment_id] = _Segment(0, [], LISTED_ONLY)
             return
         crc, body = row
         try:
@@ -401,14 +412,20 @@ class DatabaseFile:
         row = self._db.execute(sql, (segment_id,)).fetchone()
         return None if row is None else (row[0], row[1] if row[1] is not None else b"")
 
-    def _build(self, rules: dict[int, DeleteRule | None]) -> None:
-        if any(damage.place == "table queue" for damage in self.damage):
-            self._invent_names()
-        survey = Survey(self._index)
+    def _build(self, rows: Rows) -> None:
+        self._index = Index()
+        for row in rows.queues.values():
+            self._index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
+        survey = Survey(self._index, rows.queue_ids_end)
         for segment_id, segment in self._segments.items():
             if not segment.damage:
                 survey.place(segment_id, segment.size, segment.sections)
         survey.finish()
+        for queue_id, name in survey.name_revived(self._names).items():
+            # Rows of queues are lost: their messages are shown under the queue's id.
+            self._names[queue_id] = name
+            what = f"its row is lost; its messages are those of a queue {shown(name)}"
+            self.damage.append(Damage(f"queue with id {queue_id}", what))
         self._marks = survey.marks
         for segment_id, segment in self._segments.items():
             if segment.damage:
@@ -426,7 +443,7 @@ class DatabaseFile:
                 Queue(
                     name,
                     queue_id,
-                    rules.get(queue_id),
+                    rows.queues[queue_id].rule if queue_id in rows.queues else None,
                     index.next_seq,
                     index.cursor,
                     ready,
@@ -435,14 +452,6 @@ class DatabaseFile:
                     _oldest_us(index, marks),
                 )
             )
-
-    def _invent_names(self) -> None:
-        """Rows of queues are lost: their messages are shown under the queue's id."""
-        for segment in self._segments.values():
-            for section in segment.sections:
-                if section.queue_id not in self._names:
-                    self._names[section.queue_id] = b"queue#%d" % section.queue_id
-                    self._index.queues[section.queue_id] = QueueIndex(1, 1)
 
     def _place_doubtful(self, segment_id: int, segment: _Segment) -> None:
         """What a damaged segment holds, where nothing that is whole says otherwise."""
@@ -465,12 +474,16 @@ class DatabaseFile:
         moved, it looks again. Of no queue: none.
         """
         queue_id = next((queue.id for queue in self.queues if queue.name == name), None)
+        moved = 0
         while queue_id is not None:
+            if moved in self._segments:
+                raise JournalDamaged(f"{self.path}: segment {moved} {LISTED_ONLY}")
             index, marks = self._index.queues[queue_id], self._marks.get(queue_id, {})
             for span in index.overlapping(after + 1, max(index.next_seq, after + 2)):
                 with self._failures():
                     row = self._row(span.segment.id)
                 if row is None:
+                    moved = span.segment.id
                     break
                 doubtful = bool(self._segments[span.segment.id].damage)
                 lines = _lines(row[1], queue_id, span.first, span.end)
@@ -487,17 +500,20 @@ class DatabaseFile:
 
     def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorReply]:
         """Error replies, the newest first; those older than the one with the id `before`."""
-        columns = "id, time_us, connection, request_id, action, reason"
         with self._failures():
+            version = self._number("pragma user_version")
             rows = self._db.execute(
-                f"select {columns} from error where id < ? order by id desc limit ?",
+                f"select {error_columns(version)} from error where id < ? order by id desc limit ?",
                 (before, limit),
             )
-            return [ErrorReply(*row) for row in rows]
+            whole, damage = errors(version, rows)
+        self.damage += damage
+        return [ErrorReply(*record[:6]) for record in whole]
 
 
-def _is_damage(error: Exception) -> bool:
-    if isinstance(error, MemoryError):
+def is_damage(error: Exception) -> bool:
+    """Whether SQLite's structure makes no sense, or a row that it would write."""
+    if isinstance(error, (MemoryError, UnicodeDecodeError)):
         return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE_CODES
 

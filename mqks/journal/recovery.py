@@ -4,20 +4,25 @@ The one rule: what is damaged is told and refused, or, when told to salvage, tol
 nothing is skipped silently.
 """
 
+import secrets
 import sqlite3
 from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
 
+from anyio.to_thread import run_sync
+
 from mqks.broker.broker import Broker
 from mqks.broker.changes import ErrorRecord
 from mqks.broker.queue import Queue
-from mqks.errors import JournalDamaged
+from mqks.errors import JournalDamaged, JournalFailed
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
+from mqks.journal.migrations import NEWEST
 from mqks.journal.segment import SegmentDamaged
-from mqks.journal.survey import Survey, checked, guess, missing, shown
-from mqks.protocol.requests import DeleteRule
+from mqks.journal.structure import UNREADABLE
+from mqks.journal.survey import Survey, checked, guess, missing
+from mqks.journal.tables import Damage, QueueRow, Row, Rows, error_columns, errors, read_by, shown
 
 
 class Recovery:
@@ -28,114 +33,149 @@ class Recovery:
         self._index = journal.index
         self._broker = broker
         self._report = report
-        self._survey = Survey(journal.index)
         self._damaged: list[int] = []
-        self._lost: list[str] = []
+        self._lost: list[Damage] = []
 
     async def run(self, *, salvage: bool) -> None:
         """Restore queues, bindings, rules, messages in order, unacked ones as rejected.
 
-        Raises JournalDamaged, unless told to salvage what is whole.
+        Raises JournalDamaged, unless told to salvage what is whole; JournalFailed when what is
+        salvaged can't be written.
         """
         try:
-            queues = await self._queues()
-            await self._segments(queues)
-        except sqlite3.DatabaseError as error:
+            await self._run(salvage)
+        except JournalDamaged:
+            self._journal.leave()
+            raise
+        except UNREADABLE as error:
+            self._journal.leave()
             raise JournalDamaged(
                 f"{self._journal.path} can't be read, not even to salvage it: {error}"
             ) from error
-        gaps = self._gaps(queues)
+
+    async def _run(self, salvage: bool) -> None:
+        journal = self._journal
+        raw = {
+            table: await self._table(columns, table) for table, columns in read_by(NEWEST).items()
+        }
+        rows = Rows(NEWEST, raw)
+        self._lost += rows.damage
+        survey = Survey(self._index, rows.queue_ids_end)
+        for row in rows.queues.values():
+            self._index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
+        self._lost += rows.count_segments(await self._segments(rows, survey))
+        self._revive(rows, survey)
+        gaps = self._gaps(rows)
         if self._lost and not salvage:
-            for line in self._lost:
-                self._report(line)
+            for place, what in self._lost:
+                self._report(f"{place}: {what}")
             raise JournalDamaged(
-                f"{self._journal.path} is damaged ({len(self._lost)} places, told above): restore "
+                f"{journal.path} is damaged ({len(self._lost)} places, told above): restore "
                 "a backup, or start with --salvage to go on with what is whole"
             )
-        if self._damaged:
-            await self._set_aside()
-        for line in self._lost:
-            self._report(f"salvaged without it: {line}")
-        for queue_id, queue in queues.items():
-            self._messages(queue_id, queue, whole=queue_id not in gaps)
-        await self._errors()
+        found, damage = await self._errors()
+        if self._lost or (damage and salvage):
+            self._settle(rows, gaps)
+            await self._salvage(rows, found)
+        for place, what in damage:
+            self._report(f"{place}: {what}")
+        self._broker.last_errors.extend(found)
+        self._restore(rows, survey, gaps)
+        await journal.begin_wal()
         while self._index.droppable:
-            await self._journal.maintain(idle=True)
+            await journal.maintain(idle=True)
 
-    async def _queues(self) -> dict[int, Queue]:
-        """Queues and bindings, from their own tables."""
-        db, broker = self._journal.db, self._broker
-        bindings = await db.execute_fetchall("select queue, event from binding order by queue")
-        for name, rows in groupby(bindings, key=itemgetter(0)):
-            broker.restore_bindings(name, [event for _, event in rows])
-        queues = {}
-        for queue_id, name, has_rule, delay_s, next_seq, cursor in await db.execute_fetchall(
-            "select id, name, delete_when_unused, delete_delay_s, next_seq, cursor from queue"
-        ):
-            rule = DeleteRule(delay_s) if has_rule else None
-            queues[queue_id] = broker.restore_queue(queue_id, name, rule)
-            self._index.queues[queue_id] = QueueIndex(next_seq, cursor)
-        for number, count, ids in await db.execute_fetchall(
-            "select number, count, ids from once order by number"
-        ):
-            self._journal.once.restored(number, count)
-            broker.once.restore(ids.split(b"\n"))
-        # A deleted queue's id is never used again.
-        for (last,) in await db.execute_fetchall(
-            "select seq from sqlite_sequence where name = 'queue'"
-        ):
-            broker.next_queue_id = max(broker.next_queue_id, last + 1)
-        return queues
+    async def _table(self, columns: str, table: str) -> list[Row]:
+        sql = f"select {columns} from {table} order by 1"
+        return [tuple(row) for row in await self._journal.db.execute_fetchall(sql)]
 
-    async def _segments(self, queues: dict[int, Queue]) -> None:
-        """Every segment, checked."""
-        names = {queue_id: queue.name for queue_id, queue in queues.items()}
+    async def _segments(self, rows: Rows, survey: Survey) -> list[int]:
+        """Every segment, checked; their ids."""
+        names = {row.id: row.name for row in rows.queues.values()}
+        ids: list[int] = []
         async with self._journal.db.execute(
             "select id, crc, cast(body as blob) from segment order by id"
         ) as cursor:
             cursor.arraysize = 16
-            while rows := await cursor.fetchmany():
-                for segment_id, crc, body in rows:
+            while found := await cursor.fetchmany():
+                for segment_id, crc, body in found:
+                    ids.append(segment_id)
                     self._journal.next_segment = segment_id + 1
                     try:
                         sections = checked(segment_id, crc, body)
                     except SegmentDamaged as error:
                         self._damaged.append(segment_id)
-                        self._lost.append(
-                            f"segment {segment_id}: {error}; it held {guess(body, names)}"
-                        )
+                        what = f"{error}; it held {guess(body, names)}"
+                        self._lost.append(Damage(f"segment {segment_id}", what))
                     else:
-                        self._survey.place(segment_id, len(body), sections)
-        self._survey.finish()
+                        survey.place(segment_id, len(body), sections)
+        survey.finish()
+        return ids
 
-    def _gaps(self, queues: dict[int, Queue]) -> set[int]:
+    def _revive(self, rows: Rows, survey: Survey) -> None:
+        """Messages of queues whose rows are lost are kept, in queues with other names."""
+        names = {row.id: row.name for row in rows.queues.values()}
+        for queue_id, name in survey.name_revived(names).items():
+            rows.queues[queue_id] = QueueRow(queue_id, name, 0, None, 1, 1)
+            what = f"its row is lost; its messages are those of a queue {shown(name)}"
+            self._lost.append(Damage(f"queue with id {queue_id}", what))
+
+    def _gaps(self, rows: Rows) -> set[int]:
         """Queues of which never delivered messages are missing."""
         gaps = set()
-        for queue_id, queue in queues.items():
-            if lost := missing(self._index.queues[queue_id]):
-                gaps.add(queue_id)
+        for row in rows.queues.values():
+            if lost := missing(self._index.queues[row.id]):
+                gaps.add(row.id)
                 count = sum(count for _, count in lost)
-                self._lost.append(
-                    f"queue {shown(queue.name)}: {count} waiting messages are missing"
-                )
+                what = f"{count} waiting messages are missing"
+                self._lost.append(Damage(f"queue {shown(row.name)}", what))
         return gaps
 
-    async def _set_aside(self) -> None:
-        """Damaged segments are kept, where nothing reads them."""
-        ids = [(segment_id,) for segment_id in self._damaged]
-        db = self._journal.db
-        await db.execute("begin immediate")
-        await db.executemany(
-            "insert into damaged_segment select id, crc, body from segment where id = ?", ids
-        )
-        await db.executemany("delete from segment where id = ?", ids)
-        await db.commit()
+    def _settle(self, rows: Rows, gaps: set[int]) -> None:
+        """A gap is told once: then nothing waits any more below the next sequence."""
+        for queue_id in gaps:
+            next_seq = self._index.queues[queue_id].next_seq
+            row = rows.queues[queue_id]
+            rows.queues[queue_id] = row._replace(next_seq=next_seq, cursor=next_seq)
 
-    def _messages(self, queue_id: int, queue: Queue, *, whole: bool) -> None:
+    async def _salvage(self, rows: Rows, found: list[ErrorRecord]) -> None:
+        """What is damaged is kept, where nothing reads it; all else is written anew."""
+        rows.epoch = rows.epoch or secrets.token_hex(8)
+        tally = rows.tallies["queue"]
+        rows.tallies["queue"] = tally._replace(
+            next=max(tally.next, *(i + 1 for i in rows.queues), 1)
+        )
+        metadata, raw = self._journal.metadata, self._journal.raw
+        try:
+            await run_sync(metadata.salvage, raw, rows, found, self._damaged)
+        except sqlite3.Error as error:
+            raise JournalFailed(f"what is salvaged can't be written: {error}") from error
+        for place, what in self._lost:
+            self._report(f"salvaged without it: {place}: {what}")
+
+    def _restore(self, rows: Rows, survey: Survey, gaps: set[int]) -> None:
+        journal, broker = self._journal, self._broker
+        journal.metadata.restored(rows)
+        journal.epoch = rows.epoch or ""
+        journal.next_segment = max(journal.next_segment, rows.tallies["segment"].next)
+        for name, bound in groupby(sorted(rows.bindings), key=itemgetter(0)):
+            broker.restore_bindings(name, [event for _, event in bound])
+        for _, _, ids in rows.once:
+            broker.once.restore(ids.split(b"\n"))
+        queues = [
+            (row.id, broker.restore_queue(row.id, row.name, row.rule))
+            for row in rows.queues.values()
+        ]
+        # A deleted queue's id is never used again.
+        broker.next_queue_id = max(broker.next_queue_id, rows.tallies["queue"].next)
+        for queue_id, queue in queues:
+            marks = survey.marks.get(queue_id, {})
+            self._messages(queue_id, queue, marks, whole=queue_id not in gaps)
+
+    def _messages(self, queue_id: int, queue: Queue, marks: dict[int, int], *, whole: bool) -> None:
         """Everything stays on disk until a consumer comes; what was delivered and is alive goes
         back. A queue with gaps has no stretch to page: all of it goes back."""
         index = self._index.queues[queue_id]
-        marks = self._survey.marks.get(queue_id, {})
         cursor = index.cursor if whole else index.next_seq
         # Below the cursor without a mark: delivered once, held at the crash.
         returned = (
@@ -149,16 +189,9 @@ class Recovery:
         if not whole:
             queue.tell_cursor()
 
-    async def _errors(self) -> None:
+    async def _errors(self) -> tuple[list[ErrorRecord], list[Damage]]:
         """The last error replies. Nothing depends on them, so damage is told and no more."""
-        last, kinds = self._broker.last_errors, [str, int, str, bytes, bytes, str]
         try:
-            rows = await self._journal.db.execute_fetchall(
-                "select id, time_us, connection, request_id, action, reason from error"
-                " order by id desc limit ?",
-                (last.maxlen,),
-            )
-        except sqlite3.DatabaseError as error:
-            self._report(f"the last errors can't be read: {error}")
-        else:
-            last.extendleft(ErrorRecord(*row) for row in rows if [*map(type, row)] == kinds)
+            return errors(NEWEST, await self._table(error_columns(NEWEST), "error"))
+        except UNREADABLE as error:
+            return [], [Damage("table error", str(error))]

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from mqks.broker.ranges import Range, subtract, union
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode
+from mqks.journal.tables import shown
+from mqks.limits import SEQ_MAX
 
 
 def checked(segment_id: int, crc: object, body: object) -> list[StoredSection]:
@@ -19,10 +21,13 @@ def checked(segment_id: int, crc: object, body: object) -> list[StoredSection]:
 
 
 class Survey:
-    """Fills an index whose `queues` are those that exist; what is said of others is passed over."""
+    """Fills an index whose `queues` are those that exist. What is said of others is passed over:
+    they were deleted. But those with ids from `queue_ids_end` on never were; they are `revived`."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, queue_ids_end: int = SEQ_MAX) -> None:
         self.index = index
+        self.revived: set[int] = set()
+        self._queue_ids_end = queue_ids_end
         self.marks: dict[int, dict[int, int]] = {}
         """Queue id → number → its highest mark."""
         self._said: list[tuple[Segment, list[StoredSection]]] = []
@@ -33,7 +38,9 @@ class Survey:
         self._said.append((segment, sections))
         for section in sections:
             if section.queue_id not in self.index.queues:
-                continue
+                if section.queue_id < self._queue_ids_end:
+                    continue
+                self.revived.add(section.queue_id)
             queue = self.index.touch(segment, section.queue_id, section.next_seq, section.cursor)
             for run in section.runs:
                 size = run.end - run.start
@@ -55,6 +62,19 @@ class Survey:
         for segment, _ in self._said:
             self.index.look_at(segment)
         self._said.clear()
+
+    def name_revived(self, names: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Names for those that hold anything; the others are let go. `names` are those in use."""
+        named = {}
+        for queue_id in sorted(self.revived):
+            if any(span.living() for span in self.index.queues[queue_id].spans):
+                name = b"queue#%d" % queue_id
+                while name in names.values():
+                    name += b"#"
+                named[queue_id] = name
+            else:
+                self.index.forget_queue(queue_id)
+        return named
 
 
 def missing(queue: QueueIndex) -> list[Range]:
@@ -80,7 +100,3 @@ def guess(body: object, names: Mapping[int, bytes]) -> str:
         if section.queue_id in names
     ]
     return ", ".join(told) or "what can't be read any more"
-
-
-def shown(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -578,7 +578,9 @@ async def serve(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
     try:
-        journal = await Journal.open(settings)
+        journal = await Journal.open(settings, _report)
+        if journal.torn:
+            log.warning("wal_torn", what=journal.torn)
         errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
@@ -587,7 +589,6 @@ async def serve(
             on_error=errors,
         )
         broker.chunk_s, broker.stopwatch = CHUNK_S, time.monotonic
-        broker.facts = JournalFacts(journal, broker)
         broker.on_queue_full = _log_queue
         broker.on_unacked_full = lambda: log.warning(
             "unacked_full", unacked_bytes=broker.unacked_bytes
@@ -596,8 +597,9 @@ async def serve(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
         broker.users = users
-        recovery = Recovery(journal, broker, lambda line: log.error("journal_damaged", what=line))
+        recovery = Recovery(journal, broker, _report)
         await recovery.run(salvage=settings.salvage)
+        broker.facts = JournalFacts(journal, broker)
         starting.cancel()
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)
@@ -631,6 +633,10 @@ async def serve(
         with anyio.CancelScope(shield=True):
             if journal:
                 await journal.close()
+
+
+def _report(line: str) -> None:
+    log.error("journal_damaged", what=line)
 
 
 def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:

@@ -54,11 +54,11 @@ class Disk:
                     queue.lines.pop(number, None)
                     queue.marks.pop(number, None)
 
-    def page(self, queue_id: int, first: int) -> list[Run]:
+    def page(self, queue_id: int, first: int | None) -> list[Run]:
         """Living messages from this number on, about as many as one read brings."""
         lines = self.queues[queue_id].lines
         numbers, size = [], 0
-        for number in sorted(number for number in lines if number >= first):
+        for number in sorted(number for number in lines if first is not None and number >= first):
             numbers.append(number)
             size += len(lines[number])
             if size > PAGE_BYTES:

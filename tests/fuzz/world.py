@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from mqks.broker import queue as queue_module
 from mqks.broker.broker import Broker
-from mqks.broker.changes import Batch
+from mqks.broker.changes import Batch, Run
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
 from mqks.settings import Settings
@@ -108,6 +108,7 @@ class World(AbstractContextManager["World"]):
         self.peers: dict[str, Peer] = {}
         self._in_flight: Batch | None = None
         self._slow = False
+        self._pages: list[tuple[queue_module.Queue, int | None, list[Run]]] = []
         self._going: list[Peer] = []
         self.disk.recover(self.broker)
 
@@ -321,9 +322,7 @@ class World(AbstractContextManager["World"]):
                 self._receive(peer, b"")
         for peer in [*self._going]:
             self._finish(peer)
-        wanted, broker.page_requests = broker.page_requests, []
-        for queue in wanted:
-            self._page(queue)
+        self._page()
         if broker.logins:
             self._login()
         self._read()
@@ -332,23 +331,24 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         return bool(
             broker.page_requests
+            or self._pages
             or broker.logins
             or broker.readers
             or self._going
             or any(peer.connection.overrun and not peer.ended for peer in self.peers.values())
         )
 
-    def _page(self, queue: queue_module.Queue) -> None:
-        first = queue.page_first
-        if queue.deleted or queue.id not in self.disk.queues:
-            runs = []
-        else:
-            runs = self.disk.page(queue.id, first)
-            found = bool(runs) and runs[0].first == first
-            # A trim may have taken all that was wanted since.
-            wanted = queue.redo_paged or queue.paged
-            require(found or not wanted, f"{queue.name!r}: from {first} all is missing on disk")
-        self._timed(queue.page_in, first, runs)
+    def _page(self) -> None:
+        """Pages that were read in the turn before have come; others begin to be read."""
+        pages, self._pages = self._pages, []
+        for page in pages:
+            self._timed(page[0].page_in, *page[1:])
+        broker = self.broker
+        wanted, broker.page_requests = broker.page_requests, []
+        for queue in wanted:
+            first = queue.page_first
+            is_there = first is not None and queue.id in self.disk.queues
+            self._pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
 
     def _login(self) -> None:
         login = self.broker.logins.popleft()

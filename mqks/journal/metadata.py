@@ -1,0 +1,237 @@
+"""The small tables, written: each row with its checksum, each table with its tally.
+
+The one rule: a tally is written in the transaction that changes its rows, and is believed here only
+once that is committed.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from mqks.broker.changes import Batch, ErrorRecord, QueueState
+from mqks.errors import JournalFailed
+from mqks.journal.once import OnceRow, OnceRows
+from mqks.journal.tables import CHECKSUMS_SINCE, QueueRow, Row, Rows, Tally, row_crc, segment_crcs
+
+PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
+_PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?, ?)"
+_PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
+_DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
+_PUT_ONCE: Final = "insert into once values (?, ?, ?, ?)"
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+
+
+def counted(segments: Tally, next_id: int) -> Tally:
+    """Their tally up to an id: from where it ended they are there without a gap."""
+    new = segment_crcs(range(segments.next, next_id))
+    return segments._replace(next=next_id).plus(new)
+
+
+class Metadata:
+    """What the small tables say, as far as it takes to write them. `queues` are their rows, whose
+    numbers are those that dropped segments knew."""
+
+    def __init__(self, once_ids_max: int, errors_kept_max: int) -> None:
+        self.queues: dict[int, QueueRow] = {}
+        self.tallies: dict[str, Tally] = {}
+        self.once = OnceRows(once_ids_max)
+        self._errors_kept_max = errors_kept_max
+
+    def restored(self, rows: Rows) -> None:
+        """What the journal says."""
+        self.queues, self.tallies = dict(rows.queues), dict(rows.tallies)
+        for number, count, ids in rows.once:
+            self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
+        self.once.next = self.tallies["once"].next
+
+    # -- a batch
+
+    def write(
+        self, db: sqlite3.Connection, batch: Batch, inserts: Sequence[tuple[str, Row]]
+    ) -> None:
+        """One transaction with all of the batch that is not in segments, and these `inserts`."""
+        tallies: dict[str, Tally] = {}
+        rows: list[QueueRow] = []
+        once: OnceRow | None = None
+        with transaction(db):
+            if batch.queues:
+                rows, tallies["queue"] = self._put_queues(db, batch.queues)
+            if batch.bindings:
+                tallies["binding"] = self._put_bindings(db, batch.bindings)
+            if batch.once:
+                once, tallies["once"] = self._put_once(db, batch.once)
+            if batch.errors:
+                self._put_errors(db, batch.errors)
+            db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
+            for sql, row in inserts:
+                db.execute(sql, row)
+        self.tallies |= tallies
+        if once:
+            self.once.written(once)
+        for queue_id in batch.queues:
+            self.queues.pop(queue_id, None)
+        self.queues |= {row.id: row for row in rows}
+
+    def _put_queues(
+        self, db: sqlite3.Connection, states: Mapping[int, QueueState | None]
+    ) -> tuple[list[QueueRow], Tally]:
+        olds = [self.queues[queue_id] for queue_id in states if queue_id in self.queues]
+        news = [
+            _queue_row(self.queues.get(queue_id), queue_id, state)
+            for queue_id, state in states.items()
+            if state is not None
+        ]
+        db.executemany("delete from queue where id = ?", [(row.id,) for row in olds])
+        db.executemany(_PUT_QUEUE, [(*row, row.crc) for row in news])
+        tally = self.tallies["queue"]
+        tally = tally._replace(next=max(tally.next, *(queue_id + 1 for queue_id in states)))
+        return news, tally.minus([row.crc for row in olds]).plus([row.crc for row in news])
+
+    def _put_bindings(
+        self, db: sqlite3.Connection, bindings: Mapping[tuple[bytes, bytes], bool]
+    ) -> Tally:
+        """What is there already, or gone, counts for nothing."""
+        put, gone = [], []
+        for key, is_bound in bindings.items():
+            crc = row_crc("binding", *key)
+            if not is_bound and db.execute(_DELETE_BINDING, key).rowcount:
+                gone.append(crc)
+            elif is_bound and db.execute(_PUT_BINDING, (*key, crc)).rowcount:
+                put.append(crc)
+        return self.tallies["binding"].minus(gone).plus(put)
+
+    def _put_once(self, db: sqlite3.Connection, ids: list[bytes]) -> tuple[OnceRow, Tally]:
+        gone, number = self.once.surplus(len(ids)), self.once.next
+        values = number, len(ids), b"\n".join(ids)
+        row = OnceRow(number, len(ids), row_crc("once", *values))
+        db.executemany("delete from once where number = ?", [(old.number,) for old in gone])
+        db.execute(_PUT_ONCE, (*values, row.crc))
+        tally = self.tallies["once"]._replace(next=number + 1)
+        return row, tally.minus([old.crc for old in gone]).plus([row.crc])
+
+    def _put_errors(self, db: sqlite3.Connection, errors: list[ErrorRecord]) -> None:
+        db.executemany(
+            "insert or ignore into error values (?, ?, ?, ?, ?, ?, ?)",
+            [(*record[:6], row_crc("error", *record[:6])) for record in errors],
+        )
+        db.execute(
+            "delete from error where id <="
+            " (select id from error order by id desc limit 1 offset ?)",
+            (self._errors_kept_max,),
+        )
+
+    # -- segments
+
+    def segments(self, next_id: int, gone: Iterable[int] = ()) -> Tally:
+        """Their tally up to an id, when some have gone."""
+        return counted(self.tallies["segment"], next_id).minus(segment_crcs(gone))
+
+    def drop(
+        self,
+        db: sqlite3.Connection,
+        gone: list[int],
+        next_id: int,
+        words: Iterable[tuple[int, int, int]] = (),
+        inserts: Sequence[tuple[str, Row]] = (),
+    ) -> None:
+        """One transaction in which segments go and others come, all below `next_id`, and queues
+        get next sequences and cursors.
+
+        Raises JournalFailed when one that goes is not there.
+        """
+        rows = [
+            self.queues[queue_id]._replace(next_seq=next_seq, cursor=cursor)
+            for next_seq, cursor, queue_id in words
+        ]
+        tallies = {"segment": self.segments(next_id, gone)}
+        if rows:
+            olds = [self.queues[row.id].crc for row in rows]
+            tallies["queue"] = self.tallies["queue"].minus(olds).plus([row.crc for row in rows])
+        with transaction(db):
+            db.executemany(_PUT_QUEUE, [(*row, row.crc) for row in rows])
+            ids = ",".join(map(str, gone))
+            count = db.execute(f"delete from segment where id in ({ids})").rowcount
+            if count != len(gone):
+                raise JournalFailed(f"{len(gone) - count} of the segments {ids} are missing")
+            for sql, row in inserts:
+                db.execute(sql, row)
+            db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
+        self.tallies |= tallies
+        self.queues |= {row.id: row for row in rows}
+
+    # -- salvage
+
+    def salvage(
+        self,
+        db: sqlite3.Connection,
+        rows: Rows,
+        errors: list[ErrorRecord],
+        segments: Iterable[int],
+    ) -> None:
+        """Write anew what is whole, set damaged rows and these segments aside. One transaction."""
+        ids = [(segment_id,) for segment_id in segments]
+        tallies = {
+            "queue": Tally(rows.tallies["queue"].next).plus([r.crc for r in rows.queues.values()]),
+            "binding": rows.tallies["binding"],
+            "once": rows.tallies["once"],
+            "segment": rows.tallies["segment"].minus(segment_crcs(i for (i,) in ids)),
+        }
+        whole: dict[str, Iterable[Row]] = {
+            "meta": [("epoch", rows.epoch)],
+            "queue": rows.queues.values(),
+            "binding": rows.bindings,
+            "once": rows.once,
+            "error": [record[:6] for record in errors],
+            "tally": [(name, *tally) for name, tally in tallies.items()],
+        }
+        with transaction(db):
+            db.executemany(
+                "insert into damaged_segment select id, crc, body from segment where id = ?", ids
+            )
+            db.executemany("delete from segment where id = ?", ids)
+            db.executemany("insert into damaged_row values (?, ?)", rows.aside)
+            for table, values in whole.items():
+                # A look-up by key may find nothing where pages are wrong.
+                db.execute(f"delete from {table}")
+                for row in values:
+                    marks = ", ".join("?" * (len(row) + 1))
+                    db.execute(
+                        f"insert into {table} values ({marks})", (*row, row_crc(table, *row))
+                    )
+        rows.tallies |= tallies
+
+
+def become_another(db: sqlite3.Connection, epoch: str) -> None:
+    """Of a copy, of any schema: give it another epoch, and count its segments up to the last."""
+    ((version,),) = db.execute("pragma user_version")
+    if version < CHECKSUMS_SINCE:
+        db.execute("update meta set value = ? where key = 'epoch'", (epoch,))
+        return
+    ((last,),) = db.execute("select ifnull(max(id), 0) from segment")
+    told = db.execute("select next, count, sum from tally where name = 'segment'").fetchone()
+    with transaction(db):
+        row = "epoch", epoch, row_crc("meta", "epoch", epoch)
+        db.execute("insert or replace into meta values (?, ?, ?)", row)
+        if told is not None:
+            tally = counted(Tally(*told), max(last + 1, told[0]))
+            db.execute(PUT_TALLY, tally.row("segment"))
+
+
+def _queue_row(old: QueueRow | None, queue_id: int, state: QueueState) -> QueueRow:
+    delay_s = None if state.rule is None else state.rule.delay_s
+    # As SQLite gives it back: no negative zero.
+    delay_s = None if delay_s is None else float(delay_s) + 0.0
+    next_seq, cursor = (old.next_seq, old.cursor) if old else (1, 1)
+    return QueueRow(queue_id, state.name, int(state.rule is not None), delay_s, next_seq, cursor)

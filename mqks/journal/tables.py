@@ -1,0 +1,259 @@
+"""The small tables: queues, bindings, ids published once, errors; and whether they are whole.
+
+The one rule: a row is believed when its types are right, its checksum matches and it makes sense; a
+table, when its rows are those that its tally counts.
+"""
+
+import math
+import re
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any, Final, NamedTuple
+
+from mqks.broker.changes import ErrorRecord
+from mqks.limits import SEQ_MAX
+from mqks.protocol.requests import DeleteRule
+
+Row = tuple[Any, ...]
+CHECKSUMS_SINCE: Final = 3
+EPOCH_SINCE: Final = 2
+"""Schemas that have them."""
+ROWS_TOLD_MAX: Final = 20
+SHOWN_MAX: Final = 200
+"""Damaged rows that are told of one table, and characters of each."""
+
+
+class Damage(NamedTuple):
+    place: str
+    what: str
+
+
+def shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
+    """CRC-32 over the table's name and the row's values, as Python prints a tuple of them."""
+    return zlib.crc32(repr((table, *row)).encode("utf-8", "backslashreplace"))
+
+
+def is_name(name: bytes) -> bool:
+    return name != b"" and b" " not in name and b"\n" not in name
+
+
+class QueueRow(NamedTuple):
+    id: int
+    name: bytes
+    delete_when_unused: int
+    delete_delay_s: float | None
+    next_seq: int
+    cursor: int
+
+    @property
+    def rule(self) -> DeleteRule | None:
+        return DeleteRule(self.delete_delay_s) if self.delete_when_unused else None
+
+    @property
+    def crc(self) -> int:
+        return row_crc("queue", *self)
+
+
+class Tally(NamedTuple):
+    """How many rows a table has, the sum of their checksums, and the next id."""
+
+    next: int
+    rows: int = 0
+    sum: int = 0
+
+    def plus(self, crcs: Sequence[int]) -> "Tally":
+        return self._replace(rows=self.rows + len(crcs), sum=self.sum + sum(crcs))
+
+    def minus(self, crcs: Sequence[int]) -> "Tally":
+        return self._replace(rows=self.rows - len(crcs), sum=self.sum - sum(crcs))
+
+    def row(self, name: str) -> Row:
+        """As it is stored, its checksum included."""
+        return name, *self, row_crc("tally", name, *self)
+
+
+def segment_crcs(ids: Iterable[int]) -> list[int]:
+    """What the tally of segments sums up: that an id is there. A segment's own checksum, which has
+    its id in it, tells that it is the one that was written."""
+    return [row_crc("segment", segment_id) for segment_id in ids]
+
+
+def _is_queue(row: Row) -> bool:
+    queue_id, name, flag, delay_s, next_seq, cursor = row
+    return bool(
+        queue_id > 0
+        and is_name(name)
+        and flag in (0, 1)
+        and (delay_s is None or (math.isfinite(delay_s) and delay_s >= 0))
+        and 1 <= cursor <= next_seq <= SEQ_MAX
+    )
+
+
+def _is_once(row: Row) -> bool:
+    number, count, ids = row
+    return bool(number > 0 and count == ids.count(b"\n") + 1)
+
+
+def _is_meta(row: Row) -> bool:
+    key, value = row
+    return key != "epoch" or re.fullmatch("[0-9a-f]{16}", value) is not None
+
+
+class _Table(NamedTuple):
+    columns: str
+    types: tuple[type | tuple[type, ...], ...]
+    makes_sense: Callable[[Row], bool]
+
+
+_TABLES: Final = {
+    "tally": _Table(
+        "name, next, count, sum", (str, int, int, int), lambda row: row[1] > 0 <= row[2]
+    ),
+    "meta": _Table("key, value", (str, str), _is_meta),
+    "queue": _Table(
+        "id, name, delete_when_unused, delete_delay_s, next_seq, cursor",
+        (int, bytes, int, (float, type(None)), int, int),
+        _is_queue,
+    ),
+    "binding": _Table("queue, event", (bytes, bytes), lambda row: all(map(is_name, row))),
+    "once": _Table("number, count, ids", (int, int, bytes), _is_once),
+    "error": _Table(
+        "id, time_us, connection, request_id, action, reason",
+        (str, int, str, bytes, bytes, str),
+        lambda row: True,
+    ),
+}
+
+
+def read_by(version: int) -> dict[str, str]:
+    """The tables that a database of this schema has, and the columns to read of each."""
+    since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE}
+    crc = ", crc" if version >= CHECKSUMS_SINCE else ""
+    return {
+        name: table.columns + crc
+        for name, table in _TABLES.items()
+        if since.get(name, 1) <= version and name != "error"
+    }
+
+
+def error_columns(version: int) -> str:
+    return _TABLES["error"].columns + (", crc" if version >= CHECKSUMS_SINCE else "")
+
+
+class Rows:
+    """The rows that are whole, and in `damage` all that is wrong. `raw` holds for each table of
+    `read_by` its rows as they were read."""
+
+    def __init__(self, version: int, raw: Mapping[str, Iterable[Row]]) -> None:
+        self.damage: list[Damage] = []
+        self.aside: list[tuple[str, str]] = []
+        """Table and content of each row that is not whole."""
+        self.tallies: dict[str, Tally] = {}
+        """Of what is there; `next` is what was told, where it was."""
+        self._has_checksums = version >= CHECKSUMS_SINCE
+        self._raw = raw
+        self._told = {name: Tally(*rest) for name, *rest in self._whole("tally")}
+        meta = dict(self._whole("meta"))
+        self.epoch: str | None = meta.get("epoch")
+        if self.epoch is None and version >= EPOCH_SINCE:
+            self.damage.append(Damage("table meta", "there is no epoch"))
+        rows = [QueueRow(*row) for row in self._whole("queue")]
+        self.queues = {row.id: row for row in rows}
+        if not len(rows) == len(self.queues) == len({row.name for row in rows}):
+            self.damage.append(Damage("table queue", "two queues have the same name or id"))
+        self.bindings: list[tuple[bytes, bytes]] = self._whole("binding")
+        self.once: list[tuple[int, int, bytes]] = self._whole("once")
+        self._count("queue", max(self.queues, default=0) + 1)
+        self._count("binding", 1)
+        self._count("once", max((number for number, _, _ in self.once), default=0) + 1)
+        queues_are_whole = all(place != "table queue" for place, _ in self.damage)
+        self.queue_ids_end = self.tallies["queue"].next if self._has_checksums else SEQ_MAX
+        """A queue that has no row was deleted when its id is below; from here on none was made."""
+        if not queues_are_whole:
+            self.queue_ids_end = 0
+
+    def _whole(self, table: str) -> list[Any]:
+        whole, crcs, aside = _sifted(table, self._raw.get(table, ()), self._has_checksums)
+        self.damage += _told_damage(table, aside)
+        self.aside += ((table, repr(row)) for row in aside)
+        self.tallies[table] = Tally(1).plus(crcs)
+        return whole
+
+    def _count(self, name: str, next_id: int) -> None:
+        """Hold what is there against what was told."""
+        found = self.tallies[name]
+        told = self._told.get(name) if self._has_checksums else Tally(next_id, *found[1:])
+        if told is None:
+            self.damage.append(Damage("table tally", f"the tally of {name} is missing"))
+            told = Tally(next_id, *found[1:])
+        if next_id > told.next or found[1:] != told[1:]:
+            what = f"{found.rows} rows are whole, {told.rows} were written"
+            if found.rows == told.rows:
+                what = "its rows are not those that were written"
+            self.damage.append(Damage(f"table {name}", what))
+        self.tallies[name] = found._replace(next=max(next_id, told.next))
+
+    def count_segments(self, ids: list[int]) -> list[Damage]:
+        """Hold the ids of all segments, sorted, against what was told. Gives them their tally."""
+        told = self._told.get("segment")
+        next_id = max(ids, default=0) + 1
+        self.tallies["segment"] = Tally(next_id).plus(segment_crcs(ids))
+        if told is None:
+            missing = Damage("table tally", "the tally of segment is missing")
+            return [missing] if self._has_checksums else []
+        self.tallies["segment"] = self.tallies["segment"]._replace(next=max(next_id, told.next))
+        before = ids[: bisect_left(ids, told.next)]
+        found = Tally(told.next).plus(segment_crcs(before))
+        damage = []
+        if found != told:
+            what = f"{found.rows} with ids below {told.next} are there, {told.rows} were"
+            damage.append(Damage("table segment", what))
+        after = [told.next - 1, *ids[len(before) :]]
+        gaps = ((low, high) for low, high in pairwise(after) if high != low + 1)
+        damage += (
+            Damage("table segment", f"those with ids from {low + 1} to {high - 1} are missing")
+            for low, high in islice(gaps, ROWS_TOLD_MAX)
+        )
+        return damage
+
+
+def errors(version: int, rows: Iterable[Row]) -> tuple[list[ErrorRecord], list[Damage]]:
+    """Those that are whole, and what is wrong. Nothing depends on them."""
+    whole, _, aside = _sifted("error", rows, version >= CHECKSUMS_SINCE)
+    return [ErrorRecord(*row) for row in whole], _told_damage("error", aside)
+
+
+def _told_damage(table: str, aside: list[Row]) -> list[Damage]:
+    told = [
+        Damage(f"table {table}", f"a row is damaged: {repr(row)[:SHOWN_MAX]}")
+        for row in aside[:ROWS_TOLD_MAX]
+    ]
+    if len(aside) > len(told):
+        told.append(Damage(f"table {table}", f"{len(aside) - len(told)} more rows are damaged"))
+    return told
+
+
+def _sifted(
+    table: str, rows: Iterable[Row], has_checksums: bool
+) -> tuple[list[Row], list[int], list[Row]]:
+    """The rows that are whole, without their checksums; these; and the other rows, as they are."""
+    _, types, makes_sense = _TABLES[table]
+    whole: list[Row] = []
+    crcs: list[int] = []
+    aside: list[Row] = []
+    for row in rows:
+        values = row[:-1] if has_checksums else row
+        crc = row_crc(table, *values)
+        is_right = not has_checksums or crc == row[-1]
+        if is_right and all(map(isinstance, values, types)) and makes_sense(values):
+            whole.append(values)
+            crcs.append(crc)
+        else:
+            aside.append(row)
+    return whole, crcs, aside

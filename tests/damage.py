@@ -1,0 +1,536 @@
+"""Whatever is damaged in a database or its WAL is noticed, or changes nothing.
+
+Databases of many kinds are made by real servers. Each case takes one, damages one place of it, and
+looks what `verify`, a reader, a start and a start with --salvage make of that:
+
+    python -m tests.damage 10000            # so many places
+    python -m tests.damage 500 7            # another seed; the same places again with the same one
+
+- detected: refused, with the place
+- told: gone on with, and said what is lost; what is left was there before
+- harmless: all is as it was, also after more was written
+- lost end: of a WAL without its last frames nobody can know; what is left was there before
+- unguarded: a database of a schema without checksums, in its small tables
+
+The one rule: everything else is a failure: a difference that nobody tells, a traceback, a loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mqks.broker.broker import Broker
+from mqks.errors import MqksError
+from mqks.journal.journal import Journal
+from mqks.journal.reader import DatabaseFile
+from mqks.journal.recovery import Recovery
+from mqks.journal.verify import verify
+from mqks.settings import Settings
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.test_upgrade import left
+
+PAGE, HEADER, FRAME = 4096, 32, 4096 + 24
+_CASE_S = 20
+"""Of the processor, so that a busy machine counts for nothing."""
+_WAIT_S = 60
+_DAMAGED = 65
+_SMALL = {"queue", "binding", "once", "meta", "tally", "error", "schema", "sqlite_sequence"}
+
+State = dict[str, Any]
+
+
+class Silent(Exception):
+    """A case that fails; the message tells what went by without a word."""
+
+
+@contextmanager
+def _limit() -> Iterator[None]:
+    """A loop is ended by an exception that nobody expects."""
+
+    def end(*_: object) -> None:
+        raise Silent(f"it did not end within {_CASE_S} s")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _CASE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+# ------------------------------------------------------------------------------- databases
+
+
+@dataclass
+class World:
+    """A database that was left, all the messages that ever were in it, and what a start finds."""
+
+    name: str
+    db: Path
+    schema: int
+    pages: dict[str, list[int]] = field(default_factory=dict)
+    """Kind → numbers of pages, from 1 on."""
+    lines: set[bytes] = field(default_factory=set)
+    state: State = field(default_factory=dict)
+    view: State = field(default_factory=dict)
+
+    @property
+    def wal(self) -> Path:
+        return self.db.with_name(f"{self.db.name}-wal")
+
+    def copy(self, directory: Path) -> Path:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        db = directory / "mqks.db"
+        shutil.copy(self.db, db)
+        if self.wal.exists():
+            shutil.copy(self.wal, f"{db}-wal")
+        return db
+
+
+def _ask(client: LineClient, name: bytes, rest: bytes) -> None:
+    assert client.ask(name + b" " + rest) == name + b" ok "
+
+
+def _load(client: LineClient, rng: random.Random, commits: int, large: int) -> set[bytes]:
+    """Some of everything; the messages that were published, as they are stored."""
+    lines: set[bytes] = set()
+    for number in range(rng.randrange(2, 6)):
+        _ask(client, b"s", b"subscribe --confirm q%d e%d all" % (number, number))
+    events = b" ".join(b"event.%d.%d" % (rng.randrange(99), n) for n in range(rng.choice([3, 300])))
+    _ask(client, b"s", b"rebind --confirm nobody " + events)
+    _ask(client, b"t", b"consume --confirm temp --delete-queue-when-unused=600")
+    _ask(client, b"d", b"delete_consumer --confirm t")
+    _ask(client, b"s", b"subscribe --confirm gone all")
+    client.send(b"c consume q0 --manual-ack\n")
+    held: list[bytes] = []
+    for number in range(commits):
+        name, event = b"m%d" % number, rng.choice([b"all", b"e0", b"e1"])
+        size = large if rng.random() < 0.2 else rng.choice([5, 60, 300])
+        data = b"%0*x" % (size, rng.getrandbits(4 * size))
+        once = b"--once " if rng.random() < 0.3 else b""
+        lines.add(b"%s event=%s %s" % (name, event, data))
+        client.send(b"%s publish --confirm %s%s %s\n" % (name, once, event, data))
+        while (line := client.line()) != name + b" ok ":
+            if line.startswith(b"c ok "):
+                held.append(line.split(b" ")[2])
+        if held and rng.random() < 0.4:
+            action = rng.choice([b"ack", b"ack", b"ack", b"reject"])
+            client.send(b"a %s --confirm c %s\n" % (action, held.pop(0)))
+            while (line := client.line()) != b"a ok ":
+                if line.startswith(b"c ok "):
+                    held.append(line.split(b" ")[2])
+        if number % 20 == 7:
+            client.send(b"x%d dance\n" % number)
+            while not (line := client.line()).startswith(b"x%d error " % number):
+                held.append(line.split(b" ")[2])
+        if number == commits // 2:
+            client.send(b"g delete_queue --confirm gone\n")
+            while client.line() != b"g ok ":
+                pass
+    return lines
+
+
+def _served(directory: Path, name: str, rng: random.Random, how: str, **load: int) -> World:
+    directory.mkdir()
+    world = World(name, directory / "mqks.db", 3)
+    with (
+        ServerProcess(world.db, "--ballast-bytes", "0") as server,
+        LineClient(server.address) as client,
+    ):
+        world.lines = _load(client, rng, **load)
+        assert (server.stop() == 0) if how == "stopped" else server.kill()
+    return world
+
+
+def _older(directory: Path, schema: int, how: str) -> World:
+    directory.mkdir()
+    world = World(f"schema {schema} {how}", directory / "mqks.db", schema)
+    left(world.db, schema, how)
+    for stray in directory.iterdir():
+        if stray.name.startswith("made"):
+            stray.unlink()
+    return world
+
+
+def worlds(directory: Path, rng: random.Random) -> list[World]:
+    made = [
+        _served(directory / "a", "stopped", rng, "stopped", commits=60, large=3000),
+        _served(directory / "b", "killed", rng, "killed", commits=60, large=3000),
+        _served(directory / "c", "large", rng, "stopped", commits=40, large=30_000),
+        _served(directory / "d", "many", rng, "killed", commits=500, large=900),
+        _served(directory / "e", "few", rng, "killed", commits=3, large=100),
+    ]
+    made += [
+        _older(directory / f"{schema}-{how}", schema, how)
+        for schema in (1, 2)
+        for how in ("stopped", "killed")
+    ]
+    for world in made:
+        world.pages = _pages(world.db)
+        scratch = world.copy(directory / "scratch")
+        world.view = _view(scratch)
+        world.state, told = asyncio.run(_start(scratch, salvage=False, works=False))
+        assert not told, told
+        world.lines |= {line for _, lines in world.state["messages"] for line in lines}
+    shutil.rmtree(directory / "scratch")
+    return made
+
+
+def _pages(db: Path) -> dict[str, list[int]]:
+    """Which page of the file is of which kind: header, ptrmap, free, or a table's name."""
+    raw = db.read_bytes()
+    kinds = dict.fromkeys(range(1, len(raw) // PAGE + 1), "overflow")
+    with closing(sqlite3.connect(f"{db.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+        try:
+            roots = connection.execute("select tbl_name, rootpage from sqlite_schema").fetchall()
+        except sqlite3.DatabaseError:
+            roots = []
+
+    def walk(page: int, name: str) -> None:
+        kinds[page] = name
+        at = (page - 1) * PAGE + (100 if page == 1 else 0)
+        if raw[at] in (2, 5):
+            count = int.from_bytes(raw[at + 3 : at + 5], "big")
+            kinds[page] = f"{name} interior"
+            walk(int.from_bytes(raw[at + 8 : at + 12], "big"), name)
+            for cell in range(count):
+                place = at + 12 + 2 * cell
+                pointer = int.from_bytes(raw[place : place + 2], "big")
+                place = (page - 1) * PAGE + pointer
+                walk(int.from_bytes(raw[place : place + 4], "big"), name)
+
+    for name, root in roots:
+        walk(root, name)
+    if raw:
+        kinds[1], kinds[2] = "schema", "ptrmap"
+        trunk = int.from_bytes(raw[32:36], "big")
+        while trunk:
+            at = (trunk - 1) * PAGE
+            kinds[trunk] = "free trunk"
+            for n in range(int.from_bytes(raw[at + 4 : at + 8], "big")):
+                leaf = int.from_bytes(raw[at + 8 + 4 * n : at + 12 + 4 * n], "big")
+                kinds[leaf] = "free"
+            trunk = int.from_bytes(raw[at : at + 4], "big")
+    found: dict[str, list[int]] = defaultdict(list)
+    for page, kind in kinds.items():
+        if page <= len(raw) // PAGE:
+            found[kind].append(page)
+    return found
+
+
+# ---------------------------------------------------------------------------------- damage
+
+
+@dataclass
+class Place:
+    kind: str
+    what: str
+    is_end: bool = False
+    """Of a WAL, and no whole frame follows."""
+
+
+def _spoil(world: World, db: Path, rng: random.Random) -> Place:
+    """Damage one place: the kind of page is chosen first, then the page, then the place."""
+    wal = db.with_name(f"{db.name}-wal")
+    kinds = [*world.pages]
+    if wal.exists() and wal.stat().st_size > HEADER:
+        kinds += ["wal header", *["wal frame"] * 2, *["wal page"] * max(4, len(kinds) // 3)]
+    kind = rng.choice(kinds)
+    file = wal if kind.startswith("wal") else db
+    content = bytearray(file.read_bytes())
+    frames = (len(content) - HEADER) // FRAME
+    if kind == "wal header":
+        start, size, which = 0, HEADER, 0
+    elif kind.startswith("wal"):
+        which = rng.randrange(frames)
+        start = HEADER + which * FRAME + (0 if kind == "wal frame" else 24)
+        size = 24 if kind == "wal frame" else PAGE
+    else:
+        which = rng.choice(world.pages[kind])
+        start, size = (which - 1) * PAGE, PAGE
+    how = rng.choice(["flip"] * 6 + ["bits", "sector", "zero", "copy", "cut"])
+    at = start
+    if how in ("flip", "bits"):
+        for _ in range(1 if how == "flip" else rng.randrange(2, 9)):
+            at = _within(content, start, size, rng)
+            content[at] ^= 1 << rng.randrange(8)
+    elif how == "sector":
+        at = start + rng.randrange(max(1, size // 512)) * 512
+        content[at : at + min(512, size)] = bytes(min(512, size))
+    elif how == "zero":
+        content[start : start + size] = bytes(size)
+    elif how == "copy":
+        if kind.startswith("wal"):
+            other = HEADER + rng.randrange(frames) * FRAME
+            start, size = HEADER + which * FRAME, FRAME
+        else:
+            other = rng.randrange(len(content) // PAGE) * PAGE
+        content[start : start + size] = content[other : other + size]
+    else:
+        # An empty file is one that was only begun, and so is one of a single byte to SQLite.
+        at = max(2, start + rng.choice([0, rng.randrange(size)]))
+        del content[at:]
+    file.write_bytes(content)
+    is_last = which == frames - 1 and how in ("zero", "sector", "copy", "bits")
+    place = f"{how} at {at} of {file.name} (page {which})"
+    return Place(kind, place, kind.startswith("wal") and (how == "cut" or is_last))
+
+
+def _within(content: bytearray, start: int, size: int, rng: random.Random) -> int:
+    """Anywhere, at the beginning, or where something stands."""
+    match rng.randrange(3):
+        case 0:
+            return start + rng.randrange(min(size, 32))
+        case 1:
+            written = [at for at in range(start, start + size) if content[at]]
+            if written:
+                return rng.choice(written)
+    return start + rng.randrange(size)
+
+
+# ----------------------------------------------------------------------------- what is found
+
+
+async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[str]]:
+    """What a server would begin with, and what it told. `works`: it goes on with that."""
+    told: list[str] = []
+    settings = Settings(db=db, salvage=salvage, ballast_bytes=0, disk_free_bytes_min=0)
+    journal = await Journal.open(settings, told.append)
+    try:
+        if journal.torn:
+            told.append(journal.torn)
+        broker = Broker(
+            settings, clock=time.monotonic, new_error_id=lambda: ("z", 0), on_error=lambda _: True
+        )
+        await Recovery(journal, broker, told.append).run(salvage=salvage)
+        messages = []
+        for name, queue in sorted(broker.queues.items()):
+            index, first = journal.index.queues[queue.id], 0
+            lines: list[bytes] = []
+            while first < index.next_seq:
+                page = await journal.log.page(queue.id, index, first, None, 10_000, 1 << 22)
+                lines += (line for p in page.pieces for line in p.text.splitlines())
+                first = page.next_seq
+            messages.append((name, lines))
+        state: State = {
+            "messages": messages,
+            "queues": {
+                name: (q.id, q.rule, q.next_seq, q.cursor, dict(q.retries), sorted(q.redo_paged))
+                for name, q in broker.queues.items()
+            },
+            "bindings": {name: sorted(e) for name, e in broker.bindings.by_name.items()},
+            "once": [*broker.once._ids],
+            "epoch": journal.epoch,
+            "next_queue": broker.next_queue_id,
+            "errors": [*broker.last_errors],
+        }
+        if works:
+            await _work(journal, broker)
+    finally:
+        await journal.close()
+    return state, told
+
+
+async def _work(journal: Journal, broker: Broker) -> None:
+    """Write enough to use free pages, and compact."""
+    connection = broker.connect("w", local=True)
+    for number in range(30):
+        line = b"w%d publish --once all %s\n" % (number, b"w" * 3000)
+        broker.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
+        await journal.write(broker.take_batch())
+    await journal.compact_fully()
+
+
+def _view(db: Path) -> State:
+    """What a reader shows."""
+    with DatabaseFile.open(db) as file:
+        view: State = {
+            "queues": file.queues,
+            "bindings": file.bindings,
+            "messages": {q.name: [*file.messages(q.name)] for q in file.queues},
+            "epoch": file.facts.epoch,
+            "errors": file.errors(),
+        }
+        view["told"] = [*map(str, file.damage), *filter(None, [file.torn])]
+    return view
+
+
+def _attempt(what: Callable[[], Any]) -> tuple[Any, str]:
+    """Its result, or the line that it is refused with."""
+    try:
+        return what(), ""
+    except MqksError as error:
+        if error.exit_code != _DAMAGED:
+            raise
+        return None, str(error) or "refused"
+
+
+def _is_true(world: World, state: State) -> bool:
+    """Nothing is there that never was."""
+    lines = {line for _, lines in state["messages"] for line in lines}
+    events = {(n, e) for n, es in state["bindings"].items() for e in es}
+    known = {(n, e) for n, es in world.state["bindings"].items() for e in es}
+    return lines <= world.lines and (events <= known | {(b"gone", b"all")} or world.schema < 3)
+
+
+def examine(world: World, directory: Path, seed: str) -> tuple[Place, str]:
+    """One case: the place, and what came of it. Raises Silent."""
+    rng = random.Random(seed)
+    db = world.copy(directory / "case")
+    place = _spoil(world, db, rng)
+    spoiled = World(world.name, directory / "spoiled" / "mqks.db", world.schema)
+    shutil.rmtree(directory / "spoiled", ignore_errors=True)
+    shutil.copytree(db.parent, directory / "spoiled")
+    try:
+        with _limit():
+            return place, _outcome(world, spoiled, db, place, rng)
+    except Silent as silent:
+        raise Silent(f"{place.kind}, {place.what}: {silent}") from None
+    except Exception as error:
+        raise Silent(f"{place.kind}, {place.what}: {error!r}") from error
+
+
+def _outcome(world: World, spoiled: World, db: Path, place: Place, rng: random.Random) -> str:
+    verdict, refused = _attempt(lambda: verify(db))
+    is_clean = not refused and not verdict.damage
+    view, _ = _attempt(lambda: _view(db))
+    process = rng.random() < 0.01
+    if process:
+        _in_process(spoiled.copy(db.parent))
+    db = spoiled.copy(db.parent)
+    works = rng.random() < 0.3
+    found, line = _attempt(lambda: asyncio.run(_start(db, salvage=False, works=works)))
+    guarded = world.schema >= 3 and not place.is_end
+    if line:
+        if is_clean and guarded:
+            raise Silent(f"verify finds nothing, and a start is refused: {line}")
+        _salvage(world, spoiled, db.parent, guarded)
+        return "detected"
+    state, told = found
+    if not is_clean and not told and not place.is_end:
+        raise Silent(f"verify tells {refused or verdict.damage[0]}, and a start nothing")
+    # Schema 1 has no epoch: each start on it makes one.
+    compared = world.state.keys() - ({"epoch"} if world.schema == 1 else set())
+    differs = [key for key in compared if state[key] != world.state[key]]
+    if works and not told:
+        after, refused = _attempt(lambda: verify(db))
+        if (refused or after.damage) and guarded:
+            raise Silent(f"damaged by going on: {refused or after.damage[0]}")
+    if view and not view["told"] and not told:
+        shown = [key for key, value in world.view.items() if view[key] != value]
+        if shown and guarded:
+            raise Silent(f"a reader shows others without a word: {shown}")
+    if told:
+        if not _is_true(world, state) and guarded:
+            raise Silent(f"told, and yet there is what never was: {told}")
+        return "told"
+    if not differs:
+        return "harmless"
+    if place.is_end and _is_true(world, state):
+        return "lost end"
+    if world.schema < 3:
+        return "unguarded"
+    raise Silent(f"{differs} differ without a word")
+
+
+def _salvage(world: World, spoiled: World, directory: Path, guarded: bool) -> None:
+    db = spoiled.copy(directory)
+    found, line = _attempt(lambda: asyncio.run(_start(db, salvage=True, works=False)))
+    if line:
+        return
+    if not found[1] and guarded:
+        raise Silent("salvaged without a word")
+    if not _is_true(world, found[0]) and guarded:
+        raise Silent(f"salvaged, and yet there is what never was: {found[1]}")
+    verdict, refused = _attempt(lambda: verify(db))
+    if refused or verdict.damage:
+        raise Silent(f"salvaged, and not whole: {refused or verdict.damage}; told: {found[1]}")
+
+
+def _in_process(db: Path) -> None:
+    """The real program ends, or serves: never with a traceback."""
+    for flags in ([], ["--salvage"]):
+        server = ServerProcess(db, "--ballast-bytes", "0", *flags)
+        try:
+            server._listens_or_ended.wait(_WAIT_S)
+            code = server.stop()
+            if "Traceback" in server.log or code not in (0, _DAMAGED):
+                raise Silent(f"a server ended with {code}: {server.log}")
+        finally:
+            server.kill()
+
+
+# ------------------------------------------------------------------------------ many of them
+
+
+@dataclass
+class Figures:
+    outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Kind of page → what came of it, and how often."""
+    failures: list[str] = field(default_factory=list)
+
+
+def run(directory: Path, cases: int, seed: int, tell: Callable[[str], object] = print) -> Figures:
+    rng, figures = random.Random(seed), Figures()
+    made = worlds(directory, rng)
+    try:
+        for number in range(cases):
+            world = made[number % len(made)]
+            case = f"{seed}-{number}"
+            try:
+                place, outcome = examine(world, directory, case)
+            except Silent as silent:
+                figures.failures.append(f"case {case}, {world.name}: {silent}")
+                tell(figures.failures[-1])
+            else:
+                figures.outcomes[place.kind][outcome] += 1
+    except KeyboardInterrupt:
+        tell("interrupted")
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", type=int, nargs="?", default=1000)
+    parser.add_argument("seed", type=int, nargs="?", default=random.randrange(2**32))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
+        figures = run(
+            Path(directory), options.cases, options.seed, lambda line: print(line, flush=True)
+        )
+    total: Counter[str] = Counter()
+    for kind, counts in sorted(figures.outcomes.items()):
+        total += counts
+        print(
+            f"{kind:20} " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        )
+    print(f"{'all':20} " + ", ".join(f"{name} {count}" for name, count in sorted(total.items())))
+    print(f"{len(figures.failures)} failures")
+    return bool(figures.failures)
+
+
+def _tell(kind: str, counts: Counter[str]) -> None:
+    print(f"{kind:20} " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
