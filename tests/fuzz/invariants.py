@@ -110,7 +110,7 @@ def _check_consumer(broker: Broker, consumer: Consumer) -> None:
     require(consumer.connection.id in broker.connections, f"{who!r}: its connection has gone")
     require(consumer.in_ring == (consumer in queue.ring), f"{who!r}: in_ring")
     deliveries = _deliveries(consumer)
-    size = sum(len(line) + line.index(b" ") + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
+    size = sum(len(line) + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
     require(consumer.unacked_bytes == size, f"{who!r}: unacked_bytes")
     require(consumer.unacked_count == len(deliveries), f"{who!r}: unacked_count")
     require(consumer.manual_ack or not deliveries, f"{who!r}: unacked without manual ack")
