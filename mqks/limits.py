@@ -31,7 +31,7 @@ COPIES_MAX: Final = 1024 * 1024
 ROUTE_QUEUES: Final = 256
 """Queues that get their copies before the time is looked at: half a millisecond."""
 
-STEP_COPIES: Final = 32 * 1024
+STEP_COPIES: Final = 8 * 1024
 """Messages times queues that are routed before the time is looked at: a few milliseconds."""
 
 STEP_MESSAGES: Final = 1024
