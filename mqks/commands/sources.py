@@ -261,7 +261,9 @@ class Stopped:
             **dict.fromkeys(
                 ["received", "routed", "unroutable", "confirmed", "delivered", "redelivered"]
             ),
-            **dict.fromkeys(["acknowledged", "rejected", "purged", "errors"]),
+            **dict.fromkeys(
+                ["acknowledged", "rejected", "purged", "errors", "loop_held", "loop_late"]
+            ),
         }
 
     def queues(self) -> Iterator[Row]:
