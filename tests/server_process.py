@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -136,7 +136,8 @@ class _Forked:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # It has ended, and the fork server has reaped it.
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
