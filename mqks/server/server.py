@@ -633,7 +633,8 @@ async def serve(
         errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
-            clock=asyncio.get_running_loop().time,
+            # Not the loop's: uvloop's stands still within a turn, and rules would be met too soon.
+            clock=time.monotonic,
             new_error_id=error_ids,
             on_error=errors,
         )
