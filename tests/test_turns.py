@@ -1,6 +1,7 @@
 """A chunk that takes its time is handled in turns, and comes to the same."""
 
 import re
+from itertools import count
 from math import inf
 from pathlib import Path
 
@@ -229,3 +230,27 @@ def test_an_expression_pays_for_what_it_looks_at() -> None:
     assert world.received("k") == b'd ok [[0, "q999"]]\n'
     world.send("k", b"f _eval len(state.queues_by_events)\n")
     assert world.received("k").startswith(b"f error ")
+
+
+@pytest.mark.parametrize("looks", range(0, 300, 3))
+def test_nobody_sees_a_message_without_the_earlier_ones_of_its_connection(looks: int) -> None:
+    """They are in other queues: what a connection publishes is routed in its order, also where a
+    turn ends after so many looks at the clock."""
+    world = BareWorld()
+    for name in ("k", "watcher"):
+        world.connect(name)
+    world.send("k", b"s subscribe log every l\n")
+    world.send("watcher", b"c consume mix every m\n")
+    world.broker.turns.clock, world.broker.turns.chunk_s = count().__next__, looks
+    connection, watcher = world.connection("k"), world.connection("watcher")
+    events = [*("every", "m") * 90, *("m", "l") * 30, "every", *("m", "l") * 30]
+    chunk = "".join(f"{n} publish {event} x\n" for n, event in enumerate(events)).encode()
+
+    while chunk or connection.overrun:
+        world.broker.receive(connection, chunk)
+        chunk = b""
+        delivered = b"".join(watcher.outbox).splitlines()
+        last = int(delivered[-1].split(b" ")[2]) if delivered else -1
+        earlier = sum(event != "m" for event in events[: last + 1])
+        assert world.broker.queues[b"log"].ready >= earlier
+    assert world.broker.queues[b"log"].ready == len(events) - events.count("m")

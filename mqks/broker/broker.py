@@ -40,6 +40,8 @@ from mqks.limits import (
     BATCH_QUEUES_MAX,
     COPIES_MAX,
     ERRORS_TOLD_MAX,
+    LANES_COPIES_MAX,
+    LANES_QUEUES,
     LINES_MAX,
     LOGINS_WAITING_MAX,
     READS_WAITING_MAX,
@@ -149,8 +151,6 @@ class Broker:
         """Queues that could deliver, and the turn was over."""
         self._works: deque[Work[None]] = deque()
         """Those of the connection whose chunk is in hand."""
-        self._visits = 0
-        """Queues that got copies since the time was looked at."""
         self._once_ids: list[bytes] = []
         """Of the chunk in hand."""
         self._once_unfinished = 0
@@ -401,7 +401,7 @@ class Broker:
         does not gather: `_request` finds the words for it.
         """
         now, chunk_end_s, works = self.turns.clock, self.turns.end_s, connection.works
-        self._works, self._visits, wide_from = works, 0, COPIES_MAX // LINES_MAX
+        self._works, wide_from = works, COPIES_MAX // LINES_MAX
         outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.outboxes_room))
         name_bytes_max = self.metadata.name_bytes_max
         gathering = self._gathering
@@ -530,7 +530,8 @@ class Broker:
                 break
             # Many lines, or one for many queues: it is time to look at what it comes to.
             gathered += 1 if is_wide else gathered_max
-            if gathered * gathering.width >= COPIES_MAX or len(acked) >= STEP_MESSAGES or works:
+            copies_max = LANES_COPIES_MAX if gathering.width <= LANES_QUEUES else COPIES_MAX
+            if gathered * gathering.width >= copies_max or len(acked) >= STEP_MESSAGES or works:
                 self._flush(acker, acked)
                 event, acker, acked, gathered = NOTHING, NOTHING, [], 0
                 done = not works or self._proceed(connection)
@@ -538,7 +539,6 @@ class Broker:
                     self._break_off(connection, lines)
             if now() > chunk_end_s and connection.kept is None:
                 self._break_off(connection, lines)
-            self._visits = 0
             gathered_max = max(1, min(LINES_MAX, COPIES_MAX // gathering.width - gathered))
         self._flush(acker, acked)
         if confirms or others:
@@ -780,8 +780,7 @@ class Broker:
         if not queues:
             self.unroutable += len(ids)
         self.queued += len(ids) * len(queues)
-        self._visits += len(queues)
-        if self._works or self._visits > ROUTE_QUEUES:
+        if self._works or len(queues) >= LANES_QUEUES:
             self._works.append(self._route(list(queues), ids, bodies))
             return
         for queue in queues:

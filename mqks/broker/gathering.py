@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.queue import Queue
+from mqks.limits import LANES_QUEUES
 
 Lane = tuple[bytes, list[bytes], list[bytes]]
 """An event, ids and bodies."""
@@ -28,7 +29,7 @@ class Gathering:
         self._by_event: dict[bytes, Lane] = {}
         self._by_queue: dict[Queue, Lane] = {}
         self.width = 1
-        """How many queues a message goes to, of the lane that has most."""
+        """How many queues the lanes lead to, and one."""
 
     def lane(self, event: bytes) -> Lane:
         """Where messages of this event are to be gathered now."""
@@ -39,11 +40,11 @@ class Gathering:
         queues = routes.get(event, NOWHERE)
         lane = next(filter(None, map(self._by_queue.get, queues)), None)
         if lane is None or routes[lane[0]] != queues:
-            if lane is not None:
+            if lane is not None or (self._lanes and self.width + len(queues) > LANES_QUEUES):
                 self.flush()
             lane = event, [], []
             self._lanes.append(lane)
-            self.width = max(self.width, len(queues))
+            self.width += len(queues)
             self._by_queue.update(dict.fromkeys(queues, lane))
         self._by_event[event] = lane
         return lane
