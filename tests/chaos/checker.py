@@ -576,7 +576,8 @@ class Checker:
                 and gone is None
                 and (end == FOREVER or copy.number is not None)
                 and copy.publish.before(request)
-                and (copy.durable or not copy.publish.doubtful)
+                # Its refusal may be under way, also when what came behind it has been seen.
+                and (copy.durable or (copy.publish.confirmed and not copy.publish.doubtful))
             ):
                 sure.append(copy)
         if count is not None and not len(sure) <= count <= len(possible):
