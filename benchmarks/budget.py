@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings
@@ -51,9 +51,8 @@ class Bench:
         self.connection.outbox.clear()
         self.connection.outbox_bytes = 0
         self.connection.touched = False
-        self.broker.touched = []
-        if self.connection.blocked:
-            self.broker.unblock(self.connection)
+        self.broker.shared.touched = []
+        self.connection.resume(Slow.OUTBOX)
         return lines
 
 
@@ -124,7 +123,7 @@ def budget() -> dict[str, float]:
             body = encode(
                 [
                     Section(
-                        change.queue_id,
+                        change.lane_id,
                         change.next_seq,
                         change.cursor,
                         [Lines(run.first, 0, run.lines) for run in change.runs],

@@ -336,7 +336,14 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         state: State = {
             "messages": messages,
             "queues": {
-                name: (q.id, q.policy, q.next_seq, q.cursor, dict(q.retries), sorted(q.redo_paged))
+                name: (
+                    q.id,
+                    q.policy,
+                    q.lane.next_seq,
+                    q.lane.cursor,
+                    dict(q.lane.marks),
+                    sorted(q.lane.redo_paged),
+                )
                 for name, q in broker.queues.items()
             },
             "bindings": {name: sorted(e) for name, e in broker.bindings.by_name.items()},

@@ -103,7 +103,7 @@ def test_lines_without_replies_need_no_room_for_them() -> None:
     world = BareWorld()
     world.connect("k")
     connection = world.connection("k")
-    world.broker.unsent_bytes = 2 * world.broker.settings.outboxes_bytes_max
+    world.broker.shared.outboxes.used = 2 * world.broker.settings.outboxes_bytes_max
     world.broker.receive(connection, b"r rebind q a\n" * 3)
     assert not connection.overrun
     world.broker.receive(connection, b"h help\n" * 3)
@@ -151,8 +151,8 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     assert not world.broker.pending.waiters.confirms
     world.send("k", b"p ping\n")
     assert sorted(world.received("k").splitlines()) == [b"m1 ok ", b"p ok "]
-    assert {len(queue.head) for queue in world.broker.queues.values()} == {2}
-    assert {queue.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
+    assert {len(queue.lane.head) for queue in world.broker.queues.values()} == {2}
+    assert {queue.lane.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
 
 
 def test_a_publisher_that_goes_leaves_no_message_half_routed(tmp_path: Path) -> None:
