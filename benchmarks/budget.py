@@ -12,6 +12,7 @@ from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
+from mqks.broker.intake import Intake
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings
@@ -33,6 +34,7 @@ class Bench:
             new_error_id=lambda: ("0" * 24, 0),
             on_error=lambda record: False,
         )
+        self.intake = Intake(self.broker)
         self.connection: Connection = self.broker.connect("budget", local=True)
         for line in lines:
             self.receive(line + b"\n")
@@ -40,7 +42,7 @@ class Bench:
         self.flush()
 
     def receive(self, data: bytes) -> None:
-        self.broker.receive(self.connection, data)
+        self.intake.receive(self.connection, data)
 
     def commit(self) -> None:
         self.broker.committed(self.broker.pending.take())
