@@ -8,6 +8,7 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection, Slow
+from mqks.broker.intake import Intake
 from mqks.settings import Settings
 
 
@@ -22,6 +23,7 @@ class BareWorld:
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
             on_error=lambda record: True,
         )
+        self.intake = Intake(self.broker)
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
         self._closed: set[str] = set()
@@ -38,10 +40,10 @@ class BareWorld:
         connection = self._connections[name]
         if name in self._closed:
             return
-        self.broker.receive(connection, data)
+        self.intake.receive(connection, data)
         self._settle()
         while connection.overrun:
-            self.broker.receive(connection, b"")
+            self.intake.receive(connection, b"")
             self._settle()
         if connection.expelled:
             self._end(name)

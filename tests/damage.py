@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from mqks.broker.broker import Broker
+from mqks.broker.intake import Intake
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
 from mqks.journal.reader import DatabaseFile
@@ -361,10 +362,11 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
 
 async def _work(journal: Journal, broker: Broker) -> None:
     """Write enough to use free pages, and compact."""
+    intake = Intake(broker)
     connection = broker.connect("w", local=True)
     for number in range(30):
         line = b"w%d publish --once all %s\n" % (number, b"w" * 3000)
-        broker.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
+        intake.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
         await journal.write(broker.pending.take().entry)
     await journal.compact_fully()
 

@@ -208,7 +208,7 @@ def test_mask_length() -> None:
 def test_errors_waiting_for_the_journal() -> None:
     world = bare(errors_kept_max=3)
     connection = world.broker.connect("flood", local=True)
-    world.broker.receive(connection, b"x dance\n" * 50)
+    world.intake.receive(connection, b"x dance\n" * 50)
     assert len(world.broker.pending.entry.errors) == 3
     assert len(ERROR.findall(b"".join(connection.outbox))) == 50
 

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
+from mqks.broker.intake import Intake
 from mqks.broker.pending import ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
@@ -117,6 +118,7 @@ class Machine(RuleBasedStateMachine):
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
             on_error=self.refused,
         )
+        self.intake = Intake(self.broker)
         damage: list[str] = []
         recovery = Recovery(self.journal, self.broker, damage.append)
         self.runner.run(recovery.run(salvage=False))
@@ -140,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         if name not in self.connections:
             self.connections[name] = self.broker.connect(name, local=True)
         for each in line.splitlines() if self.bounded else [line]:
-            self.broker.receive(self.connections[name], each.encode() + b"\n")
+            self.intake.receive(self.connections[name], each.encode() + b"\n")
 
     def bound_to(self, event: str) -> list[str]:
         return [

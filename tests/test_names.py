@@ -285,7 +285,7 @@ def test_arguments_of_auth() -> None:
     assert ask(world, line) == b"", "it waits to be verified"
     world.connect("k")
     assert ERROR.fullmatch(ask(world, line + b"x"))
-    assert len(world.broker.logins) == 1
+    assert len(world.broker.access.logins) == 1
 
 
 def test_a_new_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ from mqks.broker import expression, permits, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer, Rest
-from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
@@ -54,14 +53,15 @@ class Action(NamedTuple):
 
 
 def publish(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
+    publishing = broker.publishing
     event, data, once, mandatory = parse_publish(request.rest)
     broker.metadata.check_names("event", [event])
-    is_known = once and broker.is_known(connection, request.id)
-    broker.check_room(event, is_known=is_known)
+    is_known = once and publishing.is_known(connection, request.id)
+    publishing.check_room(event, is_known=is_known)
     if mandatory and not is_known:
-        broker.check_route(event)
+        publishing.check_route(event)
     body = replies.body(request.id, event, data)
-    return broker.publish(connection, event, request.id, body, once=once)
+    return publishing.publish(connection, event, request.id, body, once=once)
 
 
 def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[None]:
@@ -233,9 +233,9 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
 def help_(broker: Broker, connection: Connection, request: Request) -> None:
     words, _, _ = parse_words("help", request.rest, 1)
     if not words:
-        connection.write(replies.ok(request.id, b" ".join(broker.actions)))
+        connection.write(replies.ok(request.id, b" ".join(ACTIONS)))
         return
-    action = broker.actions.get(words[0])
+    action = ACTIONS.get(words[0])
     if action is None:
         raise BadRequest(f"help: there is no action {shown(words[0])}")
     usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
@@ -243,13 +243,12 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
+    access = broker.access
     name, secret = parse_auth(request.rest)
     if name is None:
-        broker.authenticate(connection, broker.users.by_token(secret))
-    elif user := broker.users.recall(name, secret):
-        broker.authenticate(connection, user)
+        access.authenticate(connection, access.users.by_token(secret))
     else:
-        broker.verify(Login(connection, request, name, secret))
+        access.log_in(connection, request, name, secret)
 
 
 def ping(broker: Broker, connection: Connection, request: Request) -> None:

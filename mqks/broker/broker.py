@@ -1,8 +1,7 @@
-"""The broker: queues, bindings and consumers, driven by lines, telling what must last.
+"""The broker: queues, bindings, consumers and connections, and how they hang together.
 
-The one rule: a call here takes a whole chunk, never waits, and leaves its replies in outboxes and
-its changes in the pending batch. A reply that promises durability is not written before
-`committed` says so.
+The one rule: a call here never waits, and leaves its replies in outboxes and its changes in the
+pending batch. A reply that promises durability is not written before `committed` says so.
 """
 
 import heapq
@@ -12,81 +11,37 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from operator import length_hint
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-from mqks.broker import permits
-from mqks.broker.bindings import NOWHERE, Bindings
+from mqks.broker.access import Access
+from mqks.broker.bindings import Bindings
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer, Rest
-from mqks.broker.gathering import Gathering
 from mqks.broker.lane import Delivery
 from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
 from mqks.broker.pending import Batch, ErrorRecord, QueueState, Waiters
 from mqks.broker.policy import Policy
+from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
+from mqks.broker.refusals import Refusals
 from mqks.broker.schedule import Schedule
 from mqks.broker.shared import Shared
-from mqks.broker.turns import GOES_ON, WAITS, Work, finish, slices
-from mqks.errors import (
-    BadRequest,
-    Expelled,
-    Limit,
-    LimitExceeded,
-    LineTooLong,
-    NotAllowed,
-    Unwritable,
-)
-from mqks.limits import (
-    AUTH_FAILURES_MAX,
-    COPIES_MAX,
-    ERRORS_TOLD_MAX,
-    LANES_COPIES_MAX,
-    LANES_QUEUES,
-    LINES_MAX,
-    LOGINS_WAITING_MAX,
-    READS_WAITING_MAX,
-    REASON_CHARACTERS_MAX,
-    ROUTE_QUEUES,
-    STEP_BODIES,
-    STEP_COPIES,
-    STEP_MESSAGES,
-    STEP_NAMES,
-    STRANGER_ERRORS_MAX,
-    STRANGER_LINES_MAX,
-)
+from mqks.broker.turns import GOES_ON, Work, finish, slices
+from mqks.errors import BadRequest, Limit, LimitExceeded
+from mqks.limits import ERRORS_TOLD_MAX, READS_WAITING_MAX, STEP_BODIES, STEP_MESSAGES, STEP_NAMES
 from mqks.protocol import replies
-from mqks.protocol.requests import (
-    CONFIRM,
-    ONCE,
-    DeleteRule,
-    Request,
-    parse_request,
-    request_id_of,
-    shown,
-)
+from mqks.protocol.requests import DeleteRule, shown
 from mqks.settings import Settings
-from mqks.users import STRANGER, Known, Permissions, Users
 
-if TYPE_CHECKING:
-    from mqks.broker.actions import Action
-    from mqks.broker.login import Login
-
-
-NOTHING = b"\n"
-"""A name that no line can hold."""
-HYPHEN, NEWLINE = b"-\n"
 CALM_S = 60.0
 """What happens again and again is told again when it has not happened for so long."""
 
 
 class Broker:
-    """`clock` gives seconds that only grow, `now_us` microseconds since 1970, `new_error_id` a text
-    and a time in microseconds; `actions` is the table of what a client can ask for; `on_error`
-    tells of a request that failed, and answers whether it did: of many at once it may leave some
-    out."""
+    """`clock` gives seconds that only grow, `now_us` microseconds since 1970; `new_error_id` and
+    `on_error` are for `Refusals`."""
 
     def __init__(
         self,
@@ -97,13 +52,8 @@ class Broker:
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
     ) -> None:
-        from mqks.broker.actions import ACTIONS
-
-        self.actions: dict[bytes, Action] = ACTIONS
         self.settings = settings
         self.clock = clock
-        self.new_error_id = new_error_id
-        self.on_error = on_error
         self.connections: dict[int, Connection] = {}
         self.connection_count: Callable[[], int] = lambda: len(self.connections)
         """The server counts those, too, who still shake hands."""
@@ -117,7 +67,6 @@ class Broker:
         self.bindings = Bindings(
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
-        self._gathering = Gathering(self.bindings, self._publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
@@ -139,22 +88,15 @@ class Broker:
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
-        self._works: deque[Work[None]] = deque()
-        """Those of the connection whose chunk is in hand."""
-        self._once_ids: list[bytes] = []
-        """Of the chunk in hand."""
-        self._once_unfinished = 0
-        """Works after which ids last that are known already: who publishes one of them again must
-        not be confirmed before the first."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
-        self.users = Users([], b"")
-        self.logins: deque[Login] = deque()
-        """Passwords to be verified: the server's to do, one after the other."""
         self.readers: list[Connection] = []
         """Connections that want to see something of the journal: the server's to serve."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
+        self.refusals = Refusals(self, new_error_id, on_error)
+        self.access = Access(self)
+        self.publishing = Publishing(self)
 
     def long_names(self) -> int:
         """How many queues and events there are whose names would be refused today."""
@@ -236,528 +178,7 @@ class Broker:
                 return False
         return self.turns.go_on() and not due
 
-    # -- the way of a chunk
-
-    def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
-        whether it must be closed, and `connection.overrun` whether this is to be called again, be
-        it with nothing more."""
-        self.turns.begin()
-        if connection.works:
-            assert connection.kept is not None
-            connection.kept.append(data)
-            return
-        if connection.overrun:
-            data = b"".join([*(connection.kept or ()), data])
-            connection.kept, connection.overrun = None, False
-        start = 0
-        while connection.permissions is STRANGER and connection.kept is None and start < len(data):
-            # Line by line: the next one may be meant for a user.
-            end = data.find(b"\n", start) + 1 or len(data)
-            self._receive(connection, data[start:end])
-            start = end
-            connection.stranger_lines += data[end - 1] == NEWLINE
-            if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
-                self.expel(connection, f"{STRANGER_LINES_MAX} lines before authentication")
-        if connection.kept is not None:
-            connection.kept.append(data[start:])
-        elif start < len(data) or connection.splitter.too_long is not None:
-            self._receive(connection, data[start:] if start else data)
-        if connection.expelled:
-            connection.kept = []
-
-    def _receive(self, connection: Connection, data: bytes) -> None:
-        splitter = connection.splitter
-        connection.eval_budget = None
-        lines = splitter.feed(data)
-        if splitter.has_tab:
-            # Rare, and an error for the lines that have one: not the hot loop's business.
-            remaining = iter(lines)
-            for line in remaining:
-                if b"\t" in line:
-                    self._refuse(connection, line, BadRequest("a tab is not allowed in a request"))
-                    if connection.kept is None and self.turns.over:
-                        self._break_off(connection, remaining)
-                else:
-                    self._handle(connection, iter([line]))
-                if connection.kept is not None:
-                    self._keep(connection, remaining)
-        else:
-            self._handle(connection, iter(lines))
-        if connection.kept is not None:
-            connection.kept.append(splitter.take_tail())
-        elif splitter.too_long is not None:
-            reason = f"a line may have {splitter.line_bytes_max} bytes at most"
-            # A line without an id is told as such, not by its first megabyte.
-            line = splitter.too_long if b" " in splitter.too_long else b""
-            self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
-
-    def _break_off(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """Others have their turn before the rest."""
-        connection.kept, connection.overrun = [], True
-        self._keep(connection, lines)
-
-    @staticmethod
-    def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
-        """Keep these lines as they came, one carriage return aside that is dropped again."""
-        assert connection.kept is not None
-        connection.kept += [line + b"\r\n" for line in lines]
-
-    def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
-        until something else comes, and are then done in one go.
-
-        `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
-        does not gather: `_request` finds the words for it.
-        """
-        now, chunk_end_s, works = self.turns.clock, self.turns.end_s, connection.works
-        self._works, wide_from = works, COPIES_MAX // LINES_MAX
-        outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.shared.outboxes.room))
-        name_bytes_max = self.metadata.name_bytes_max
-        gathering = self._gathering
-        event = acker = NOTHING
-        middle = b""
-        ids: list[bytes] = []
-        bodies: list[bytes] = []
-        acked: list[bytes] = []
-        confirms: list[bytes] = []
-        others: list[bytes] = []
-        gathered, gathered_max = 0, LINES_MAX
-        while length_hint(lines):
-            is_wide = False
-            for line in islice(lines, gathered_max):
-                try:
-                    request_id, action, argument, rest = line.split(b" ", 3)
-                except ValueError:
-                    action = b""
-                if action == b"publish":
-                    if argument == event and len(request_id) <= name_bytes_max and request_id:
-                        ids.append(request_id)
-                        bodies.append(request_id + middle + rest)
-                        continue
-                    confirm = argument == CONFIRM
-                    if confirm:
-                        argument, _, rest = rest.partition(b" ")
-                    once = argument == ONCE
-                    if once:
-                        argument, _, rest = rest.partition(b" ")
-                    if (
-                        argument != event
-                        and 0 < len(argument) <= name_bytes_max
-                        and argument[:2] != b"--"
-                        and not self.unwritable
-                        and not self.shared.full_queues
-                        and (
-                            (permissions := connection.permissions) is None
-                            or permissions.may_publish(argument)
-                        )
-                    ):
-                        if acked:
-                            self.ack(acker, acked)
-                            acker, acked = NOTHING, []
-                        _, ids, bodies = gathering.lane(argument)
-                        event, middle = argument, b" event=" + argument + b" "
-                        if now() > chunk_end_s:
-                            self._break_off(connection, lines)
-                        is_wide = gathering.width > wide_from or bool(works)
-                    if (
-                        argument == event
-                        and len(request_id) <= name_bytes_max
-                        and request_id
-                        and not (once and self._once_unfinished)
-                    ):
-                        if confirm:
-                            confirms.append(request_id)
-                        if not once or self._is_new(connection, request_id):
-                            ids.append(request_id)
-                            bodies.append(request_id + middle + rest)
-                        if is_wide:
-                            break
-                        continue
-                elif action == b"ack":
-                    if (
-                        argument == acker
-                        and len(request_id) <= name_bytes_max
-                        and request_id
-                        and rest
-                        and rest[0] != HYPHEN
-                        and b" " not in rest
-                    ):
-                        acked.append(rest)
-                        continue
-                    confirm = argument == CONFIRM
-                    if confirm:
-                        argument, _, rest = rest.partition(b" ")
-                    plain = (
-                        len(request_id) <= name_bytes_max
-                        and request_id
-                        and rest
-                        and rest[0] != HYPHEN
-                        and b" " not in rest
-                    )
-                    if plain and (
-                        argument == acker
-                        or (
-                            argument
-                            and argument[:2] != b"--"
-                            and (
-                                connection.permissions is None
-                                or self._may_ack(connection, argument)
-                            )
-                        )
-                    ):
-                        if argument != acker:
-                            self._flush(acker, acked)
-                            event, acker, acked = NOTHING, argument, []
-                            if works and not self._proceed(connection):
-                                acker = NOTHING
-                                self._break_off(connection, chain([line], lines))
-                                break
-                            if now() > chunk_end_s:
-                                self._break_off(connection, lines)
-                        acked.append(rest)
-                        if confirm:
-                            others.append(request_id)
-                        continue
-                self._flush(acker, acked)
-                event, acker, acked = NOTHING, NOTHING, []
-                if works and not self._proceed(connection):
-                    self._break_off(connection, chain([line], lines))
-                    break
-                if line:
-                    request = self._request(connection, line)
-                    if request is not None and request.confirm:
-                        (confirms if request.action == b"publish" else others).append(request.id)
-                    if connection.kept is not None:
-                        self._keep(connection, lines)
-                    elif (
-                        (works and not self._proceed(connection))
-                        or now() > chunk_end_s
-                        or connection.outbox_bytes > outbox_bytes_max
-                    ):
-                        self._break_off(connection, lines)
-            if not length_hint(lines):
-                break
-            # Many lines, or one for many queues: it is time to look at what it comes to.
-            gathered += 1 if is_wide else gathered_max
-            copies_max = LANES_COPIES_MAX if gathering.width <= LANES_QUEUES else COPIES_MAX
-            if gathered * gathering.width >= copies_max or len(acked) >= STEP_MESSAGES or works:
-                self._flush(acker, acked)
-                event, acker, acked, gathered = NOTHING, NOTHING, [], 0
-                done = not works or self._proceed(connection)
-                if not done or self.pending.records > self.settings.batch_records_max:
-                    self._break_off(connection, lines)
-            if now() > chunk_end_s and connection.kept is None:
-                self._break_off(connection, lines)
-            gathered_max = max(1, min(LINES_MAX, COPIES_MAX // gathering.width - gathered))
-        self._flush(acker, acked)
-        if confirms or others:
-            connection.unconfirmed += len(confirms) + len(others)
-        once_ids, self._once_ids = self._once_ids, []
-        if works and not self._proceed(connection):
-            works.append(self._complete(connection, confirms, others, once_ids))
-            self._once_unfinished += once_ids != []
-            self.turns.add(self._proceed_later(connection))
-            if connection.kept is None:
-                self._break_off(connection, lines)
-        elif confirms or others or once_ids:
-            self._remember(connection, confirms, others, once_ids)
-
-    def _complete(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        others: list[bytes],
-        once_ids: list[bytes],
-    ) -> Work[None]:
-        """After all that a chunk has published: ids that are remembered before their messages
-        would keep them out for good."""
-        self._once_unfinished -= once_ids != []
-        if self.unwritable:
-            for message_id in confirms:
-                connection.unconfirmed -= 1
-                reason = f"{self.unwritable}: it is not durable yet"
-                self._error(connection, message_id, b"publish", reason)
-            confirms = []
-        self._remember(connection, confirms, others, once_ids)
-        yield GOES_ON
-
-    def _remember(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        others: list[bytes],
-        once_ids: list[bytes],
-    ) -> None:
-        """What the next commit makes true: `confirms` are those of messages."""
-        self.pending.entry.once += once_ids
-        self.pending.records += len(once_ids)
-        if confirms or others:
-            self.pending.waiters.confirmed += len(confirms)
-            self.pending.waiters.confirms.append((connection, confirms + others))
-
-    def _proceed(self, connection: Connection) -> bool:
-        """Go on with what its lines have begun; return whether that is done."""
-        works = connection.works
-        while works:
-            if not self.turns.run(works[0]):
-                return False
-            works.popleft()
-        return True
-
-    def _proceed_later(self, connection: Connection) -> Work[None]:
-        while connection.works:
-            yield from connection.works[0]
-            connection.works.popleft()
-
-    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
-        """Do what has gathered: it is either the one or the other."""
-        if acked:
-            self.ack(acker, acked)
-        else:
-            self._gathering.flush()
-
-    def _request(self, connection: Connection, line: bytes) -> Request | None:
-        """One request off the fast path; None is one that failed, or has no plain confirm now. The
-        one place where an error becomes a reply."""
-        try:
-            request = parse_request(line)
-            self.metadata.check_names("id", [request.id])
-            action = self.actions.get(request.action)
-            if action is None:
-                raise BadRequest(f"there is no action {shown(request.action)}")
-            if connection.permissions is not None:
-                permits.check(action.needs, self, connection.permissions, request)
-            work = action.run(self, connection, request)
-        except BadRequest as failure:
-            self._refuse(connection, line, failure)
-            return None
-        if work is not None:
-            connection.unconfirmed += request.confirm
-            connection.works.append(self._perform(connection, request, line, work))
-            return None
-        # What must be verified first, or was refused, is not confirmed now.
-        return None if connection.awaits_login else request
-
-    def _perform(
-        self, connection: Connection, request: Request, line: bytes, work: Work[int | None]
-    ) -> Work[None]:
-        """A request that may take more than a turn. It raises before it changes anything."""
-        try:
-            amount = yield from work
-            if request.confirm and self.unwritable and request.action in (b"publish", b"reject"):
-                raise Unwritable(f"{self.unwritable}: it is not durable yet")
-        except BadRequest as failure:
-            connection.unconfirmed -= request.confirm
-            self._refuse(connection, line, failure)
-            return
-        if not request.confirm:
-            return
-        if amount is None:
-            self.pending.waiters.confirms.append((connection, [request.id]))
-        else:
-            self.pending.waiters.counts.append((connection, request.id, amount))
-
-    def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
-        """Reply with an error id; the details go to the log and into the database."""
-        if isinstance(failure, LimitExceeded):
-            self.limits_reached[failure.limit] += 1
-        request_id = request_id_of(line)
-        action = line.partition(b" ")[2].partition(b" ")[0]
-        self._fail(connection, request_id, action, failure)
-
-    def _fail(
-        self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
-    ) -> None:
-        self._error(connection, request_id, action, str(failure))
-        if connection.permissions is STRANGER:
-            connection.stranger_errors += 1
-            if connection.stranger_errors >= STRANGER_ERRORS_MAX:
-                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
-        if isinstance(failure, Expelled):
-            # Not the exception itself: with its traceback it would keep what was sent.
-            connection.kept, connection.overrun, connection.expelled = [], False, True
-
-    def expel(self, connection: Connection, reason: str) -> None:
-        """Have a connection closed for what no single request has done."""
-        self._fail(connection, b"-", b"", Expelled(reason))
-
-    def _error(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
-        reply = self.error_reply(
-            connection.address,
-            request_id,
-            action,
-            reason,
-            stranger=connection.permissions is STRANGER,
-            user=connection.user,
-        )
-        if not connection.closed:
-            connection.write(reply)
-
-    def error_reply(
-        self,
-        address: str,
-        request_id: bytes,
-        action: bytes,
-        reason: str,
-        *,
-        stranger: bool,
-        user: str | None = None,
-    ) -> bytes:
-        """Record an error under a new id and return the reply that tells it. Strangers fill the
-        database no faster than the log."""
-        self.errors += 1
-        error_id, time_us = self.new_error_id()
-        record = ErrorRecord(
-            error_id,
-            time_us,
-            address,
-            request_id[:256],
-            action[:64],
-            reason[:REASON_CHARACTERS_MAX],
-            user,
-        )
-        told = self.on_error(record)
-        if told or not stranger:
-            self.last_errors.append(record)
-            self.pending.add_error(record)
-        return replies.error(request_id, error_id)
-
-    # -- users
-
-    def authenticate(self, connection: Connection, user: Known | None) -> None:
-        """Give a connection the rights of a user; None is nobody whose credentials are right."""
-        if user is None:
-            connection.auth_failures += 1
-            if connection.auth_failures >= AUTH_FAILURES_MAX:
-                raise Expelled("wrong credentials, too often")
-            raise NotAllowed("wrong credentials")
-        connection.user = user.name
-        connection.splitter.line_bytes_max = self.settings.line_bytes_max
-        self.grant(connection, user.permissions)
-
-    def grant(self, connection: Connection, permissions: Permissions) -> None:
-        """From now on these count; consumers that they do not allow end."""
-        connection.permissions = permissions
-        consumers = connection.consumers.values()
-        lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
-        if lost:
-            self.end_consumers(lost)
-
-    def verify(self, login: "Login") -> None:
-        """Have the server verify a password; the connection's next lines wait for the outcome."""
-        if len(self.logins) < LOGINS_WAITING_MAX:
-            self.logins.append(login)
-            login.connection.kept = []
-        else:
-            # Not the password is wrong, so it is the connection that is refused: try later.
-            self.limits_reached["logins_waiting_max"] += 1
-            self.expel(login.connection, f"{LOGINS_WAITING_MAX} passwords wait already")
-
-    def verified(self, login: "Login", user: Known | None) -> bytes:
-        """The outcome; returns what has been kept meanwhile and is to be received now, unless the
-        connection is `expelled`."""
-        connection, request = login.connection, login.request
-        kept = b"".join(connection.kept or ())
-        connection.kept = None
-        try:
-            self.authenticate(connection, user)
-        except BadRequest as failure:
-            self._fail(connection, request.id, request.action, failure)
-        else:
-            if request.confirm:
-                connection.unconfirmed += 1
-                self.pending.waiters.confirms.append((connection, [request.id]))
-        return kept
-
-    def _may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
-        """Whether its user may settle this consumer's messages; what is not there does no harm."""
-        consumer = self.consumers.get(consumer_id)
-        permissions = connection.permissions
-        assert permissions is not None
-        return permissions is not STRANGER and (
-            consumer is None or permissions.may_consume(consumer.queue.name)
-        )
-
     # -- messages
-
-    def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        """Route messages of one event; each queue bound to it gets all of them, in later turns
-        when there are very many, and then before all that the connection publishes next."""
-        self.published += len(ids)
-        queues = self.bindings.routes.get(event, NOWHERE)
-        if not queues:
-            self.unroutable += len(ids)
-        self.queued += len(ids) * len(queues)
-        if self._works or len(queues) >= LANES_QUEUES:
-            self._works.append(self._route(list(queues), ids, bodies))
-            return
-        for queue in queues:
-            queue.publish(ids, bodies)
-
-    def _route(self, queues: list[Queue], ids: list[bytes], bodies: list[bytes]) -> Work[None]:
-        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
-            for queue in some:
-                queue.publish(ids, bodies)
-            yield self.pending.records > self.settings.batch_records_max + COPIES_MAX
-
-    def publish(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes, *, once: bool
-    ) -> Work[None] | None:
-        """Publish a message; `once`: unless its user has published one of this id so before."""
-        if once and self._once_unfinished:
-            return self._publish_later(connection, event, message_id, body)
-        if not once or self._is_new(connection, message_id):
-            self._publish(event, [message_id], [body])
-        return None
-
-    def _publish_later(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes
-    ) -> Work[None]:
-        while self._once_unfinished:
-            yield WAITS
-        once_id = connection.once_id(message_id)
-        if self.once.add(once_id):
-            self.published += 1
-            queues = self.bindings.routes.get(event, NOWHERE)
-            self.unroutable += not queues
-            self.queued += len(queues)
-            self._once_unfinished += 1
-            yield from self._route(list(queues), [message_id], [body])
-            self._once_unfinished -= 1
-            self.pending.entry.once.append(once_id)
-            self.pending.records += 1
-
-    def check_room(self, event: bytes, *, is_known: bool) -> None:
-        """Raise what forbids publishing to an event now; what is known goes to no queue again."""
-        if self.unwritable:
-            raise Unwritable(f"{self.unwritable}: nothing can be published until that has changed")
-        if is_known or not self.shared.full_queues:
-            return
-        for queue in self.bindings.routes.get(event, NOWHERE):
-            if queue.full:
-                raise LimitExceeded(
-                    "queue_messages_max",
-                    # Whoever publishes is told the reason, but not whose queue it is.
-                    f"{queue.messages_max} messages wait in a queue bound to {shown(event)}",
-                )
-
-    def check_route(self, event: bytes) -> None:
-        """Raise if a message of this event would go nowhere."""
-        if all(queue.deleted for queue in self.bindings.routes.get(event, NOWHERE)):
-            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
-
-    def is_known(self, connection: Connection, message_id: bytes) -> bool:
-        """Whether this message would not be published once more."""
-        return connection.once_id(message_id) in self.once
-
-    def _is_new(self, connection: Connection, message_id: bytes) -> bool:
-        """Remember an id that may be published once; return whether it was not known."""
-        once_id = connection.once_id(message_id)
-        if not self.once.add(once_id):
-            return False
-        self._once_ids.append(once_id)
-        return True
 
     def trim(self, name: bytes, end: int | None) -> Work[int | None]:
         """Drop the waiting messages of a queue, or those with numbers below `end`; return how
@@ -788,7 +209,7 @@ class Broker:
     def read_failed(self, connection: Connection, read: Read) -> None:
         """The queue was deleted before the answer could be told."""
         reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
-        self._error(connection, read.request_id, read.form.encode(), reason)
+        self.refusals.tell(connection, read.request_id, read.form.encode(), reason)
 
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
@@ -1079,7 +500,7 @@ class Broker:
         for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
-                self._error(connection, request_id, b"", str(failure))
+                self.refusals.tell(connection, request_id, b"", str(failure))
         for consumer in waiters.held:
             if not consumer.deleted:
                 self.end_consumers([consumer])

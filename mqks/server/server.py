@@ -27,10 +27,11 @@ import anyio
 from anyio.abc import TaskStatus
 
 from mqks import __version__
+from mqks.broker.access import Login
 from mqks.broker.broker import Broker
 from mqks.broker.budget import Budget
 from mqks.broker.connection import Connection, Slow
-from mqks.broker.login import Login
+from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
 from mqks.journal.ballast import Ballast
@@ -92,6 +93,7 @@ class Server:
         self.settings = settings
         self._http_connections_max = http_connections_max
         self._broker = broker
+        self._intake = Intake(broker)
         self._journal = journal
         self._notify = notify
         self._errors = errors
@@ -147,7 +149,7 @@ class Server:
 
     def _refusal(self, peer: Peer, failure: LimitExceeded) -> bytes:
         """What one is told that is not let in, or not any more."""
-        reply = self._broker.error_reply(peer.address, b"-", b"", str(failure), stranger=True)
+        reply = self._broker.refusals.reply(peer.address, b"-", b"", str(failure), stranger=True)
         self._schedule_flush()
         return reply
 
@@ -174,7 +176,7 @@ class Server:
         if connection.works:
             self._working[connection] = partial(self._finish, connection)
         elif connection.overrun:
-            self._broker.receive(connection, b"")
+            self._intake.receive(connection, b"")
             self._loop.call_soon(self._finish, connection)
         else:
             self._broker.disconnect(connection)
@@ -185,7 +187,7 @@ class Server:
         broker, connection = self._broker, client.connection
         queued, pending = broker.queued, broker.pending.records
         unconfirmed, changes = connection.unconfirmed, broker.pending.changes
-        broker.receive(connection, data)
+        self._intake.receive(connection, data)
         if client.stranger or connection.awaits_login:
             self._look_at_auth(client)
         size = len(data)
@@ -229,7 +231,7 @@ class Server:
             # Its password is being verified, or others before it.
             self._await_auth(client)
             return
-        self._broker.expel(client.connection, "no authentication within auth_timeout_s")
+        self._broker.refusals.expel(client.connection, "no authentication within auth_timeout_s")
         self._expelled(client)
 
     def _look_at_auth(self, client: Client) -> None:
@@ -257,7 +259,7 @@ class Server:
         if client.stranger:
             self._gate.add_stranger(client, partial(self._crowded_out, client))
         client.resume(Hold.AUTH)
-        kept = self._broker.verified(login, user)
+        kept = self._broker.access.verified(login, user)
         if client.connection.expelled:
             self._expelled(client)
         else:
@@ -462,17 +464,17 @@ class Server:
     def _set_users(self, users: Users) -> None:
         """What users may do now counts for their connections, too; those of users that are gone
         end."""
-        self._broker.users = users
+        self._broker.access.users = users
         for client in list(self._clients.values()):
             name = client.connection.user
             if name is None or client.ended:
                 continue
             user = users.get(name)
             if user is None:
-                self._broker.expel(client.connection, "its user was removed")
+                self._broker.refusals.expel(client.connection, "its user was removed")
                 self._expelled(client)
             else:
-                self._broker.grant(client.connection, user.permissions)
+                self._broker.access.grant(client.connection, user.permissions)
         self._schedule_flush()
 
     async def run(
@@ -555,7 +557,7 @@ class Server:
             if not (left or len(broker.turns)):
                 break
             for connection in left:
-                broker.receive(connection, b"")
+                self._intake.receive(connection, b"")
                 await anyio.lowlevel.checkpoint()
             self._flush()
             await anyio.sleep(WAIT_S)
@@ -647,7 +649,7 @@ async def serve(
         broker.shared.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
-        broker.users = users
+        broker.access.users = users
         recovery = Recovery(journal, broker, _report)
         await recovery.run(salvage=settings.salvage)
         broker.shared.facts = JournalFacts(journal, broker)

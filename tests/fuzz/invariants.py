@@ -252,7 +252,7 @@ def digest(broker: Broker) -> object:
         ),
         (len(broker.once), len(broker.pending.entry.once), dict(broker.pending.entry.queues)),
         [len(each) for each in (waiters.confirms, waiters.counts, waiters.held)],
-        (len(broker.logins), len(shared.page_requests), len(broker.pending.dirty)),
+        (len(broker.access.logins), len(shared.page_requests), len(broker.pending.dirty)),
         {each.id: (each.user, len(each.reads)) for each in broker.connections.values()},
     )
 

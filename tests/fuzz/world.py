@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Slow
+from mqks.broker.intake import Intake
 from mqks.broker.pending import Batch, Run
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
@@ -101,7 +102,8 @@ class World(AbstractContextManager["World"]):
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
             on_error=lambda record: True,
         )
-        self.broker.users = Users(USERS, b"key")
+        self.intake = Intake(self.broker)
+        self.broker.access.users = Users(USERS, b"key")
         if self._calls_a_turn:
             ticks = count()
             self.broker.turns.clock = lambda: float(next(ticks))
@@ -159,8 +161,8 @@ class World(AbstractContextManager["World"]):
             connection = self.broker.connect(f"test:{who}", local=who in "abc")
             peer = self.peers[who] = Peer(connection, keeps_books=self._books)
             if who == "u":
-                user = self.broker.users.get("u")
-                self.broker.authenticate(connection, user)
+                user = self.broker.access.users.get("u")
+                self.broker.access.authenticate(connection, user)
         return peer
 
     def _on_send(self, who: str, data: bytes = b"") -> None:
@@ -197,7 +199,7 @@ class World(AbstractContextManager["World"]):
         if alone:
             self._alone = 0
         before, errors = digest(broker) if alone else None, broker.errors
-        self._timed(broker.receive, connection, data)
+        self._timed(self.intake.receive, connection, data)
         if alone and broker.errors > errors:
             require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
@@ -256,7 +258,7 @@ class World(AbstractContextManager["World"]):
         if connection.works:
             self._timed(self.broker.go_on)
         elif connection.overrun:
-            self._timed(self.broker.receive, connection, b"")
+            self._timed(self.intake.receive, connection, b"")
         else:
             self._going.remove(peer)
             self._timed(self.broker.disconnect, connection)
@@ -332,7 +334,7 @@ class World(AbstractContextManager["World"]):
         for peer in [*self._going]:
             self._finish(peer)
         self._page()
-        if broker.logins:
+        if broker.access.logins:
             self._login()
         self._read()
 
@@ -342,7 +344,7 @@ class World(AbstractContextManager["World"]):
             broker.has_work
             or broker.shared.page_requests
             or self._pages
-            or broker.logins
+            or broker.access.logins
             or broker.readers
             or self._going
             or any(peer.connection.overrun and not peer.ended for peer in self.peers.values())
@@ -361,12 +363,12 @@ class World(AbstractContextManager["World"]):
             self._pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
 
     def _login(self) -> None:
-        login = self.broker.logins.popleft()
+        login = self.broker.access.logins.popleft()
         peer = next((p for p in self.peers.values() if p.connection is login.connection), None)
         if peer is None or peer.ended:
             return
         # No password is right: verifying one takes 30 ms, and is another thread's.
-        kept = self.broker.verified(login, None)
+        kept = self.broker.access.verified(login, None)
         if login.connection.expelled:
             self._look_at(peer)
         else:
