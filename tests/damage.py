@@ -36,9 +36,9 @@ from typing import Any
 from mqks.broker.broker import Broker
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
-from mqks.journal.reader import DatabaseFile
+from mqks.journal.sqlite.reader import DatabaseFile
 from mqks.journal.recovery import Recovery
-from mqks.journal.verify import verify
+from mqks.journal.sqlite.verify import verify
 from mqks.settings import Settings
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess

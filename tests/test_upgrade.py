@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from mqks.commands import main
-from mqks.journal.migrations import migrations
+from mqks.journal.sqlite.migrations import migrations
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 

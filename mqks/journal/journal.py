@@ -24,14 +24,14 @@ from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFai
 from mqks.journal import wal
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, Segment, Span
-from mqks.journal.lock import FileLock, identity
+from mqks.journal.sqlite.lock import FileLock, identity
 from mqks.journal.log_reader import LogReader, intact, reading
-from mqks.journal.metadata import PUT_TALLY, Metadata
-from mqks.journal.migrations import migrate
-from mqks.journal.reader import State, connect, is_damage, refuse_newer, wal_path
+from mqks.journal.sqlite.metadata import PUT_TALLY, Metadata
+from mqks.journal.sqlite.migrations import migrate
+from mqks.journal.sqlite.reader import State, connect, is_damage, refuse_newer, wal_path
 from mqks.journal.segment import Lines, Section, checksum, decode, encode, runs_of
-from mqks.journal.structure import UNREADABLE, header_damage, schema_damage, structure_damage
-from mqks.journal.tables import shown
+from mqks.journal.sqlite.structure import UNREADABLE, header_damage, schema_damage, structure_damage
+from mqks.journal.sqlite.tables import shown
 from mqks.limits import (
     PAGE_BYTES,
     SEGMENT_MERGE_COUNT,

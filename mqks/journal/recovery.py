@@ -18,11 +18,11 @@ from mqks.broker.queue import Queue
 from mqks.errors import JournalDamaged, JournalFailed
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.migrations import NEWEST
+from mqks.journal.sqlite.migrations import NEWEST
 from mqks.journal.segment import SegmentDamaged
-from mqks.journal.structure import UNREADABLE
+from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.survey import Survey, checked, guess, missing
-from mqks.journal.tables import Damage, QueueRow, Row, Rows, error_columns, errors, read_by, shown
+from mqks.journal.sqlite.tables import Damage, QueueRow, Row, Rows, error_columns, errors, read_by, shown
 
 
 class Recovery:

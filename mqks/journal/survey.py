@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mqks.broker.ranges import Range, subtract, union
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode
-from mqks.journal.tables import shown
+from mqks.journal.sqlite.tables import shown
 from mqks.limits import SEQ_MAX
 
 

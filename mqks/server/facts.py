@@ -11,7 +11,7 @@ from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.facts import Facts
 from mqks.journal.journal import Journal
-from mqks.journal.reader import wal_path
+from mqks.journal.sqlite.reader import wal_path
 
 
 class JournalFacts(Facts):

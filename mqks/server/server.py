@@ -31,7 +31,7 @@ from mqks.broker.connection import Connection
 from mqks.broker.login import Login
 from mqks.broker.queue import Queue
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
-from mqks.journal.ballast import Ballast
+from mqks.journal.sqlite.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX

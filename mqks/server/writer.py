@@ -13,7 +13,7 @@ import anyio
 from mqks.broker.broker import Broker
 from mqks.broker.changes import Batch
 from mqks.errors import DiskFull, MqksError, Unwritable
-from mqks.journal.ballast import Ballast
+from mqks.journal.sqlite.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.server import log
 

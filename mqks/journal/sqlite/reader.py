@@ -31,12 +31,12 @@ from mqks.broker.ranges import below
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal import wal
 from mqks.journal.index import Index, QueueIndex
-from mqks.journal.lock import server_of
-from mqks.journal.migrations import check_version
+from mqks.journal.sqlite.lock import server_of
+from mqks.journal.sqlite.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
-from mqks.journal.structure import UNREADABLE, schema_damage
+from mqks.journal.sqlite.structure import UNREADABLE, schema_damage
 from mqks.journal.survey import Survey, checked, guess, missing
-from mqks.journal.tables import Damage, Rows, error_columns, errors, read_by, shown
+from mqks.journal.sqlite.tables import Damage, Rows, error_columns, errors, read_by, shown
 from mqks.protocol.requests import DeleteRule
 
 AT_ONCE: Final = 16

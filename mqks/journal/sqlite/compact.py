@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mqks.broker.broker import Broker
 from mqks.journal.journal import Journal
-from mqks.journal.reader import no_file, wal_path
+from mqks.journal.sqlite.reader import no_file, wal_path
 from mqks.journal.recovery import Recovery
 from mqks.settings import Settings
 

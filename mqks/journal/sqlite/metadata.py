@@ -11,8 +11,8 @@ from typing import Final
 
 from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.errors import JournalFailed
-from mqks.journal.once import OnceRow, OnceRows
-from mqks.journal.tables import CHECKSUMS_SINCE, QueueRow, Row, Rows, Tally, row_crc, segment_crcs
+from mqks.journal.sqlite.once import OnceRow, OnceRows
+from mqks.journal.sqlite.tables import CHECKSUMS_SINCE, QueueRow, Row, Rows, Tally, row_crc, segment_crcs
 
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?, ?)"

@@ -9,7 +9,7 @@ from typing import Final
 import aiosqlite
 
 from mqks.errors import SchemaTooNew
-from mqks.journal.tables import row_crc
+from mqks.journal.sqlite.tables import row_crc
 
 
 def _directory() -> Path:
