@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mqks.journal.sqlite.lock import server_of
 from mqks.journal.sqlite.reader import DatabaseFile, Facts, State, connect
 from mqks.journal.sqlite.structure import header_damage, structure_damage
-from mqks.journal.sqlite.tables import Damage
+from mqks.journal.store import Damage
 
 
 class Verdict(NamedTuple):
