@@ -318,7 +318,9 @@ class Journal:
             raise self._missing(segment_id)
 
     def _missing(self, segment_id: int) -> JournalFailed:
-        return JournalFailed(f"segment {segment_id} of {self.store.name} is missing: it is damaged")
+        return JournalFailed(
+            f"segment {segment_id} of {self.store.name} is missing: the file is damaged"
+        )
 
 
 def _sections(entry: Entry) -> list[Section]:
