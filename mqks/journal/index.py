@@ -6,7 +6,7 @@ The one rule: a segment may be dropped when none of its messages is alive and no
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Iterator, Sequence
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final
 
 from mqks.broker.ranges import Range, subtract, union
@@ -19,7 +19,7 @@ reading it."""
 DEAD_RANGES: Final = 64
 
 
-class Fate(Enum):
+class Fate(IntEnum):
     """What is next for a segment."""
 
     KEPT = auto()

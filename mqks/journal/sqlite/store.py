@@ -341,16 +341,18 @@ class SqliteStore:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Tell a full disk, which passes, from one that can't be trusted any more."""
         try:
             yield
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0)
-            if code & 0xFF in FULL_CODES:
-                raise DiskFull(f"the journal can't be written: {error}") from error
-            self._has_failed = True
-            name = getattr(error, "sqlite_errorname", "")
-            raise JournalFailed(f"the journal can't be written: {error} {name}") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: sqlite3.Error) -> DiskFull | JournalFailed:
+        """Tell a full disk, which passes, from one that can't be trusted any more."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES:
+            return DiskFull(f"the journal can't be written: {error}")
+        self._has_failed = True
+        name = getattr(error, "sqlite_errorname", "")
+        return JournalFailed(f"the journal can't be written: {error} {name}")
 
     async def commit(
         self,
@@ -379,8 +381,10 @@ class SqliteStore:
     def _commit_now(self, segment: NewSegment) -> None:
         """Only while nothing else is under way on the writing connection."""
         self._check_floor((segment,))
-        with self._failures():
+        try:
             self._raw.execute(INSERT_SEGMENT, row_of(segment))
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
         self._committed(segment)
 
     def _committed(self, segment: NewSegment) -> None:
