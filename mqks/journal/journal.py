@@ -94,16 +94,18 @@ class Journal:
             await self.store.commit([segment for segment, _ in parts], entry)
             self._written(entry, parts, start_s)
 
+    @property
+    def can_write_now(self) -> bool:
+        return self.store.commit_now is not None
+
     def write_now(self, entry: Entry) -> bool:
         """The same for a small entry without metadata, on the caller's thread: for when waiting for
         another thread, twice, would take longer than the commit. Only while nothing else is under
-        way. False, and nothing is done, where the store can't do that."""
+        way. False, and nothing is done, where that can't be."""
         commit_now = self.store.commit_now
-        if commit_now is None:
-            return False
         start_s = time.monotonic()
         parts = segments(_sections(entry), self.next_segment)
-        if len(parts) != 1:
+        if commit_now is None or len(parts) != 1:
             return False
         commit_now(parts[0][0])
         self._written(entry, parts, start_s)

@@ -9,7 +9,7 @@ segments mean the same in whatever order they are read. `docs/storage.md` tells 
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from mqks.broker.pending import Mark
@@ -216,44 +216,36 @@ def _decode(body: bytes) -> list[StoredSection]:
     magic, section_count = HEADER.unpack_from(body)
     if magic != MAGIC:
         raise SegmentDamaged("does not begin as a segment")
-    position = HEADER.size
-    sections = []
+    text = HEADER.size
     for _ in range(section_count):
-        queue_id, next_seq, cursor, runs, acks, marks = SECTION.unpack_from(body, position)
-        position += SECTION.size
-        stored_runs = [RUN.unpack_from(body, position + index * RUN.size) for index in range(runs)]
-        position += runs * RUN.size
-        numbers = struct.unpack_from(f"<{2 * acks}Q", body, position)
-        position += 16 * acks
-        stored_marks = [_mark(body, position + index * MARK.size) for index in range(marks)]
-        position += marks * MARK.size
+        *_, runs, acks, marks = SECTION.unpack_from(body, text)
+        text += SECTION.size + runs * RUN.size + acks * RANGE_BYTES + marks * MARK.size
+    sections, at = [], HEADER.size
+    for _ in range(section_count):
+        queue_id, next_seq, cursor, runs, acks, marks = SECTION.unpack_from(body, at)
+        runs_at = at + SECTION.size
+        acks_at = runs_at + runs * RUN.size
+        marks_at = acks_at + acks * RANGE_BYTES
+        at = marks_at + marks * MARK.size
+        numbers = struct.unpack_from(f"<{2 * acks}Q", body, acks_at)
         sections.append(
-            (
+            StoredSection(
                 queue_id,
                 next_seq,
                 cursor,
-                stored_runs,
+                [
+                    StoredRun(first, total, time_us, text + offset, text + offset + length)
+                    for first, total, time_us, offset, length in map(
+                        RUN.unpack_from, repeat(body), range(runs_at, acks_at, RUN.size)
+                    )
+                ],
                 list(zip(numbers[::2], numbers[1::2], strict=True)),
-                stored_marks,
+                [_mark(body, place) for place in range(marks_at, at, MARK.size)],
             )
         )
-    # The text begins where the last section ends.
-    return [
-        StoredSection(
-            queue_id,
-            next_seq,
-            cursor,
-            [
-                StoredRun(first, total, time_us, position + offset, position + offset + length)
-                for first, total, time_us, offset, length in runs
-            ],
-            acks,
-            marks,
-        )
-        for queue_id, next_seq, cursor, runs, acks, marks in sections
-    ]
+    return sections
 
 
-def _mark(body: bytes, position: int) -> tuple[int, Mark]:
-    number, stored = MARK.unpack_from(body, position)
+def _mark(body: bytes, place: int) -> tuple[int, Mark]:
+    number, stored = MARK.unpack_from(body, place)
     return number, Mark(stored // 2, stored % 2 == 1)

@@ -107,6 +107,7 @@ class Writer:
             self.committed(broker.pending.take())
         elif (
             alone
+            and self._journal.can_write_now
             and broker.pending.records <= AT_ONCE_RECORDS_MAX
             and not broker.pending.has_metadata
             and monotonic() >= self._at_once_from_s

@@ -7,7 +7,7 @@
 
 - `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes, oldest_us
 - `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
-- `ErrorReply`: id, time_us, connection, request_id, action, reason
+- `ErrorRecord`: id, time_us, connection, request_id, action, reason
 - `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
   segment_bytes, set_aside
 - `Damage`: place, what
@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from mqks.broker.pending import Mark
+from mqks.broker.pending import ErrorRecord, Mark
 from mqks.broker.policy import Policy
 from mqks.broker.ranges import below
 from mqks.errors import InspectionFailed, JournalDamaged
@@ -98,15 +98,6 @@ class Message(NamedTuple):
     unacked: bool
     doubtful: bool
     """Its segment fails its checksum: any byte of it may be wrong, and it may have been acked."""
-
-
-class ErrorReply(NamedTuple):
-    id: str
-    time_us: int
-    connection: str
-    request_id: bytes
-    action: bytes
-    reason: str
 
 
 class Facts(NamedTuple):
@@ -479,7 +470,7 @@ class DatabaseFile:
             if queue_id not in self._index.queues:
                 return
 
-    def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorReply]:
+    def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorRecord]:
         """Error replies, the newest first; those older than the one with the id `before`."""
         with self._failures():
             version = self._number("pragma user_version")
@@ -489,7 +480,7 @@ class DatabaseFile:
             )
             whole, damage = errors(version, rows)
         self.damage += damage
-        return [ErrorReply(*record[:6]) for record in whole]
+        return whole
 
 
 def is_damage(error: Exception) -> bool:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
@@ -109,7 +109,7 @@ class SqliteStore:
         self,
         raw: sqlite3.Connection,
         db: aiosqlite.Connection,
-        readers: tuple[_Reader, _Reader],
+        readers: Sequence[_Reader],
         lock: FileLock,
         path: Path,
         settings: Settings,
@@ -169,34 +169,27 @@ class SqliteStore:
         except OSError as error:
             raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
         try:
-            finding = await run_sync(opening.look, path, settings, report)
-            # Shared between aiosqlite's thread and `commit_now`, never at the same time.
-            raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            raw.text_factory = shown
-            db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
-            readers: list[_Reader] = []
-            try:
+            async with AsyncExitStack() as undo:
+                undo.callback(lock.release)
+                finding = await run_sync(opening.look, path, settings, report)
+                # Shared between aiosqlite's thread and `commit_now`, never at the same time.
+                raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                raw.text_factory = shown
+                db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
+                undo.push_async_callback(db.close)
                 await cls._prepare(db, settings)
-                readers = [_Reader(path), _Reader(path)]
-                store = cls(raw, db, (readers[0], readers[1]), lock, path.resolve(), settings)
+                readers = [undo.enter_context(closing(_Reader(path))) for _ in range(2)]
+                store = cls(raw, db, readers, lock, path.resolve(), settings)
                 store._begin_wal_anew = finding is not None
                 if finding and (finding.is_torn or settings.synchronous != "full"):
                     store.torn = f"{wal_path(path).name} {finding}"
                 await store._limit_pages(reserve=True)
-            except BaseException:
-                for reader in readers:
-                    reader.close()
-                await db.close()
-                raise
+                undo.pop_all()
         except UNREADABLE as error:
-            lock.release()
             # What it can't execute does not fit the schema, which has been looked at.
             if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
-        except BaseException:
-            lock.release()
-            raise
         return store
 
     @staticmethod
@@ -230,12 +223,10 @@ class SqliteStore:
             with suppress(sqlite3.Error):
                 await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
         self._background.close()
-        if keeps_wal or self.gone:
-            await self._db.close()
+        if not (keeps_wal or self.gone):
             self._reader.close()
-        else:
-            self._reader.close()
-            await self._db.close()
+        await self._db.close()
+        self._reader.close()  # Once more does nothing.
         self._lock.release()
 
     # -- starting
