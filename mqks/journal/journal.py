@@ -329,7 +329,7 @@ def _sections(entry: Entry) -> list[Section]:
     """What an entry says of messages."""
     return [
         Section(
-            change.queue_id,
+            change.lane_id,
             change.next_seq,
             change.cursor,
             [Lines(run.first, entry.time_us, run.lines) for run in change.runs],

@@ -119,4 +119,4 @@ class Recovery:
         waiting = {number: mark for number, mark in marks.items() if number >= cursor}
         queue.restore(index.next_seq, cursor, returned, waiting)
         if not whole:
-            queue.tell_cursor()
+            queue.lane.tell_cursor()
