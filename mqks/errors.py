@@ -18,6 +18,7 @@
     ├── CannotWrite            73  a file to be made is there already, or can't be made
     ├── BenchFailed            69  the server to be measured is not there, or answers wrongly
     ├── JournalFailed          74  the journal could not be written
+    ├── ClaimLost              77  another process has taken the journal over
     ├── BadData                65  what a command is given to send cannot be sent
     ├── TimedOut               75  what a command waits for has not come in time
     └── ClientError            70  what clients raise, in mqks.client.errors
@@ -149,6 +150,12 @@ class JournalFailed(MqksError):
     """The journal could not be written; what is not yet confirmed may be lost."""
 
     exit_code = 74
+
+
+class ClaimLost(MqksError):
+    """Another process has taken the journal over; what is not yet confirmed was not written."""
+
+    exit_code = 77
 
 
 class BadData(MqksError):

@@ -45,7 +45,7 @@ Journal.close, anyio.run = close_and_stop, run_and_stop
     [
         ("broker.broker", "Broker", "_publish"),
         ("broker.broker", "Broker", "committed"),
-        ("journal.journal", "Journal", "_segment"),
+        ("journal.journal", "Journal", "_written"),
     ],
 )
 def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str) -> None:

@@ -33,10 +33,12 @@ from mqks.broker.intake import Intake
 from mqks.broker.pending import ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
-from mqks.journal import index, journal
+from mqks.journal import index, journal, segment
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
+from mqks.journal.memory import Memory
 from mqks.journal.recovery import Recovery
+from mqks.journal.store import OpenStore, open_store
 from mqks.settings import Settings
 from tests.model import Model
 
@@ -70,6 +72,8 @@ def returned(queue: Queue) -> list[int]:
 
 
 class Machine(RuleBasedStateMachine):
+    open_store: OpenStore = staticmethod(open_store)
+
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
@@ -109,7 +113,7 @@ class Machine(RuleBasedStateMachine):
             self.consume_more(f"k{number}", f"c{number}", "q1", confirm=False)
 
     def _open(self) -> None:
-        self.journal = self.runner.run(Journal.open(self.settings))
+        self.journal = self.runner.run(Journal.open(self.settings, open_store=self.open_store))
         numbers = count(1)
         self.broker = Broker(
             self.settings,
@@ -501,16 +505,26 @@ class Machine(RuleBasedStateMachine):
         )
 
 
+class MachineInMemory(Machine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_store = Memory().open
+
+
 @pytest.mark.hypothesis
-def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("machine", [Machine, MachineInMemory])
+def test_broker_and_journal_against_the_model(
+    monkeypatch: pytest.MonkeyPatch, machine: type[Machine]
+) -> None:
     # Small numbers, so that a few steps are enough to merge, compact and page.
     monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
     monkeypatch.setattr(journal, "SMALL_COUNT_MAX", 6)
     monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
     monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
     monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)
+    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 900)
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
             max_examples=settings().max_examples,
             stateful_step_count=40,

@@ -26,7 +26,7 @@ def backup(
 
     All that was confirmed before is in it. It gets its name when it is whole.
     """
-    from mqks.journal.backup import backup  # here, so that --help does not load the journal
+    from mqks.journal.sqlite.backup import backup  # here, so that --help does not load the journal
 
     source = load({"db": db}, os.environ).db
     pages = source.stat().st_size // PAGE_BYTES if source.is_file() else 0
@@ -60,7 +60,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that a database is whole; exit code 65 if it is not."""
-    from mqks.journal.verify import verify  # here, as above
+    from mqks.journal.sqlite.verify import verify  # here, as above
 
     with progress("Verifying"):
         verdict = verify(file)
@@ -94,7 +94,7 @@ def compact(db: Database = None, as_json: AsJson = False) -> None:
     """Make the file of a stopped server as small as it can be."""
     import anyio
 
-    from mqks.journal.compact import compact  # here, as above
+    from mqks.journal.sqlite.compact import compact  # here, as above
 
     settings = load({"db": db}, os.environ)
     try:

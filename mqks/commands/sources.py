@@ -22,8 +22,8 @@ from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
 from mqks.client.options import Options
 from mqks.commands.options import printable
 from mqks.errors import InspectionFailed, JournalDamaged
-from mqks.journal.lock import server_of
-from mqks.journal.reader import DatabaseFile, no_file
+from mqks.journal.sqlite.lock import server_of
+from mqks.journal.sqlite.reader import DatabaseFile, no_file
 
 PAGE = 1000
 """Rows asked for at once, so that no answer keeps a server for long."""

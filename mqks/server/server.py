@@ -34,9 +34,9 @@ from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
-from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
+from mqks.journal.store import OpenStore, open_store
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
@@ -127,12 +127,7 @@ class Server:
         self._failure: Exception | None = None
         self._failed = anyio.Event()
         self._loop.set_exception_handler(self._internal_error)
-        ballast = Ballast(journal.path, settings.ballast_bytes)
-        if not ballast.fill():
-            log.warning("no_ballast", reason="the disk has no room for it")
-        self._writer = Writer(
-            broker, journal, ballast, release=self._release_publishers, flush=self._flush
-        )
+        self._writer = Writer(broker, journal, release=self._release_publishers, flush=self._flush)
 
     # -- clients
 
@@ -509,7 +504,7 @@ class Server:
                 tasks.start_soon(end_unanswering, self._clients)
                 self._schedule_flush()
                 tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-                self._journal.announce(self._listeners.url)
+                self._journal.store.announce(self._listeners.url)
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
                 if self.settings.http_port is not None:
@@ -596,6 +591,7 @@ async def serve(
     environ: MutableMapping[str, str] | None = None,
     *,
     open_files: int = sys.maxsize,
+    open_store: OpenStore = open_store,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port.
@@ -629,9 +625,9 @@ async def serve(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
     try:
-        journal = await Journal.open(settings, _report)
-        if journal.torn:
-            log.warning("wal_torn", what=journal.torn)
+        journal = await Journal.open(settings, _report, open_store)
+        if journal.store.torn:
+            log.warning("wal_torn", what=journal.store.torn)
         errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
@@ -666,6 +662,8 @@ async def serve(
         if are_few:
             log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
+        if not await journal.store.hold_reserves():
+            log.warning("no_ballast", reason="the disk has no room for it")
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
         gc.freeze()
