@@ -248,13 +248,7 @@ def _decode(body: bytes) -> list[StoredSection]:
     return sections
 
 
-<<<<<<< HEAD
-def _mark(body: bytes, position: int) -> tuple[int, Mark]:
-    number, stored = MARK.unpack_from(body, position)
-    retry = (stored & ~_HAS_ATTRIBUTES) // 2
-    return number, Mark(retry, stored % 2 == 1, stored >= _HAS_ATTRIBUTES)
-=======
 def _mark(body: bytes, place: int) -> tuple[int, Mark]:
     number, stored = MARK.unpack_from(body, place)
-    return number, Mark(stored // 2, stored % 2 == 1)
->>>>>>> w-store
+    retry = (stored & ~_HAS_ATTRIBUTES) // 2
+    return number, Mark(retry, stored % 2 == 1, stored >= _HAS_ATTRIBUTES)
