@@ -32,6 +32,9 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "inspection": {"client", "journal", "errors"},
+    "transfer": {"inspection", "client", "errors"},
+    "bench": {"client", "protocol", "errors"},
     "testing": {"server", "settings"},
     "commands": {"*"},
 }

@@ -10,7 +10,6 @@ The one rule: nothing is waited for longer than `Options.timeout_s`.
 
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from mqks.client import requests, urls
@@ -57,12 +56,7 @@ class Dialogue:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         with self._socket:
             if isinstance(error, RequestFailed) and (reason := self.reason(error.error_id)):
                 error.add_note(reason)

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Database, Url, data_as_text, duration, table, tell
+from mqks.commands.options import AsJson, Database, Url, duration, note, table, tell
 from mqks.errors import InspectionFailed, MqksError
+from mqks.inspection.text import data_as_text
 from mqks.settings import load
 
 if TYPE_CHECKING:
-    from mqks.commands.sources import Source
+    from mqks.inspection.source import Source
 
 Row = dict[str, Any]
 
@@ -254,13 +255,13 @@ def errors(
 
 def reason_of(error_id: str) -> str | None:
     """Why a server refused something, if its database is the one that is meant here."""
-    from mqks.commands.sources import errors_of  # here, so that --help need not load them
+    from mqks.inspection.stopped import errors_of  # here, so that --help need not load them
 
     with suppress(MqksError):
         path, ends_s = load({}, environ).db, time.monotonic() + REASON_S
         # The reply may be a moment ahead of the commit that holds the reason.
         while path.is_file():
-            for row in errors_of(path, 1, error_id):
+            for row in errors_of(path, note, 1, error_id):
                 return str(row["reason"])
             if time.monotonic() > ends_s:
                 break
@@ -275,12 +276,13 @@ def source_of(
     context: typer.Context, url: str | None, db: Path | None, timeout_s: float
 ) -> "Source":
     """What was named: a flag means more than a variable, a URL more than a file."""
-    from mqks.commands.sources import Live, source_of  # here, so that --help need not load them
+    from mqks.inspection.live import Live  # here, as above
+    from mqks.inspection.stopped import source_of
 
     options = limited(timeout_s)
     if url and (db is None or _is_flag(context, "url")):
         return Live(url, options)
-    return source_of(load({"db": db}, environ).db, options, is_named=db is not None)
+    return source_of(load({"db": db}, environ).db, options, note, is_named=db is not None)
 
 
 def _is_flag(context: typer.Context, name: str) -> bool:
@@ -296,13 +298,14 @@ def _errors(
     The file knows more of them than the server, and can be read while it is served.
     """
     from mqks.client import urls  # here, as above
-    from mqks.commands.sources import Live, errors_of
+    from mqks.inspection.live import Live
+    from mqks.inspection.stopped import errors_of
 
     if url and db is None:
         with Live(url, limited(timeout_s)) as server:
             return urls.parse(url), server.errors(limit, error_id)
     path = load({"db": db}, environ).db
-    return path, errors_of(path, limit, error_id)
+    return path, errors_of(path, note, limit, error_id)
 
 
 # ------------------------------------------------------------------------------ what is shown

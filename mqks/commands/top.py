@@ -25,19 +25,13 @@ from mqks.commands.options import AsJson, Url, duration, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mqks.client.blocking import BlockingClient
 
-ROWS_MAX, PAGE_ROWS = 10_000, 1_000
-"""Queues and consumers looked at each time, the first by name, and how many of them at once."""
+ROWS_MAX = 10_000
+"""Queues and consumers looked at each time, the first by name."""
 PATIENCE_S = 2.0
 """A server that does not answer for so long is told as not connected."""
 RATE_WIDTH, WORD_WIDTH, GAP = 26, 12, 2
 """Characters, when a terminal is narrow."""
-COUNTERS = (
-    *("received", "routed", "unroutable", "confirmed", "delivered"),
-    *("redelivered", "acknowledged", "rejected", "errors"),
-)
-
 Row = dict[str, Any]
 
 
@@ -74,7 +68,8 @@ def top(
 
     Rates are those since the look before; the first one has none.
     """
-    from mqks.client.options import Options  # here, so that --help need not load it
+    from mqks.client.options import Options  # here, so that --help need not load them
+    from mqks.inspection.sample import sample
 
     patient = Options(
         timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5, reconnect_max_s=1.0
@@ -83,67 +78,19 @@ def top(
         earlier: Row | None = None
         looks = 0
         while True:
-            earlier = look(client, sort, earlier)
-            show(_cut(earlier, rows))
+            earlier = sample(client, earlier, ROWS_MAX)
+            show(_cut(_sorted(earlier, sort), rows))
             looks += 1
             if looks == count or pause(interval):
                 # Not just a return: the client need not wait for a server that is away.
                 raise typer.Exit
 
 
-# -- looking
-
-
-def look(client: "BlockingClient", sort: Sort, earlier: Row | None) -> Row:
-    """Everything there is to see, with rates since an earlier look; `connected` is False and
-    nothing else is there when the server does not answer."""
-    from mqks.client.errors import ConfirmTimeout
-
-    try:
-        totals = json.loads(client.request("stats"))
-        journal = json.loads(client.request("stats", "journal"))
-        queues = list(_rows(client, "queues", "name"))
-        consumers = list(_rows(client, "consumers", "id"))
-    except ConfirmTimeout:
-        return {"connected": False}
-    before: Row = {"connected": False} if earlier is None else earlier
-    passed_s = totals["uptime_s"] - before["totals"]["uptime_s"] if before["connected"] else 0.0
-    known = {queue["name"]: queue for queue in before["queues"]} if passed_s > 0 else {}
-    for queue in queues:
-        queue |= _queue_rates(queue, known.get(queue["name"]), passed_s)
-    queues.sort(key=ORDERS[sort])
-    consumers.sort(key=lambda consumer: -consumer["unacked"])
-    rates: Row = dict.fromkeys(COUNTERS)
-    if passed_s > 0:
-        rates = {key: (totals[key] - before["totals"][key]) / passed_s for key in COUNTERS}
-    return {
-        "connected": True,
-        "totals": totals,
-        "rates_per_s": rates,
-        "journal": journal,
-        "queues": queues,
-        "consumers": consumers,
-    }
-
-
-def _rows(client: "BlockingClient", what: str, key: str) -> Iterator[Row]:
-    """Rows of a list, page by page; of a long one the first `ROWS_MAX`."""
-    after: list[str] = []
-    for _ in range(ROWS_MAX // PAGE_ROWS):
-        page = json.loads(client.request("stats", what, f"--limit={PAGE_ROWS}", *after))
-        yield from page
-        if len(page) < PAGE_ROWS:
-            return
-        after = [f"--after={page[-1][key]}"]
-
-
-def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
-    """What has come in takes numbers; what has gone is what came and is not there any more."""
-    if earlier is None or queue["next_seq"] < earlier["next_seq"]:
-        return {"in_per_s": None, "out_per_s": None}
-    came = queue["next_seq"] - earlier["next_seq"]
-    more = queue["ready"] + queue["unacked"] - earlier["ready"] - earlier["unacked"]
-    return {"in_per_s": came / passed_s, "out_per_s": max(0, came - more) / passed_s}
+def _sorted(seen: Row, sort: Sort) -> Row:
+    if not seen["connected"]:
+        return seen
+    consumers = sorted(seen["consumers"], key=lambda consumer: -consumer["unacked"])
+    return seen | {"queues": sorted(seen["queues"], key=ORDERS[sort]), "consumers": consumers}
 
 
 def _cut(seen: Row, rows: int) -> Row:
@@ -256,7 +203,7 @@ def _view(seen: Row, width: int) -> "RenderableType":
     )
     if journal["unwritable"]:
         disk.append(f"  {journal['unwritable'].upper()}", style="bold red")
-    told = [f"{key} {_rate(seen['rates_per_s'][key])}/s" for key in COUNTERS]
+    told = [f"{key} {_rate(rate)}/s" for key, rate in seen["rates_per_s"].items()]
     beside = max(1, min(3, width // RATE_WIDTH))
     lines = -(-len(told) // beside)
     rates = _table(
