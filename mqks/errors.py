@@ -161,3 +161,9 @@ class TimedOut(MqksError):
     """What a command waits for has not come in time."""
 
     exit_code = 75
+
+
+def reason(error: OSError) -> str:
+    """What the system had against it, with the file if it was one."""
+    told = error.strerror or str(error)
+    return told if error.filename is None else f"{error.filename}: {told}"

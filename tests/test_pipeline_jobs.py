@@ -27,10 +27,10 @@ from pyspark.errors import PySparkException
 
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
-from mqks.commands import pipeline as command
 from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
+from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import LAKES, messages
 from mqks.pipeline.page import page
@@ -651,7 +651,7 @@ def test_report_as_a_command(
 def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) -> None:
     frames = "org.apache.spark.SparkException: Job aborted\n\tat org.apache.spark.Executor"
     text = f"An exception was thrown from the worker\n  File x\n{told}\n\n{frames}"
-    failure = command._failure(text)
+    failure = job.failure(text)
 
     assert isinstance(failure, MqksError)
     assert failure.exit_code == code
@@ -662,7 +662,7 @@ def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
     with QueueReader(mqks_broker.url, "none") as reader, pytest.raises(RequestFailed) as refused:
         reader.range()
     told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
-    failure = explained(command._failure(told), mqks_broker.url)
+    failure = explained(job.failure(told), mqks_broker.url)
 
     assert str(failure) == str(refused.value)
     assert failure.__notes__ == ["range: there is no queue 'none'"]
@@ -673,7 +673,7 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
     steps = []
 
     def start() -> None:
-        with command._signals_wait():
+        with job.signals_wait():
             signal.raise_signal(number)
             steps.append("started")
 

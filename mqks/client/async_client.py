@@ -11,7 +11,6 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Self, Unpack
 
 from mqks.client import requests, urls
@@ -55,12 +54,7 @@ class AsyncClient:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         is_sent = False
         if kind is None or self._session.state is State.UP:
             is_sent = await self._send_rest()
@@ -309,12 +303,7 @@ class AsyncConsumer:
         await client._connections.start(self._connection, lambda: session.is_consuming)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         left, connection = Event(), self._connection
         with connection.lock:
             self._session.leave(Call(left.set))

@@ -9,7 +9,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Self, Unpack
 
 from mqks.client import requests, urls
@@ -53,12 +52,7 @@ class BlockingClient:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         is_sent = False
         if kind is None or self._session.state is State.UP:
             is_sent = self._send_rest()
@@ -307,12 +301,7 @@ class BlockingConsumer:
         client._connections.start(self._connection, lambda: session.is_consuming)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         left, connection = Event(), self._connection
         with connection.lock:
             self._session.leave(Call(left.set))

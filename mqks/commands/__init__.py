@@ -19,10 +19,10 @@ from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.export import export
 from mqks.commands.import_ import import_
-from mqks.commands.options import AsJson, note, reason, tell
+from mqks.commands.options import AsJson, note, tell
 from mqks.commands.serve import serve
 from mqks.commands.top import top
-from mqks.errors import MqksError
+from mqks.errors import MqksError, reason
 
 RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
 KEEP, PIPELINE = "Keep", "Pipeline"

@@ -58,12 +58,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g}s"
 
 
-def reason(error: OSError) -> str:
-    """What the system had against it, with the file if it was one."""
-    told = error.strerror or str(error)
-    return told if error.filename is None else f"{error.filename}: {told}"
-
-
 def note(text: object) -> None:
     """Print a line on stderr, beside what is told."""
     typer.echo(printable(f"mqks: {text}"), err=True)

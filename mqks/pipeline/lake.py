@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -275,12 +274,7 @@ class Lake:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._lock.close()
 
     def _recover(self) -> None:
