@@ -16,7 +16,7 @@ from mqks.client import requests
 from mqks.client.blocking_connection import open_socket
 from mqks.client.options import Options
 from mqks.client.urls import Address
-from mqks.errors import BenchFailed
+from mqks.errors import BenchFailed, reason
 from mqks.protocol import replies
 
 CHUNK_BYTES = 1 << 18
@@ -64,7 +64,7 @@ class Bench:
         try:
             sock = open_socket(self.address, self.options)
         except OSError as error:
-            raise BenchFailed(f"no server at {self.address}: {error.strerror or error}") from None
+            raise BenchFailed(f"no server at {self.address}: {reason(error)}") from None
         sock.settimeout(self.options.timeout_s)
         self._sockets.append(sock)
         if self.address.credentials:

@@ -165,5 +165,5 @@ class TimedOut(MqksError):
 
 def reason(error: OSError) -> str:
     """What the system had against it, with the file if it was one."""
-    told = error.strerror or str(error)
+    told = error.strerror or str(error) or type(error).__name__
     return told if error.filename is None else f"{error.filename}: {told}"

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -66,7 +67,12 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
 
@@ -132,8 +138,8 @@ class BrokerProcess:
         self._listens = False
         self._listens_or_ended = threading.Event()
         self._process = self._spawn([*self._command, "--port", str(self.port), *self._flags])
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
+        self._log_thread = threading.Thread(target=self._read_log, daemon=True)
+        self._log_thread.start()
 
     def _spawn(self, command: list[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -179,7 +185,7 @@ class BrokerProcess:
             self._started.kill()
             self._started.wait(WAIT_S)
             raise RuntimeError(f"the broker does not end; its log:\n{self.log}") from None
-        self._reader.join(WAIT_S)
+        self._log_thread.join(WAIT_S)
         return code
 
     @property
@@ -196,7 +202,12 @@ class BrokerProcess:
         self.start()
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
         if error is not None:
             end = "\n".join(self.log.splitlines()[-LOG_LINES_SHOWN:])

@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.async_connection import Connection, Connections, Event, Lock
@@ -48,7 +48,7 @@ class AsyncClient:
         self._connections = Connections()
         await self._connections.open()
         try:
-            await self._connections.start(self._connection, lambda: session.state is State.UP)
+            await self._start(self._connection)
         except BaseException:
             await self._connections.close()
             raise
@@ -62,6 +62,20 @@ class AsyncClient:
         await self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
+
+    async def _start(self, connection: Connection[Any]) -> None:
+        """Start a connection, which ends with the client, and wait until it is up."""
+        session, limit_s = connection.session, self._options.connect_timeout_s
+        self._connections.start(connection)
+        try:
+            with connection.lock:
+                if not await connection.until(lambda: session.is_up or session.failure, limit_s):
+                    why = f"not within {limit_s:g} s: {session.reason}"
+                    raise ConnectionLost(f"{self._address}: {why}")
+                session.raise_if_closed()
+        except BaseException:
+            connection.close("it did not start")
+            raise
 
     async def _send_rest(self) -> bool:
         """Wait until the server has read all that was published without a confirm."""
@@ -288,8 +302,7 @@ class AsyncConsumer:
 
     async def __aenter__(self) -> Self:
         client = self._client
-        if client._session.failure is not None:
-            raise client._session.failure.with_traceback(None)
+        client._session.raise_if_closed()
         lock = Lock()
         self._session = session = ConsumerSession(
             client._options,
@@ -300,7 +313,7 @@ class AsyncConsumer:
             guard=lock.guard,
         )
         self._connection = Connection(client._address, client._options, session, lock)
-        await client._connections.start(self._connection, lambda: session.is_consuming)
+        await client._start(self._connection)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -330,8 +343,7 @@ class AsyncConsumer:
                 raise StopAsyncIteration
             if session.ready:
                 return
-            if session.failure is not None:
-                raise session.failure.with_traceback(None)
+            session.raise_if_closed()
             connection.notify()  # Reading may go on.
             if not await connection.until(
                 lambda: session.ready or session.updates or session.failure or self._is_stopping,
