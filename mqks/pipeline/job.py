@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def check_extra() -> None:
     """Raises ExtraMissing where the packages of the extra are not installed."""
-    for needed in ("numpy", "pandas", "pyarrow", "pyspark"):
+    for needed in ("jinja2", "numpy", "pandas", "pyarrow", "pyspark"):
         if find_spec(needed) is None:
             raise ExtraMissing(
                 f"the pipeline needs Spark for Python ({needed} is missing):"
