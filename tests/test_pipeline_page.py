@@ -9,9 +9,7 @@ from mqks.pipeline.page import page
 from mqks.pipeline.report import Delay, Event, Report, Window
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-HOSTILE = (
-    "</title></style></svg><script>alert(1)</script>\"'><img src=x> {{ 7 * 7 }} {% if"
-)
+HOSTILE = "</title></style></svg><script>alert(1)</script>\"'><img src=x> {{ 7 * 7 }} {% if"
 
 
 class _Page(HTMLParser):
