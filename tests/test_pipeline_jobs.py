@@ -299,14 +299,14 @@ def test_what_is_trimmed_under_a_batch_is_noticed(
 ) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 10))
-    batch = archives.Archive._batch
+    stage = archives._Run._stage
 
     def trimmed_meanwhile(*told: Any) -> Any:
         with QueueReader(mqks_broker.url, "clicks") as reader:
             reader.trim(4)
-        return batch(*told)
+        return stage(*told)
 
-    monkeypatch.setattr(archives.Archive, "_batch", trimmed_meanwhile)
+    monkeypatch.setattr(archives._Run, "_stage", trimmed_meanwhile)
     with pytest.raises(PySparkException, match="messages 1 to 3 of the queue clicks are gone"):
         run(spark, mqks_broker, lake)
 

@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -186,66 +186,67 @@ def _view(seen: Row, width: int) -> "RenderableType":
 
     if not seen["connected"]:
         return Text("not connected: waiting for the server", style="bold red")
+    rates, queues, consumers = _rates(seen, width), _queues(seen, width), _consumers(seen, width)
+    return Group(_head(seen), Text(), rates, Text(), queues, Text(), consumers)
+
+
+def _head(seen: Row) -> "RenderableType":
+    from rich.text import Text
+
     totals, journal = seen["totals"], seen["journal"]
     head = Text(
         f"mqks {totals['version']}  up {duration(totals['uptime_s'])}  "
         f"{totals['connections']:,} connections  {totals['queues']:,} queues  "
-        f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings"
-    )
-    waiting = Text(
+        f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings\n"
         f"{totals['messages_ready']:,} ready  {totals['messages_unacked']:,} unacked  "
-        f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory"
-    )
-    disk = Text(
+        f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory\n"
         f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "
         f"{journal['messages']:,} messages in {journal['segments']:,} segments  "
         f"{_size(journal['disk_free_bytes'])} free"
     )
     if journal["unwritable"]:
-        disk.append(f"  {journal['unwritable'].upper()}", style="bold red")
+        head.append(f"  {journal['unwritable'].upper()}", style="bold red")
+    return head
+
+
+def _rates(seen: Row, width: int) -> "RenderableType":
     told = [f"{key} {_rate(rate)}/s" for key, rate in seen["rates_per_s"].items()]
     beside = max(1, min(3, width // RATE_WIDTH))
     lines = -(-len(told) // beside)
-    rates = _table(
-        ("",) * beside,
-        [tuple(told[start::lines]) for start in range(lines)],
-        width,
-        show_header=False,
-    )
-    queues = _table(
-        ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest"),
-        [
-            (
-                printable(queue["name"]),
-                *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
-                *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
-                "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
-            )
-            for queue in seen["queues"]
-        ],
-        width,
-        spare=("consumers", "oldest", "in/s", "out/s"),
-    )
-    consumers = _table(
-        ("consumer", "unacked", "queue", "address"),
-        [
-            (
-                printable(consumer["id"]),
-                f"{consumer['unacked']:,}",
-                printable(consumer["queue"]),
-                printable(consumer["address"]) + "  blocked" * consumer["blocked"],
-            )
-            for consumer in seen["consumers"]
-        ],
-        width,
-        spare=("address",),
-    )
-    return Group(head, waiting, disk, Text(), rates, Text(), queues, Text(), consumers)
+    rows = [tuple(told[start::lines]) for start in range(lines)]
+    return _table(("",) * beside, rows, width, show_header=False)
+
+
+def _queues(seen: Row, width: int) -> "RenderableType":
+    rows = [
+        (
+            printable(queue["name"]),
+            *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
+            *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
+            "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
+        )
+        for queue in seen["queues"]
+    ]
+    columns = ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest")
+    return _table(columns, rows, width, spare=("consumers", "oldest", "in/s", "out/s"))
+
+
+def _consumers(seen: Row, width: int) -> "RenderableType":
+    rows = [
+        (
+            printable(consumer["id"]),
+            f"{consumer['unacked']:,}",
+            printable(consumer["queue"]),
+            printable(consumer["address"]) + "  blocked" * consumer["blocked"],
+        )
+        for consumer in seen["consumers"]
+    ]
+    return _table(("consumer", "unacked", "queue", "address"), rows, width, spare=("address",))
 
 
 def _table(
     columns: tuple[str, ...],
-    rows: list[tuple[str, ...]],
+    rows: Sequence[tuple[str, ...]],
     width: int,
     *,
     spare: tuple[str, ...] = (),
