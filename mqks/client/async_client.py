@@ -143,11 +143,7 @@ class AsyncClient:
     async def publish_many(
         self,
         messages: Iterable[tuple[str, requests.Data]],
-        *,
-        id_prefix: str | None = None,
-        once: bool = False,
-        mandatory: bool = False,
-        timeout_s: float | None = None,
+        **options: Unpack[requests.Many],
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
@@ -160,13 +156,7 @@ class AsyncClient:
         async def batches() -> AsyncIterator[Iterable[tuple[str, requests.Data]]]:
             yield messages
 
-        return await self.publish_batches(
-            batches(),
-            id_prefix=id_prefix,
-            once=once,
-            mandatory=mandatory,
-            timeout_s=timeout_s,
-        )
+        return await self.publish_batches(batches(), **options)
 
     async def publish_batches(
         self,

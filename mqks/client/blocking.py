@@ -141,11 +141,7 @@ class BlockingClient:
     def publish_many(
         self,
         messages: Iterable[tuple[str, requests.Data]],
-        *,
-        id_prefix: str | None = None,
-        once: bool = False,
-        mandatory: bool = False,
-        timeout_s: float | None = None,
+        **options: Unpack[requests.Many],
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
@@ -158,13 +154,7 @@ class BlockingClient:
         def batches() -> Iterator[Iterable[tuple[str, requests.Data]]]:
             yield messages
 
-        return self.publish_batches(
-            batches(),
-            id_prefix=id_prefix,
-            once=once,
-            mandatory=mandatory,
-            timeout_s=timeout_s,
-        )
+        return self.publish_batches(batches(), **options)
 
     def publish_batches(
         self,

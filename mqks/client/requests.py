@@ -25,6 +25,16 @@ PUBLISH = {
 """A publish up to its event, by whether it asks for a confirm, whether its id counts once and
 whether it must reach a queue."""
 
+
+class Many(TypedDict, total=False):
+    """How many messages are published."""
+
+    id_prefix: str | None
+    once: bool
+    mandatory: bool
+    timeout_s: float | None
+
+
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """Messages of a `publish_many` handed over at a time."""
 
