@@ -79,22 +79,20 @@ def top(
         looks = 0
         while True:
             earlier = sample(client, earlier, ROWS_MAX)
-            show(_cut(_sorted(earlier, sort), rows))
+            show(_first(earlier, sort, rows))
             looks += 1
             if looks == count or pause(interval):
                 # Not just a return: the client need not wait for a server that is away.
                 raise typer.Exit
 
 
-def _sorted(seen: Row, sort: Sort) -> Row:
+def _first(seen: Row, sort: Sort, rows: int) -> Row:
+    """With the first rows of each list."""
     if not seen["connected"]:
         return seen
-    consumers = sorted(seen["consumers"], key=lambda consumer: -consumer["unacked"])
-    return seen | {"queues": sorted(seen["queues"], key=ORDERS[sort]), "consumers": consumers}
-
-
-def _cut(seen: Row, rows: int) -> Row:
-    return {key: value[:rows] if isinstance(value, list) else value for key, value in seen.items()}
+    queues = sorted(seen["queues"], key=ORDERS[sort])[:rows]
+    consumers = sorted(seen["consumers"], key=lambda consumer: -consumer["unacked"])[:rows]
+    return seen | {"queues": queues, "consumers": consumers}
 
 
 def _fit(seen: Row, height: int) -> Row:
