@@ -598,6 +598,23 @@ def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None
     assert mqks(*arguments).returncode == 64
 
 
+@pytest.mark.parametrize("text", ["int", '{"type": "nothing"}', "no schema at all"])
+def test_what_is_no_schema(spark: "SparkSession", text: str) -> None:
+    with pytest.raises(BadOption, match="schema"):
+        job.schema_of(text)
+
+
+def test_a_schema_is_read_from_a_file_or_as_it_stands(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    told = job.schema_of("n bigint")
+    assert told is not None
+    for name, text in (("ddl", "n bigint"), ("json", told.json())):
+        (tmp_path / name).write_text(text)
+        assert job.schema_of(str(tmp_path / name)) == told
+    assert job.schema_of(None) is None
+
+
 @pytest.mark.slow  # Archive and replay run as commands in the tests with kills.
 def test_report_as_a_command(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, tmp_path: Path
