@@ -118,6 +118,9 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.journal.writer", "from mqks.server import run"),
         ("mqks.server.listener", "import sqlite3"),
         ("mqks.commands.inspect", "import sqlite3"),
+        ("mqks.inspection.live", "from mqks.commands.options import note"),
+        ("mqks.transfer.importing", "from mqks.server import run"),
+        ("mqks.client.wire", "from mqks.inspection.live import Live"),
         ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
     ],
 )
