@@ -33,6 +33,9 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "inspection": {"client", "journal", "errors"},
+    "transfer": {"inspection", "client", "errors"},
+    "bench": {"client", "protocol", "errors"},
     "testing": {"server", "journal", "settings"},
     "commands": {"*"},
 }
@@ -122,6 +125,9 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.journal.journal", "import sqlite3"),
         ("mqks.journal.recovery", "from mqks.journal.sqlite import store"),
         ("mqks.server.facts", "from mqks.journal.sqlite.reader import wal_path"),
+        ("mqks.inspection.live", "from mqks.commands.options import note"),
+        ("mqks.transfer.importing", "from mqks.server import run"),
+        ("mqks.client.wire", "from mqks.inspection.live import Live"),
         ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
     ],
 )
