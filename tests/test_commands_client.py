@@ -27,6 +27,7 @@ import pytest
 
 from mqks import connect_blocking
 from mqks.commands import main
+from tests import forks
 from tests.proxy import Peer
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S, until
@@ -49,9 +50,7 @@ class Shell:
         )
 
     def __call__(self, *words: object, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        with self.start(*words, stdin=subprocess.PIPE) as process:
-            out, err = process.communicate(stdin, WAIT_S)
-        return process.returncode, out, err
+        return forks.run([*MQKS, *map(str, words)], stdin, self.environ, self.directory)
 
     def ready(self, queue: str) -> int:
         with connect_blocking(self.url) as client:
