@@ -10,7 +10,7 @@ import anyio._backends._asyncio
 import typer._adapters
 import uvloop
 
-import benchmarks.flow
+import benchmarks.servers
 import mqks.broker.actions
 import mqks.client.blocking
 import mqks.server.server
