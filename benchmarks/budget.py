@@ -29,6 +29,7 @@ class Bench:
         self.broker = Broker(
             Settings(),
             clock=lambda: 0.0,
+            now_us=lambda: 0,
             new_error_id=lambda: ("0" * 24, 0),
             on_error=lambda record: False,
         )
@@ -42,7 +43,7 @@ class Bench:
         self.broker.receive(self.connection, data)
 
     def commit(self) -> None:
-        self.broker.committed(self.broker.take_batch())
+        self.broker.committed(self.broker.pending.take())
 
     def flush(self) -> int:
         """Take what would be sent; return how many lines that is."""
@@ -119,7 +120,7 @@ def budget() -> dict[str, float]:
         bench.receive(confirmed)
 
         def write() -> None:
-            changes = bench.broker.take_batch().changes
+            changes = bench.broker.pending.take().entry.changes
             body = encode(
                 [
                     Section(
@@ -142,7 +143,7 @@ def budget() -> dict[str, float]:
     def confirm() -> int:
         bench = Bench(b"s subscribe q e")
         bench.receive(confirmed)
-        batch = bench.broker.take_batch()
+        batch = bench.broker.pending.take()
         spent = timed(lambda: bench.broker.committed(batch))
         assert bench.flush() == COUNT
         return spent

@@ -18,6 +18,7 @@ class BareWorld:
         self.broker = Broker(
             Settings(**settings),
             clock=lambda: self.now_s,
+            now_us=lambda: int(self.now_s * 1e6),
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
             on_error=lambda record: True,
         )
@@ -49,7 +50,7 @@ class BareWorld:
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""
         broker = self.broker
-        while broker.has_pending or broker.touched or broker.has_work:
+        while broker.pending or broker.touched or broker.has_work:
             broker.go_on()
             for connection in broker.touched:
                 for name, known in self._connections.items():
@@ -62,8 +63,8 @@ class BareWorld:
             broker.touched = []
             for connection in blocked:
                 broker.unblock(connection)
-            if broker.has_pending:
-                broker.committed(broker.take_batch())
+            if broker.pending:
+                broker.committed(broker.pending.take())
 
     def received(self, name: str) -> bytes:
         """Drain what has been sent to it so far."""

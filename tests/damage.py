@@ -317,7 +317,11 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         if journal.torn:
             told.append(journal.torn)
         broker = Broker(
-            settings, clock=time.monotonic, new_error_id=lambda: ("z", 0), on_error=lambda _: True
+            settings,
+            clock=time.monotonic,
+            now_us=lambda: 0,
+            new_error_id=lambda: ("z", 0),
+            on_error=lambda _: True,
         )
         await Recovery(journal, broker, told.append).run(salvage=salvage)
         messages = []
@@ -332,7 +336,7 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         state: State = {
             "messages": messages,
             "queues": {
-                name: (q.id, q.rule, q.next_seq, q.cursor, dict(q.retries), sorted(q.redo_paged))
+                name: (q.id, q.policy, q.next_seq, q.cursor, dict(q.retries), sorted(q.redo_paged))
                 for name, q in broker.queues.items()
             },
             "bindings": {name: sorted(e) for name, e in broker.bindings.by_name.items()},
@@ -354,7 +358,7 @@ async def _work(journal: Journal, broker: Broker) -> None:
     for number in range(30):
         line = b"w%d publish --once all %s\n" % (number, b"w" * 3000)
         broker.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
-        await journal.write(broker.take_batch())
+        await journal.write(broker.pending.take().entry)
     await journal.compact_fully()
 
 

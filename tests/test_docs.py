@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqks.broker.actions import ACTIONS
+from mqks.broker.pending import Mark
 from mqks.broker.state import State
 from mqks.journal.segment import checksum, decode
 from tests.line_client import LineClient
@@ -170,6 +171,6 @@ def test_the_dumped_segment_is_one() -> None:
     assert checksum(int(segment_id), bytes(body)) == int(crc)
     mail, audit = decode(bytes(body))
     [both], [single] = mail.runs, audit.runs
-    assert (mail.acks, mail.marks) == ([(1, 2)], [(4, 3)])
+    assert (mail.acks, mail.marks) == ([(1, 2)], [(4, Mark(1, redelivered=True))])
     assert both.lines(bytes(body)) == [b"m2 event=user.new bob", b"m4 event=user.new dan"]
     assert single.lines(bytes(body)) == [b"m4 event=user.new dan"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.changes import Run
+from mqks.broker.pending import Mark, Run
 from mqks.limits import MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
@@ -209,7 +209,7 @@ def test_errors_waiting_for_the_journal() -> None:
     world = bare(errors_kept_max=3)
     connection = world.broker.connect("flood", local=True)
     world.broker.receive(connection, b"x dance\n" * 50)
-    assert len(world.broker.pending.errors) == 3
+    assert len(world.broker.pending.entry.errors) == 3
     assert len(ERROR.findall(b"".join(connection.outbox))) == 50
 
 
@@ -244,7 +244,7 @@ def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
     world = bare()
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     queue = world.broker.queues[b"q"]
-    queue.restore(10**15, 1, [], {7: 1})
+    queue.restore(10**15, 1, [], {7: Mark(1)})
     assert ask(world, b"t purge --confirm q") == b"t ok %d\n" % (10**15 - 1)
     assert queue.ready == 0
     assert not queue.retries

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 
 from mqks.broker import queue as queue_module
 from mqks.broker.broker import Broker
-from mqks.broker.changes import ErrorRecord, Run
 from mqks.broker.connection import Connection
+from mqks.broker.pending import ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
 from mqks.journal import index, journal
@@ -113,6 +113,7 @@ class Machine(RuleBasedStateMachine):
         self.broker = Broker(
             self.settings,
             clock=lambda: self.now,
+            now_us=lambda: int(self.now * 1e6),
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
             on_error=self.refused,
         )
@@ -315,8 +316,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         self._flush()
-        batch = self.broker.take_batch()
-        self.runner.run(self.journal.write(batch))
+        batch = self.broker.pending.take()
+        self.runner.run(self.journal.write(batch.entry))
         # What the confirms set going is not in this commit any more.
         self.on_disk = deepcopy(self.model)
         self.model.commit()
@@ -346,13 +347,13 @@ class Machine(RuleBasedStateMachine):
     @rule(queue=QUEUES)
     def commit_fails(self, queue: str) -> None:
         self._flush()
-        batch = self.broker.take_batch()
-        if batch.awaited:
+        batch = self.broker.pending.take()
+        if batch.waiters:
             # What a failure tells to those who wait is the disk-full tests' to check.
-            self.broker.put_back(batch, waiting=True)
+            self.broker.pending.put_back(batch)
             return
         self.broker.failed(batch, DiskFull("full"))
-        self.broker.put_back(batch)
+        self.broker.pending.put_back(batch)
 
     @rule(idle=st.booleans())
     def maintain(self, idle: bool) -> None:

@@ -148,7 +148,7 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     world.broker.receive(connection, b"m1 publish --confirm e a\nm2 publish e b\n")
 
     assert connection.works, "it is not done in one turn"
-    assert not world.broker.pending.confirms
+    assert not world.broker.pending.waiters.confirms
     world.send("k", b"p ping\n")
     assert sorted(world.received("k").splitlines()) == [b"m1 ok ", b"p ok "]
     assert {len(queue.head) for queue in world.broker.queues.values()} == {2}
@@ -175,12 +175,12 @@ def test_a_batch_of_very_many_queues_is_written_in_pieces_and_confirmed_with_the
     broker.receive(world.connection("k"), b"m1 publish --confirm --once e a\n")
 
     batches = []
-    while broker.has_pending:
-        batches.append(broker.take_batch())
+    while broker.pending:
+        batches.append(broker.pending.take())
 
-    assert [len(batch.changes) for batch in batches] == [1024, 1024, QUEUES - 2048]
-    assert [bool(batch.confirms) for batch in batches] == [False, False, True]
-    assert [batch.once for batch in batches] == [[], [], [b"m1"]]
+    assert [len(batch.entry.changes) for batch in batches] == [1024, 1024, QUEUES - 2048]
+    assert [bool(batch.waiters.confirms) for batch in batches] == [False, False, True]
+    assert [batch.entry.once for batch in batches] == [[], [], [b"m1"]]
 
 
 def test_a_piece_that_cannot_be_written_takes_the_rest_of_its_batch_along() -> None:
@@ -189,14 +189,14 @@ def test_a_piece_that_cannot_be_written_takes_the_rest_of_its_batch_along() -> N
     many_queues(world)
     broker = world.broker
     broker.receive(world.connection("k"), b"m1 publish --confirm e a\n")
-    piece = broker.take_batch()
+    piece = broker.pending.take()
 
-    rest = broker.take_batch(whole=True)
-    assert len(rest.confirms) == 1
+    rest = broker.pending.take(whole=True)
+    assert len(rest.waiters.confirms) == 1
     for batch in (rest, piece):
-        broker.put_back(batch)
+        broker.pending.put_back(batch)
 
-    assert len(broker.take_batch(whole=True).changes) == QUEUES
+    assert len(broker.pending.take(whole=True).entry.changes) == QUEUES
 
 
 def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() -> None:
@@ -254,3 +254,21 @@ def test_nobody_sees_a_message_without_the_earlier_ones_of_its_connection(looks:
         earlier = sum(event != "m" for event in events[: last + 1])
         assert world.broker.queues[b"log"].ready >= earlier
     assert world.broker.queues[b"log"].ready == len(events) - events.count("m")
+
+
+def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
+    world = BareWorld()
+    world.connect("k")
+    world.send("k", b"s subscribe q e\nm1 publish e a\nc consume q --manual-ack\n")
+    broker, connection = world.broker, world.connection("k")
+    broker.receive(connection, b"m2 publish --once e b\na ack c m1\n")
+    waiting = broker.pending.records
+
+    settled = broker.pending.take_settled()
+
+    [change] = settled.entry.changes
+    assert (change.runs, change.acks, settled.entry.once) == ([], [(1, 1)], [])
+    assert broker.pending.records == waiting
+    rest = broker.pending.take()
+    assert [run.lines for run in rest.entry.changes[0].runs] == [[b"m2 event=e b"]]
+    assert rest.entry.once == [b"m2"]

@@ -95,7 +95,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     if rebound or ruled:
         yield from broker.tell_update(wanted.queue, but=None if wanted.add else consumer)
     if request.confirm:
-        broker.pending.held.append(consumer)
+        broker.pending.waiters.held.append(consumer)
     consumer.queue.deliver()
 
 

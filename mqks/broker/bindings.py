@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mqks.broker.metadata import Metadata, binding_bytes
+from mqks.broker.pending import Pending
 from mqks.broker.queue import Queue
 from mqks.broker.turns import GOES_ON, WAITS, Work, slices
 from mqks.errors import LimitExceeded
@@ -20,18 +21,23 @@ NOTHING: Final[dict[bytes, None]] = {}
 
 
 class Bindings:
-    """`changes` gathers what the journal must learn: queue name and event → bound or not. `queues`
-    are those that exist, by name."""
+    """`queues` are those that exist, by name; `pending` takes what the journal must learn."""
 
-    __slots__ = ("_busy", "_queues", "by_name", "changes", "events_max", "metadata", "routes")
+    __slots__ = ("_busy", "_pending", "_queues", "by_name", "events_max", "metadata", "routes")
 
-    def __init__(self, events_max: int, metadata: Metadata, queues: Mapping[bytes, Queue]) -> None:
+    def __init__(
+        self,
+        events_max: int,
+        metadata: Metadata,
+        queues: Mapping[bytes, Queue],
+        pending: Pending,
+    ) -> None:
         self.events_max = events_max
         self.metadata = metadata
         self._queues = queues
+        self._pending = pending
         self.by_name: dict[bytes, dict[bytes, None]] = {}
         self.routes: dict[bytes, dict[Queue, None]] = {}
-        self.changes: dict[tuple[bytes, bytes], bool] = {}
         self._busy: set[bytes] = set()
         """Names whose bindings are being changed, in turns: one request after the other."""
 
@@ -113,8 +119,9 @@ class Bindings:
         """Routes and journal learn what `by_name` says of these events."""
         for some in slices(events, STEP_NAMES):
             bound, queue = self.by_name.get(name, NOTHING), self._queues.get(name)
+            changes = self._pending.entry.bindings
             for event in some:
-                self.changes[name, event] = is_bound = event in bound
+                changes[name, event] = is_bound = event in bound
                 if queue is not None:
                     self._route(event, queue, is_bound)
             yield GOES_ON

@@ -8,6 +8,7 @@ its changes in the pending batch. A reply that promises durability is not writte
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, count, islice
 from math import inf
 from operator import length_hint
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, get_args
 
 from mqks.broker import permits
 from mqks.broker.bindings import NOWHERE, Bindings
-from mqks.broker.changes import Batch, ErrorRecord, QueueState
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
 from mqks.broker.facts import Facts
 from mqks.broker.gathering import Gathering
 from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
+from mqks.broker.pending import Batch, ErrorRecord, Pending, QueueState, Waiters
+from mqks.broker.policy import Policy
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.turns import GOES_ON, WAITS, Turns, Work, finish, slices
@@ -36,8 +38,6 @@ from mqks.errors import (
 )
 from mqks.limits import (
     AUTH_FAILURES_MAX,
-    BATCH_COPIES_MAX,
-    BATCH_QUEUES_MAX,
     COPIES_MAX,
     ERRORS_TOLD_MAX,
     LANES_COPIES_MAX,
@@ -80,15 +80,17 @@ CALM_S = 60.0
 
 
 class Broker:
-    """`clock` gives seconds that only grow; `new_error_id` a text and a time in microseconds;
-    `actions` is the table of what a client can ask for; `on_error` tells of a request that failed,
-    and answers whether it did: of many at once it may leave some out."""
+    """`clock` gives seconds that only grow, `now_us` microseconds since 1970, `new_error_id` a text
+    and a time in microseconds; `actions` is the table of what a client can ask for; `on_error`
+    tells of a request that failed, and answers whether it did: of many at once it may leave some
+    out."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         clock: Callable[[], float],
+        now_us: Callable[[], int],
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
     ) -> None:
@@ -104,7 +106,10 @@ class Broker:
         """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
-        self.bindings = Bindings(settings.bindings_per_queue_max, self.metadata, self.queues)
+        self.pending = Pending(settings.errors_kept_max, now_us)
+        self.bindings = Bindings(
+            settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
+        )
         self._gathering = Gathering(self.bindings, self._publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
@@ -158,9 +163,6 @@ class Broker:
         not be confirmed before the first."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
-        self._begun: Batch | None = None
-        """What is written after the queues that are left."""
-        self._left: list[Queue] = []
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.users = Users([], b"")
@@ -170,10 +172,6 @@ class Broker:
         """Connections that want to see something of the journal: the server's to serve."""
         self.page_requests: list[Queue] = []
         """Queues that want their next page from disk: the server's to fetch."""
-        self.dirty: list[Queue] = []
-        self.pending = Batch()
-        self.pending_records = 0
-        """Records that wait for the writer; publishers are slowed down by it."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
         self._deadlines: list[tuple[float, int, Queue]] = []
@@ -535,7 +533,7 @@ class Broker:
                 self._flush(acker, acked)
                 event, acker, acked, gathered = NOTHING, NOTHING, [], 0
                 done = not works or self._proceed(connection)
-                if not done or self.pending_records > self.settings.batch_records_max:
+                if not done or self.pending.records > self.settings.batch_records_max:
                     self._break_off(connection, lines)
             if now() > chunk_end_s and connection.kept is None:
                 self._break_off(connection, lines)
@@ -580,11 +578,11 @@ class Broker:
         once_ids: list[bytes],
     ) -> None:
         """What the next commit makes true: `confirms` are those of messages."""
-        self.pending.once += once_ids
-        self.pending_records += len(once_ids)
+        self.pending.entry.once += once_ids
+        self.pending.records += len(once_ids)
         if confirms or others:
-            self.pending.confirmed += len(confirms)
-            self.pending.confirms.append((connection, confirms + others))
+            self.pending.waiters.confirmed += len(confirms)
+            self.pending.waiters.confirms.append((connection, confirms + others))
 
     def _proceed(self, connection: Connection) -> bool:
         """Go on with what its lines have begun; return whether that is done."""
@@ -644,9 +642,9 @@ class Broker:
         if not request.confirm:
             return
         if amount is None:
-            self.pending.confirms.append((connection, [request.id]))
+            self.pending.waiters.confirms.append((connection, [request.id]))
         else:
-            self.pending.counts.append((connection, request.id, amount))
+            self.pending.waiters.counts.append((connection, request.id, amount))
 
     def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply with an error id; the details go to the log and into the database."""
@@ -710,8 +708,7 @@ class Broker:
         told = self.on_error(record)
         if told or not stranger:
             self.last_errors.append(record)
-            if len(self.pending.errors) < self.settings.errors_kept_max:
-                self.pending.errors.append(record)
+            self.pending.add_error(record)
         return replies.error(request_id, error_id)
 
     # -- users
@@ -758,7 +755,7 @@ class Broker:
         else:
             if request.confirm:
                 connection.unconfirmed += 1
-                self.pending.confirms.append((connection, [request.id]))
+                self.pending.waiters.confirms.append((connection, [request.id]))
         return kept
 
     def _may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
@@ -790,7 +787,7 @@ class Broker:
         for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
             for queue in some:
                 queue.publish(ids, bodies)
-            yield self.pending_records > self.settings.batch_records_max + COPIES_MAX
+            yield self.pending.records > self.settings.batch_records_max + COPIES_MAX
 
     def publish(
         self, connection: Connection, event: bytes, message_id: bytes, body: bytes, *, once: bool
@@ -816,8 +813,8 @@ class Broker:
             self._once_unfinished += 1
             yield from self._route(list(queues), [message_id], [body])
             self._once_unfinished -= 1
-            self.pending.once.append(once_id)
-            self.pending_records += 1
+            self.pending.entry.once.append(once_id)
+            self.pending.records += 1
 
     def check_room(self, event: bytes, *, is_known: bool) -> None:
         """Raise what forbids publishing to an event now; what is known goes to no queue again."""
@@ -995,13 +992,13 @@ class Broker:
         return queue
 
     def _changed(self, queue: Queue) -> None:
-        self.pending.queues[queue.id] = QueueState(queue.name, queue.rule)
+        self.pending.entry.queues[queue.id] = QueueState(queue.name, queue.policy)
 
     def set_rule(self, queue: Queue, rule: DeleteRule | None) -> bool:
         """Return whether that changed the rule."""
-        if queue.rule == rule:
+        if queue.policy.delete_when_unused == rule:
             return False
-        queue.rule = rule
+        queue.policy = replace(queue.policy, delete_when_unused=rule)
         self._changed(queue)
         self._outdate(queue)
         return True
@@ -1034,7 +1031,7 @@ class Broker:
             yield GOES_ON
 
     def _list_events(self, queue: Queue) -> Work[None]:
-        updates, rule = queue.updates, queue.rule
+        updates, rule = queue.updates, queue.policy.delete_when_unused
         runs = []
         for some in slices(list(self.bindings.by_name.get(queue.name, ())), STEP_NAMES):
             runs.append(sorted(some))
@@ -1113,12 +1110,13 @@ class Broker:
 
     def unused(self, queue: Queue) -> Work[None]:
         """A queue has no consumer (any more): its delete rule applies."""
-        if queue.rule is None:
+        rule = queue.policy.delete_when_unused
+        if rule is None:
             return
-        if queue.rule.delay_s is None:
+        if rule.delay_s is None:
             yield from self.delete_queue(queue.name)
             return
-        queue.deadline = self.clock() + queue.rule.delay_s
+        queue.deadline = self.clock() + rule.delay_s
         heapq.heappush(self._deadlines, (queue.deadline, next(self._deadline_ids), queue))
         if len(self._deadlines) > 2 * len(self.queues) + 64:
             self._deadlines = [
@@ -1133,7 +1131,7 @@ class Broker:
         queue = self.queues.pop(name, None)
         if queue is not None:
             self.turns.add(queue.delete())
-            self.pending.queues[queue.id] = None
+            self.pending.entry.queues[queue.id] = None
             if queue.consumers:
                 self.orphans[name] = queue
             else:
@@ -1165,147 +1163,52 @@ class Broker:
 
     # -- what must last
 
-    @property
-    def pending_changes(self) -> int:
-        """How many changes of queues and bindings are to be written."""
-        return len(self.bindings.changes) + len(self.pending.queues)
-
-    @property
-    def has_metadata(self) -> bool:
-        """Whether queues, bindings or errors are among what is to be written."""
-        return bool(self.bindings.changes) or self.pending.has_metadata or self._begun is not None
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether there is something to write."""
-        return bool(self.dirty) or self.has_metadata
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether there is something to write or to confirm."""
-        return self.pending.awaited or self.has_changes
-
-    def take_batch(self, *, settled_only: bool = False, whole: bool = False) -> Batch:
-        """Take everything pending; the next batch begins. What is pending in very many queues is
-        taken in pieces, unless it is wanted `whole`.
-
-        `settled_only` leaves the messages: what makes room can be written when they can't.
-        """
-        if settled_only or whole:
-            self._begin_anew()
-        begun = self._begun
-        if begun is None:
-            begun, self.pending = self.pending, Batch()
-            if settled_only:
-                # An id that lasts without its message would keep the message out for good.
-                begun.once, self.pending.once = self.pending.once, begun.once
-            begun.bindings, self.bindings.changes = self.bindings.changes, {}
-            begun.records, self.pending_records = self.pending_records, 0
-            self._left, self.dirty = self.dirty, []
-            self._left.reverse()
-        batch = begun
-        count = len(self._left)
-        if not (settled_only or whole):
-            count = min(count, self._piece())
-        if count < len(self._left):
-            # The queues themselves first, and last those who wait, and ids, which without their
-            # messages would keep these out for good.
-            batch = Batch(queues=begun.queues, bindings=begun.bindings, errors=begun.errors)
-            begun.queues, begun.bindings, begun.errors = {}, {}, []
-            begun.is_rest = True
-        self._begun = None if batch is begun else begun
-        for _ in range(count):
-            queue = self._left.pop()
-            if queue.deleted:
-                continue
-            boundary = queue.boundary
-            change = queue.take_change(settled_only=settled_only)
-            if change is not None:
-                batch.changes.append(change)
-                batch.taken.append((queue, boundary))
-        return batch
-
-    def _piece(self) -> int:
-        """How many of the queues that are left one commit takes."""
-        copies = 0
-        for number, queue in enumerate(reversed(self._left)):
-            copies += len(queue.pending)
-            if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
-                return number
-        return len(self._left)
-
-    def _begin_anew(self) -> None:
-        """What is left of a batch is pending again."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self.dirty[:0] = self._left
-            self._left = []
-            self.put_back(begun, waiting=True)
-
-    def put_back(self, batch: Batch, *, waiting: bool = False) -> None:
-        """This batch could not be written: all of it is pending again, before what came since;
-        `waiting`: also those who wait for it."""
-        if waiting:
-            self.pending.confirms[:0] = batch.confirms
-            self.pending.confirmed += batch.confirmed
-            self.pending.counts[:0] = batch.counts
-            self.pending.held[:0] = batch.held
-        for change, (queue, boundary) in zip(batch.changes, batch.taken, strict=True):
-            if not queue.deleted:
-                queue.put_back(change, boundary)
-        batch.queues.update(self.pending.queues)
-        self.pending.queues = batch.queues
-        batch.bindings.update(self.bindings.changes)
-        self.bindings.changes = batch.bindings
-        self.pending.once[:0] = batch.once
-        self.pending.errors[:0] = batch.errors
-        del self.pending.errors[self.settings.errors_kept_max :]
-
     def committed(self, batch: Batch) -> None:
         """This batch is on disk: let its confirms go."""
         self.turns.begin()
-        self.confirmed += batch.confirmed
-        for connection, ids in batch.confirms:
+        waiters = batch.waiters
+        self.confirmed += waiters.confirmed
+        for connection, ids in waiters.confirms:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 self.write(connection, replies.confirms(ids))
-        for connection, request_id, amount in batch.counts:
+        for connection, request_id, amount in waiters.counts:
             connection.unconfirmed -= 1
             if not connection.closed:
                 self.write(connection, replies.ok(request_id, b"%d" % amount))
-        for consumer in batch.held:
+        for consumer in waiters.held:
             consumer.held = False
             if not consumer.deleted:
                 self.wake(consumer)
-        if self.memory_is_short and batch.changes:
+        if self.memory_is_short and batch.taken:
             self.turns.add(self._spill(batch))
 
     def _spill(self, batch: Batch) -> Work[None]:
-        for change, (queue, _) in zip(batch.changes, batch.taken, strict=True):
+        for change, (queue, _) in zip(batch.entry.changes, batch.taken, strict=True):
             if not queue.deleted:
                 yield from queue.spill(change.next_seq)
                 yield GOES_ON
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:
-        """This batch could not be written: what waits for it gets errors instead, and consumers
+        """This batch could not be written: who waits for it gets errors instead, and consumers
         that waited for their confirm end."""
-        counted = [(connection, [request_id]) for connection, request_id, _ in batch.counts]
-        for connection, ids in batch.confirms + counted:
+        waiters, batch.waiters = batch.waiters, Waiters()
+        counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
+        for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
                 self._error(connection, request_id, b"", str(failure))
-        for consumer in batch.held:
+        for consumer in waiters.held:
             if not consumer.deleted:
                 self.end_consumers([consumer])
-        batch.confirms, batch.counts, batch.held, batch.confirmed = [], [], [], 0
 
     # -- recovery
 
-    def restore_queue(self, queue_id: int, name: bytes, rule: DeleteRule | None) -> Queue:
+    def restore_queue(self, queue_id: int, name: bytes, policy: Policy) -> Queue:
         """A queue that the journal knows; bindings are restored before."""
         queue = self._new_queue(queue_id, name)
         finish(self.bindings.queue_made(queue))
-        queue.rule = rule
+        queue.policy = policy
         return queue
 
     def restore_bindings(self, name: bytes, events: list[bytes]) -> None:
@@ -1315,5 +1218,6 @@ class Broker:
         """After recovery every delay starts anew. A rule without delay waits until a consumer has
         come and gone: a boot deletes nothing that merely waits for its consumers."""
         for queue in list(self.queues.values()):
-            if queue.rule is not None and queue.rule.delay_s is not None:
+            rule = queue.policy.delete_when_unused
+            if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from mqks.broker.changes import QueueChange, Run
 from mqks.broker.consumer import Consumer, Delivery
+from mqks.broker.pending import Mark, QueueChange, Run
+from mqks.broker.policy import DEFAULT, Policy
 from mqks.broker.ranges import Range, below, compress, subtract, union
 from mqks.broker.turns import GOES_ON, Work, emptied
 from mqks.errors import MqksError
@@ -26,7 +27,7 @@ from mqks.limits import (
     TAKERS_MAX,
 )
 from mqks.protocol import replies
-from mqks.protocol.requests import DeleteRule, shown
+from mqks.protocol.requests import shown
 
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
@@ -53,6 +54,7 @@ class Queue:
         "head_bytes",
         "id",
         "marks",
+        "moved",
         "name",
         "nearly_full",
         "next_seq",
@@ -61,14 +63,13 @@ class Queue:
         "pending",
         "pending_first",
         "pending_runs",
+        "policy",
         "redo",
         "redo_bytes",
         "redo_paged",
-        "requeued",
         "retries",
         "returning",
         "ring",
-        "rule",
         "tail",
         "tail_bytes",
         "told_at",
@@ -79,7 +80,7 @@ class Queue:
         self.broker = broker
         self.id = queue_id
         self.name = name
-        self.rule: DeleteRule | None = None
+        self.policy: Policy = DEFAULT
         self.deadline: float | None = None
         self.deleted = False
         self.full = False
@@ -124,9 +125,9 @@ class Queue:
         self.pending_runs: list[Run] = []
         self.acked: list[int] = []
         self.acked_ranges: list[Range] = []
-        self.requeued: list[Range] = []
+        self.moved: list[Range] = []
         """Rejected numbers, whose messages are pending under new ones."""
-        self.marks: dict[int, int] = {}
+        self.marks: dict[int, Mark] = {}
         self.cursor_moved = False
 
     # -- what there is
@@ -204,11 +205,11 @@ class Queue:
         for number, line in deliveries:
             self.broker.rejected += 1
             retry = self.retries.pop(number, 0) + 1
-            self.requeued.append((number, 1))
+            self.moved.append((number, 1))
             first = self.next_seq
             self.next_seq = first + 1
             self.retries[first] = retry
-            self._mark(first, 2 * retry)
+            self._mark(first, Mark(retry))
             self._append(first, [line])
         self.deliver()
 
@@ -216,7 +217,7 @@ class Queue:
         """Returned because its consumer is gone: to the place it had, with one more retry."""
         for number, line in deliveries:
             retry = self.retries[number] = self.retries.get(number, 0) + 1
-            self._mark(number, 2 * retry)
+            self._mark(number, Mark(retry))
             self._keep_returned(number, line)
 
     def _keep_returned(self, number: int, line: bytes) -> None:
@@ -385,7 +386,7 @@ class Queue:
             told.append(replies.with_retry(line, retry))
             self.broker.redelivered += 1
             if manual_ack:
-                self._mark(number, 2 * retry + 1)
+                self._mark(number, Mark(retry, True))
         return told
 
     def settle(self, deliveries: Sequence[Delivery]) -> None:
@@ -406,7 +407,7 @@ class Queue:
             self.acked_ranges.append((numbers.start, len(numbers)))
         else:
             self.acked.extend(numbers)
-        self.broker.pending_records += len(numbers)
+        self.broker.pending.records += len(numbers)
         self._touch()
 
     def trim(self, end: int) -> Work[int]:
@@ -467,7 +468,7 @@ class Queue:
     def _touch(self) -> None:
         if not self.dirty:
             self.dirty = True
-            self.broker.dirty.append(self)
+            self.broker.pending.dirty.append(self)
 
     def _remember(self, first: int, lines: list[bytes]) -> None:
         """These messages must last."""
@@ -479,57 +480,44 @@ class Queue:
         else:
             self.pending_first = first
             self.pending = lines.copy()
-        self.broker.pending_records += len(lines)
+        self.broker.pending.records += len(lines)
         self._touch()
 
-    def _mark(self, number: int, mark: int) -> None:
+    def _mark(self, number: int, mark: Mark) -> None:
         self.marks[number] = mark
-        self.broker.pending_records += 1
+        self.broker.pending.records += 1
         self._touch()
 
-    def take_change(self, *, settled_only: bool = False) -> QueueChange | None:
-        """Take what is pending. What was published and settled within the batch leaves no trace.
-
-        `settled_only` leaves the messages pending, and tells only of what is on disk already.
-        """
+    def take_change(self) -> QueueChange | None:
+        """Take what is pending. What was published and settled within the batch leaves no trace."""
         runs, boundary, marks = self.pending_runs, self.boundary, self.marks
         acks = union([*self.acked_ranges, *compress(self.acked)])
-        requeued = union(self.requeued)
+        moved = union(self.moved)
         if self.pending:
             runs.append(Run(self.pending_first, self.pending))
-        gone = union([*acks, *requeued]) if requeued else acks
+        gone = union([*acks, *moved]) if moved else acks
         if gone and gone[-1][0] + gone[-1][1] > boundary:
             runs = [
                 Run(start, run.lines[start - run.first : start - run.first + count])
                 for run in runs
                 for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
-            acks, requeued = below(acks, boundary), below(requeued, boundary)
-        moved = self.cursor_moved
+            acks, moved = below(acks, boundary), below(moved, boundary)
+        cursor_moved = self.cursor_moved
         self.dirty = self.cursor_moved = False
-        self.acked, self.acked_ranges, self.requeued = [], [], []
+        self.acked, self.acked_ranges, self.moved = [], [], []
         self.pending, self.pending_runs, self.marks = [], [], {}
-        next_seq, cursor = self.next_seq, self.cursor
-        if settled_only:
-            self.pending_runs, runs = runs, []
-            self.requeued, requeued = requeued, []
-            self.marks = {number: mark for number, mark in marks.items() if number >= boundary}
-            marks = {number: mark for number, mark in marks.items() if number < boundary}
-            next_seq, cursor = boundary, min(boundary, cursor)
-            if self.pending_runs or self.requeued:
-                self._touch()
-        else:
-            self.boundary = next_seq
-        if not (runs or acks or requeued or marks or moved):
+        self.boundary = self.next_seq
+        if not (runs or acks or moved or marks or cursor_moved):
             return None
-        return QueueChange(self.id, next_seq, cursor, runs, acks, requeued, marks)
+        return QueueChange(self.id, self.next_seq, self.cursor, runs, acks, moved, marks)
 
     def put_back(self, change: QueueChange, boundary: int) -> None:
         """A change could not be written: it is pending again; `boundary` as it was before."""
         self.boundary = min(self.boundary, boundary)
         self.pending_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
-        self.requeued.extend(change.requeued)
+        self.moved.extend(change.moved)
         self.marks = change.marks | self.marks
         self.tell_cursor()
 
@@ -539,25 +527,25 @@ class Queue:
         self,
         next_seq: int,
         cursor: int,
-        returned: Iterable[tuple[int, int]],
-        waiting: Mapping[int, int],
+        returned: Iterable[tuple[int, Mark]],
+        waiting: Mapping[int, Mark],
     ) -> None:
-        """Begin with what the journal knows: everything is on disk, and `waiting` tells the retry
-        of those from the cursor on that were rejected.
+        """Begin with what the journal knows: everything is on disk, and `waiting` are the marks
+        of those from the cursor on.
 
-        `returned` are the living messages below the cursor, each with its mark: 2 x retry when it
-        waited in the queue, odd when a consumer held it at the crash, which counts as rejected.
+        `returned` are the living messages below the cursor, each with its mark; what a consumer
+        held at the crash counts as rejected.
         """
         self.next_seq = self.boundary = next_seq
         self.cursor = cursor
         self.paged = next_seq - cursor
-        self.retries.update(waiting)
+        self.retries.update((number, mark.retry) for number, mark in waiting.items())
         for number, mark in returned:
-            retry = (mark + 1) // 2
+            retry = mark.retry + mark.redelivered
             if retry:
                 self.retries[number] = retry
-            if mark % 2:
-                self._mark(number, 2 * retry)
+            if mark.redelivered:
+                self._mark(number, Mark(retry))
             self.redo_paged.append(number)
         heapq.heapify(self.redo_paged)
         self._look_at_limit()
@@ -688,7 +676,7 @@ class Queue:
         """Forget every message, also those that consumers hold, and the rule; at once, but for
         the memory, which goes in turns."""
         self.deleted = True
-        self.rule = None
+        self.policy = DEFAULT
         self.broker.full_queues.pop(self, None)
         self.broker.memory_bytes -= self.memory_bytes
         self.head_bytes = self.tail_bytes = self.redo_bytes = self.paged = 0
@@ -696,13 +684,13 @@ class Queue:
             emptied(items)
             for items in (
                 *(self.head, self.tail, self.redo, self.redo_paged, self.retries, self.marks),
-                *(self.pending, self.pending_runs, self.acked, self.acked_ranges, self.requeued),
+                *(self.pending, self.pending_runs, self.acked, self.acked_ranges, self.moved),
             )
         ]
         self.head, self.tail, self.redo, self.redo_paged = deque(), deque(), [], []
         self.retries, self.marks = {}, {}
         self.pending, self.pending_runs, self.acked, self.acked_ranges = [], [], [], []
-        self.requeued = []
+        self.moved = []
         self.ring.clear()
         for consumer in self.consumers:
             consumer.in_ring = False

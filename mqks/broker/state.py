@@ -123,9 +123,9 @@ class State:
         """Queue with a delete rule → its delay in seconds, None where there is none."""
         self._pay(len(self._broker.queues) // 4)
         return {
-            _text(name): queue.rule.delay_s
+            _text(name): rule.delay_s
             for name, queue in self._broker.queues.items()
-            if queue.rule is not None
+            if (rule := queue.policy.delete_when_unused) is not None
         }
 
     @property

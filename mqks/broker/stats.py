@@ -70,13 +70,14 @@ def queues(broker: Broker, after: bytes, limit: int) -> Rows:
 
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
+    rule = queue.policy.delete_when_unused
     return {
         "name": _text(queue.name),
         "ready": queue.ready,
         "unacked": queue.unacked,
         "consumers": len(queue.consumers),
         "bindings": len(broker.bindings.by_name.get(queue.name, ())),
-        "rule": None if queue.rule is None else {"delay_s": queue.rule.delay_s},
+        "rule": None if rule is None else {"delay_s": rule.delay_s},
         "next_seq": queue.next_seq,
         "oldest_age_s": queue.oldest_age_s,
         "memory_bytes": queue.memory_bytes,

@@ -28,7 +28,11 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     journal = await Journal.open(settings, report)
     try:
         broker = Broker(
-            settings, clock=time.monotonic, new_error_id=lambda: ("", 0), on_error=lambda _: False
+            settings,
+            clock=time.monotonic,
+            now_us=lambda: 0,
+            new_error_id=lambda: ("", 0),
+            on_error=lambda _: False,
         )
         await Recovery(journal, broker, report).run(salvage=False)
         await journal.compact_fully()

@@ -17,7 +17,7 @@ import aiosqlite
 import anyio
 from anyio.to_thread import run_sync
 
-from mqks.broker.changes import Batch, Run
+from mqks.broker.pending import Entry, Run
 from mqks.broker.ranges import subtract, union
 from mqks.durable import write_again
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
@@ -356,42 +356,42 @@ class Journal:
             name = getattr(error, "sqlite_errorname", "")
             raise JournalFailed(f"the journal can't be written: {error} {name}") from error
 
-    async def write(self, batch: Batch) -> None:
-        """Write a batch in one commit. Returns when it is durable.
+    async def write(self, entry: Entry) -> None:
+        """Write an entry in one commit. Returns when it is durable.
 
-        Raises DiskFull when there is no room (nothing of it was written then; the same batch may
+        Raises DiskFull when there is no room (nothing of it was written then; the same entry may
         be tried again) and JournalFailed when the disk can't be trusted any more.
         """
-        if not batch.writes:
+        if not entry.writes:
             return
         start_s = time.monotonic()
-        self._check_floor(batch)
-        sections, row = self._segment(batch)
+        self._check_floor(entry)
+        sections, row = self._segment(entry)
         with self._whole():
-            if batch.has_metadata:
+            if entry.has_metadata:
                 inserts = [(INSERT_SEGMENT, row)] if sections else []
-                await run_sync(self.metadata.write, self.raw, batch, inserts)
+                await run_sync(self.metadata.write, self.raw, entry, inserts)
             else:
                 await self.db.execute(INSERT_SEGMENT, row)
-        self._written(batch, sections, row, start_s)
+        self._written(entry, sections, row, start_s)
 
-    def write_now(self, batch: Batch) -> None:
-        """The same for a small batch without metadata, on the caller's thread: for when waiting
+    def write_now(self, entry: Entry) -> None:
+        """The same for a small entry without metadata, on the caller's thread: for when waiting
         for another thread, twice, would take longer than the commit. Only while nothing else is
         under way on the writing connection."""
         start_s = time.monotonic()
-        self._check_floor(batch)
-        sections, row = self._segment(batch)
+        self._check_floor(entry)
+        sections, row = self._segment(entry)
         with self._failures():
             self.raw.execute(INSERT_SEGMENT, row)
-        self._written(batch, sections, row, start_s)
+        self._written(entry, sections, row, start_s)
 
-    def _check_floor(self, batch: Batch) -> None:
+    def _check_floor(self, entry: Entry) -> None:
         """Raise DiskFull for messages while the disk has less space than must stay free; 1 µs."""
         if (
             self._free_bytes_min
             and self._free_bytes() < self._free_bytes_min
-            and any(change.runs for change in batch.changes)
+            and any(change.runs for change in entry.changes)
         ):
             raise DiskFull(
                 f"less than {self._free_bytes_min} bytes are free on the disk of {self.path}"
@@ -403,19 +403,18 @@ class Journal:
         except OSError as error:
             raise JournalFailed(f"the disk of {self.path} can't be looked at: {error}") from error
 
-    def _segment(self, batch: Batch) -> tuple[list[Section], tuple[int, int, bytes]]:
-        """What a batch says, and the row that says it."""
-        time_us = time.time_ns() // 1000
+    def _segment(self, entry: Entry) -> tuple[list[Section], tuple[int, int, bytes]]:
+        """What an entry says, and the row that says it."""
         sections = [
             Section(
                 change.queue_id,
                 change.next_seq,
                 change.cursor,
-                [Lines(run.first, time_us, run.lines) for run in change.runs],
-                change.acks + change.requeued,
+                [Lines(run.first, entry.time_us, run.lines) for run in change.runs],
+                change.acks + change.moved,
                 list(change.marks.items()),
             )
-            for change in batch.changes
+            for change in entry.changes
         ]
         return sections, self._row(sections)
 
@@ -425,14 +424,14 @@ class Journal:
         return self.next_segment, checksum(self.next_segment, body), body
 
     def _written(
-        self, batch: Batch, sections: list[Section], row: tuple[int, int, bytes], start_s: float
+        self, entry: Entry, sections: list[Section], row: tuple[int, int, bytes], start_s: float
     ) -> None:
-        self.batch_records.observe(batch.records)
+        self.batch_records.observe(entry.records)
         self.commit_seconds.observe(time.monotonic() - start_s)
         segment_id, _, body = row
         self._wal_pages += len(body) / PAGE_SIZE + SMALL_COMMIT_PAGES
-        self._wal_pages += len(batch.queues) + len(batch.errors)
-        for queue_id, state in batch.queues.items():
+        self._wal_pages += len(entry.queues) + len(entry.errors)
+        for queue_id, state in entry.queues.items():
             if state is None:
                 self.index.forget_queue(queue_id)
         if not sections:

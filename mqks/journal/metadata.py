@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from mqks.broker.changes import Batch, ErrorRecord, QueueState
+from mqks.broker.pending import Entry, ErrorRecord, QueueState
 from mqks.errors import JournalFailed
 from mqks.journal.once import OnceRow, OnceRows
 from mqks.journal.tables import CHECKSUMS_SINCE, QueueRow, Row, Rows, Tally, row_crc, segment_crcs
@@ -56,31 +56,31 @@ class Metadata:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
         self.once.next = self.tallies["once"].next
 
-    # -- a batch
+    # -- an entry
 
     def write(
-        self, db: sqlite3.Connection, batch: Batch, inserts: Sequence[tuple[str, Row]]
+        self, db: sqlite3.Connection, entry: Entry, inserts: Sequence[tuple[str, Row]]
     ) -> None:
-        """One transaction with all of the batch that is not in segments, and these `inserts`."""
+        """One transaction with all of the entry that is not in segments, and these `inserts`."""
         tallies: dict[str, Tally] = {}
         rows: list[QueueRow] = []
         once: OnceRow | None = None
         with transaction(db):
-            if batch.queues:
-                rows, tallies["queue"] = self._put_queues(db, batch.queues)
-            if batch.bindings:
-                tallies["binding"] = self._put_bindings(db, batch.bindings)
-            if batch.once:
-                once, tallies["once"] = self._put_once(db, batch.once)
-            if batch.errors:
-                self._put_errors(db, batch.errors)
+            if entry.queues:
+                rows, tallies["queue"] = self._put_queues(db, entry.queues)
+            if entry.bindings:
+                tallies["binding"] = self._put_bindings(db, entry.bindings)
+            if entry.once:
+                once, tallies["once"] = self._put_once(db, entry.once)
+            if entry.errors:
+                self._put_errors(db, entry.errors)
             db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
             for sql, row in inserts:
                 db.execute(sql, row)
         self.tallies |= tallies
         if once:
             self.once.written(once)
-        for queue_id in batch.queues:
+        for queue_id in entry.queues:
             self.queues.pop(queue_id, None)
         self.queues |= {row.id: row for row in rows}
 
@@ -230,8 +230,9 @@ def become_another(db: sqlite3.Connection, epoch: str) -> None:
 
 
 def _queue_row(old: QueueRow | None, queue_id: int, state: QueueState) -> QueueRow:
-    delay_s = None if state.rule is None else state.rule.delay_s
+    rule = state.policy.delete_when_unused
+    delay_s = None if rule is None else rule.delay_s
     # As SQLite gives it back: no negative zero.
     delay_s = None if delay_s is None else float(delay_s) + 0.0
     next_seq, cursor = (old.next_seq, old.cursor) if old else (1, 1)
-    return QueueRow(queue_id, state.name, int(state.rule is not None), delay_s, next_seq, cursor)
+    return QueueRow(queue_id, state.name, int(rule is not None), delay_s, next_seq, cursor)

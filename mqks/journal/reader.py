@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from mqks.broker.pending import Mark
 from mqks.broker.ranges import below
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal import wal
@@ -443,7 +444,9 @@ class DatabaseFile:
                 Queue(
                     name,
                     queue_id,
-                    rows.queues[queue_id].rule if queue_id in rows.queues else None,
+                    rows.queues[queue_id].policy.delete_when_unused
+                    if queue_id in rows.queues
+                    else None,
                     index.next_seq,
                     index.cursor,
                     ready,
@@ -537,7 +540,7 @@ def _is_credible(run: StoredRun, body: bytes) -> bool:
     return len(lines) == run.total and all(b" event=" in line for line in lines)
 
 
-def _counts(queue: QueueIndex, marks: dict[int, int]) -> tuple[int, int, int]:
+def _counts(queue: QueueIndex, marks: dict[int, Mark]) -> tuple[int, int, int]:
     """How many are ready, how many unacked, and their bytes."""
     alive, size = 0, 0
     delivered = []
@@ -554,16 +557,17 @@ def _counts(queue: QueueIndex, marks: dict[int, int]) -> tuple[int, int, int]:
         place = bisect_right(firsts, number) - 1
         return place >= 0 and number < sum(delivered[place])
 
-    waiting = sum(not mark % 2 and is_delivered(number) for number, mark in marks.items())
+    waiting = sum(not mark.redelivered and is_delivered(number) for number, mark in marks.items())
     unacked = sum(count for _, count in delivered) - waiting
     return alive - unacked, unacked, size
 
 
-def _oldest_us(queue: QueueIndex, marks: dict[int, int]) -> int | None:
+def _oldest_us(queue: QueueIndex, marks: dict[int, Mark]) -> int | None:
+    held = Mark(redelivered=True)
     for span in queue.spans:
         for first, count in span.living():
             for number in range(first, first + count):
-                if number >= queue.cursor or not marks.get(number, 1) % 2:
+                if number >= queue.cursor or not marks.get(number, held).redelivered:
                     return span.time_us
     return None
 
@@ -585,14 +589,14 @@ def _message(
     time_us: int,
     line: bytes,
     queue: QueueIndex,
-    marks: dict[int, int],
+    marks: dict[int, Mark],
     doubtful: bool,
 ) -> Message:
     message_id, _, rest = line.partition(b" event=")
     event, _, data = rest.partition(b" ")
     delivered = number < queue.cursor
-    mark = marks.get(number, 1 if delivered else 0)
-    retry = (mark + 1) // 2
+    mark = marks.get(number, Mark(redelivered=delivered))
+    retry = mark.retry + mark.redelivered
     return Message(
-        number, time_us, message_id, event, data, retry, delivered and mark % 2 == 1, doubtful
+        number, time_us, message_id, event, data, retry, delivered and mark.redelivered, doubtful
     )

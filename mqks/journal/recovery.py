@@ -13,7 +13,7 @@ from operator import itemgetter
 from anyio.to_thread import run_sync
 
 from mqks.broker.broker import Broker
-from mqks.broker.changes import ErrorRecord
+from mqks.broker.pending import ErrorRecord, Mark
 from mqks.broker.queue import Queue
 from mqks.errors import JournalDamaged, JournalFailed
 from mqks.journal.index import QueueIndex
@@ -163,7 +163,7 @@ class Recovery:
         for _, _, ids in rows.once:
             broker.once.restore(ids.split(b"\n"))
         queues = [
-            (row.id, broker.restore_queue(row.id, row.name, row.rule))
+            (row.id, broker.restore_queue(row.id, row.name, row.policy))
             for row in rows.queues.values()
         ]
         # A deleted queue's id is never used again.
@@ -172,19 +172,21 @@ class Recovery:
             marks = survey.marks.get(queue_id, {})
             self._messages(queue_id, queue, marks, whole=queue_id not in gaps)
 
-    def _messages(self, queue_id: int, queue: Queue, marks: dict[int, int], *, whole: bool) -> None:
+    def _messages(
+        self, queue_id: int, queue: Queue, marks: dict[int, Mark], *, whole: bool
+    ) -> None:
         """Everything stays on disk until a consumer comes; what was delivered and is alive goes
         back. A queue with gaps has no stretch to page: all of it goes back."""
         index = self._index.queues[queue_id]
         cursor = index.cursor if whole else index.next_seq
         # Below the cursor without a mark: delivered once, held at the crash.
         returned = (
-            (number, marks.get(number, 1 if number < index.cursor else 0))
+            (number, marks.get(number, Mark(redelivered=number < index.cursor)))
             for span in index.overlapping(0, cursor)
             for first, count in span.living()
             for number in range(first, min(first + count, cursor))
         )
-        waiting = {number: mark // 2 for number, mark in marks.items() if number >= cursor}
+        waiting = {number: mark for number, mark in marks.items() if number >= cursor}
         queue.restore(index.next_seq, cursor, returned, waiting)
         if not whole:
             queue.tell_cursor()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from mqks.broker.pending import Mark
 from mqks.broker.ranges import Range
 from mqks.errors import MqksError
 
@@ -21,6 +22,7 @@ SECTION: Final = struct.Struct("<QQQIII")
 RUN: Final = struct.Struct("<QIQQQ")
 """First number, count, time of arrival in microseconds, offset and length of the text."""
 MARK: Final = struct.Struct("<QI")
+"""Number, twice its retry; one more when it was redelivered."""
 
 
 class SegmentDamaged(MqksError):
@@ -46,7 +48,7 @@ class StoredSection(NamedTuple):
     cursor: int
     runs: list[StoredRun]
     acks: list[Range]
-    marks: list[tuple[int, int]]
+    marks: list[tuple[int, Mark]]
 
 
 class Lines(NamedTuple):
@@ -65,7 +67,7 @@ class Section(NamedTuple):
     cursor: int
     runs: list[Lines]
     acks: list[Range]
-    marks: list[tuple[int, int]]
+    marks: list[tuple[int, Mark]]
 
 
 def encode(sections: Sequence[Section]) -> bytes:
@@ -100,7 +102,9 @@ def encode(sections: Sequence[Section]) -> bytes:
             pieces.append(RUN.pack(first, len(lines), time_us, offset, length))
         if acks:
             pieces.append(struct.pack(f"<{2 * len(acks)}Q", *chain.from_iterable(acks)))
-        pieces.extend(MARK.pack(number, mark) for number, mark in marks)
+        pieces.extend(
+            MARK.pack(number, 2 * retry + redelivered) for number, (retry, redelivered) in marks
+        )
     return b"".join(pieces + texts)
 
 
@@ -137,9 +141,7 @@ def _decode(body: bytes) -> list[StoredSection]:
         position += runs * RUN.size
         numbers = struct.unpack_from(f"<{2 * acks}Q", body, position)
         position += 16 * acks
-        stored_marks = [
-            MARK.unpack_from(body, position + index * MARK.size) for index in range(marks)
-        ]
+        stored_marks = [_mark(body, position + index * MARK.size) for index in range(marks)]
         position += marks * MARK.size
         sections.append(
             (
@@ -166,3 +168,8 @@ def _decode(body: bytes) -> list[StoredSection]:
         )
         for queue_id, next_seq, cursor, runs, acks, marks in sections
     ]
+
+
+def _mark(body: bytes, position: int) -> tuple[int, Mark]:
+    number, stored = MARK.unpack_from(body, position)
+    return number, Mark(stored // 2, stored % 2 == 1)

@@ -6,6 +6,7 @@ a segment may settle what a later one holds.
 
 from collections.abc import Mapping
 
+from mqks.broker.pending import Mark
 from mqks.broker.ranges import Range, subtract, union
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode
@@ -28,7 +29,7 @@ class Survey:
         self.index = index
         self.revived: set[int] = set()
         self._queue_ids_end = queue_ids_end
-        self.marks: dict[int, dict[int, int]] = {}
+        self.marks: dict[int, dict[int, Mark]] = {}
         """Queue id → number → its highest mark."""
         self._said: list[tuple[Segment, list[StoredSection]]] = []
 
@@ -58,7 +59,7 @@ class Survey:
                 for number, mark in section.marks:
                     self.index.mark(segment, queue, number)
                     known = self.marks.setdefault(section.queue_id, {})
-                    known[number] = max(mark, known.get(number, 0))
+                    known[number] = max(mark, known.get(number, mark))
         for segment, _ in self._said:
             self.index.look_at(segment)
         self._said.clear()

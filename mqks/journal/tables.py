@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
-from mqks.broker.changes import ErrorRecord
+from mqks.broker.pending import ErrorRecord
+from mqks.broker.policy import Policy
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import DeleteRule
 
@@ -52,8 +53,8 @@ class QueueRow(NamedTuple):
     cursor: int
 
     @property
-    def rule(self) -> DeleteRule | None:
-        return DeleteRule(self.delete_delay_s) if self.delete_when_unused else None
+    def policy(self) -> Policy:
+        return Policy(DeleteRule(self.delete_delay_s) if self.delete_when_unused else None)
 
     @property
     def crc(self) -> int:

@@ -5,8 +5,9 @@ and when the clock was set back.
 """
 
 import secrets
-import time
 from contextlib import suppress
+
+from mqks.server.clock import now_us
 
 
 class ErrorIds:
@@ -20,6 +21,6 @@ class ErrorIds:
 
     def __call__(self) -> tuple[str, int]:
         """Return a new id and the time in microseconds since 1970."""
-        time_us = time.time_ns() // 1000
+        time_us = now_us()
         self._last_us = max(time_us, self._last_us + 1)
         return f"{self._last_us:014x}{secrets.randbits(40):010x}", time_us

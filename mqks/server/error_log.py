@@ -5,7 +5,7 @@ The one rule: what is left out is counted, and the count is told.
 
 import asyncio
 
-from mqks.broker.changes import ErrorRecord
+from mqks.broker.pending import ErrorRecord
 from mqks.limits import ERRORS_PER_SECOND_MAX
 from mqks.server import log
 

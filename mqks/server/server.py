@@ -37,6 +37,7 @@ from mqks.journal.recovery import Recovery
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
+from mqks.server.clock import now_us
 from mqks.server.door import Door
 from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
@@ -178,21 +179,21 @@ class Server:
     def receive(self, client: Client, data: bytes) -> None:
         """A chunk has come: handle all of it, now."""
         broker, connection = self._broker, client.connection
-        queued, pending = broker.queued, broker.pending_records
-        unconfirmed, changes = connection.unconfirmed, broker.pending_changes
+        queued, pending = broker.queued, broker.pending.records
+        unconfirmed, changes = connection.unconfirmed, broker.pending.changes
         broker.receive(connection, data)
         if client.stranger or connection.awaits_login:
             self._look_at_auth(client)
         size = len(data)
         self._turn_bytes += size
-        if broker.queued != queued and broker.pending_records > pending:
+        if broker.queued != queued and broker.pending.records > pending:
             self._pending_bytes += size
             if (
-                broker.pending_records > self.settings.batch_records_max
+                broker.pending.records > self.settings.batch_records_max
                 or self._pending_bytes > self.settings.batch_bytes_max
             ):
                 self._hold_for_journal(client)
-        elif connection.unconfirmed > unconfirmed or broker.pending_changes > changes:
+        elif connection.unconfirmed > unconfirmed or broker.pending.changes > changes:
             # What is confirmed, queues and bindings wait for the same commit. They have a bound of
             # their own: an ack never waits because of publishers.
             self._awaited_bytes += size
@@ -535,7 +536,7 @@ class Server:
             await self._finish_all()
             self._writer.stop()
             # What finds no room on a full disk stays pending, and is not waited for.
-            while self._writer.busy or (self._broker.has_pending and not self._writer.disk_full):
+            while self._writer.busy or (self._broker.pending and not self._writer.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
             while self._broker.touched or any(
@@ -635,6 +636,7 @@ async def serve(
             settings,
             # Not the loop's: uvloop's stands still within a turn, and rules would be met too soon.
             clock=time.monotonic,
+            now_us=now_us,
             new_error_id=error_ids,
             on_error=errors,
         )

@@ -11,7 +11,7 @@ from time import monotonic
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.changes import Batch
+from mqks.broker.pending import Batch
 from mqks.errors import DiskFull, MqksError, Unwritable
 from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
@@ -73,20 +73,20 @@ class Writer:
         the disk turns out to be slow, that is left to the task for a while.
         """
         broker = self._broker
-        if not broker.has_pending:
+        if not broker.pending:
             return
         if self.disk_full:
             # The messages that can't be written are no news.
-            if broker.pending.awaited:
+            if broker.pending.waiters:
                 self._wake.set()
         elif self._busy or self._failure or self._journal.gone:
             self._wake.set()
-        elif not broker.has_changes:
-            self._committed(broker.take_batch())
+        elif not broker.pending.has_changes:
+            self._committed(broker.pending.take())
         elif (
             alone
-            and broker.pending_records <= AT_ONCE_RECORDS_MAX
-            and not broker.has_metadata
+            and broker.pending.records <= AT_ONCE_RECORDS_MAX
+            and not broker.pending.has_metadata
             and monotonic() >= self._at_once_from_s
         ):
             self._commit_at_once()
@@ -94,14 +94,14 @@ class Writer:
             self._wake.set()
 
     def _commit_at_once(self) -> None:
-        batch = self._broker.take_batch()
+        batch = self._broker.pending.take()
         start_s = monotonic()
-        if batch.writes:
+        if batch.entry.writes:
             try:
-                self._journal.write_now(batch)
+                self._journal.write_now(batch.entry)
             except DiskFull:
                 # The task meets the same, and knows what to do.
-                self._broker.put_back(batch, waiting=True)
+                self._broker.pending.put_back(batch)
                 self._wake.set()
                 return
             except MqksError as failure:
@@ -124,7 +124,7 @@ class Writer:
             self._broker.failed(batch, Unwritable(self._journal.gone))
         self._broker.committed(batch)
         self._release()
-        if self._broker.has_pending:
+        if self._broker.pending:
             # Confirms let consumers go, and what they were given must last, too.
             self._wake.set()
 
@@ -135,7 +135,7 @@ class Writer:
 
     def progress(self) -> int | None:
         """Changes with each step of the journal that ends; None while there is nothing to do."""
-        return self._steps if self._busy or self._broker.has_pending else None
+        return self._steps if self._busy or self._broker.pending else None
 
     def _stepped(self) -> None:
         self._steps += 1
@@ -153,12 +153,12 @@ class Writer:
 
     async def run(self) -> None:
         """Raises JournalFailed when the disk can't be trusted any more."""
-        while not self._stopping or self._broker.has_pending:
+        while not self._stopping or self._broker.pending:
             self._wake.clear()
             self._busy, self._step_s = True, monotonic()
-            while self._broker.has_pending:
+            while self._broker.pending:
                 self.check()
-                await self._commit(self._broker.take_batch())
+                await self._commit(self._broker.pending.take())
                 if self._journal.overdue:
                     await self._tidy(idle=False)
                 if self._stopping and self.disk_full:
@@ -167,7 +167,7 @@ class Writer:
             if self._journal.overdue:
                 await self._tidy(idle=False)
             self._busy = False
-            if not self._stopping and not self._broker.has_pending:
+            if not self._stopping and not self._broker.pending:
                 await self._rest()
             self.check()
 
@@ -204,7 +204,7 @@ class Writer:
                 while not self._wake.is_set() and await self._tidy(idle=True):
                     pass
                 self._busy = False
-        if not self._broker.has_pending:
+        if not self._broker.pending:
             await self._wake.wait()
 
     async def _tidy(self, *, idle: bool) -> bool:
@@ -219,11 +219,11 @@ class Writer:
     async def _commit(self, batch: Batch) -> None:
         self._untidy = True
         try:
-            await self._journal.write(batch)
+            await self._journal.write(batch.entry)
         except DiskFull as failure:
             await self._give_up_reserves()
             try:
-                await self._journal.write(batch)
+                await self._journal.write(batch.entry)
             except DiskFull:
                 await self._disk_full(failure, batch)
                 return
@@ -236,23 +236,23 @@ class Writer:
     async def _disk_full(self, failure: DiskFull, *unwritten: Batch) -> None:
         """Publishes are refused from here on. Acks are written as far as they can be, and what
         they settle is let go, until there is room again for what waits and for the ballast."""
-        broker = self._broker
+        broker, pending = self._broker, self._broker.pending
         log.error("disk_full", reason=failure)
         self._set_disk_full(True)
         await self._give_up_reserves()
         # What was accepted before, with all who wait for it. What came last goes first, as what
         # is put back stands before what is pending.
-        if unwritten or not await self._try_to_write():
-            for batch in (broker.take_batch(whole=True), *unwritten):
+        if unwritten or not await self._try_to_write(pending.take()):
+            for batch in (broker.pending.take(whole=True), *unwritten):
                 broker.failed(batch, failure)
-                broker.put_back(batch)
+                broker.pending.put_back(batch)
         self._release()
         self._flush()
         while not self._stopping:
             self._stepped()
-            await self._try_to_write(settled_only=True)
+            await self._try_to_write(pending.take_settled())
             await self._let_go()
-            if await self._try_to_write() and await self._has_room():
+            if await self._try_to_write(pending.take()) and await self._has_room():
                 break
             self._wake.clear()
             with anyio.move_on_after(DISK_FULL_RETRY_S):
@@ -270,13 +270,12 @@ class Writer:
     def _tell_broker(self) -> None:
         self._broker.unwritable = self._journal.gone or ("disk full" if self.disk_full else "")
 
-    async def _try_to_write(self, *, settled_only: bool = False) -> bool:
-        """Write what is pending, or put it back with all who wait for it."""
-        batch = self._broker.take_batch(settled_only=settled_only)
+    async def _try_to_write(self, batch: Batch) -> bool:
+        """Write it, or put it back with all who wait for it."""
         try:
-            await self._journal.write(batch)
+            await self._journal.write(batch.entry)
         except DiskFull:
-            self._broker.put_back(batch, waiting=True)
+            self._broker.pending.put_back(batch)
             return False
         self._committed(batch)
         self._flush()

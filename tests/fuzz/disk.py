@@ -7,7 +7,7 @@ missing here, too.
 from itertools import groupby
 
 from mqks.broker.broker import Broker
-from mqks.broker.changes import Batch, QueueState, Run
+from mqks.broker.pending import Entry, Mark, QueueState, Run
 from mqks.limits import PAGE_BYTES
 
 
@@ -16,7 +16,7 @@ class QueueOnDisk:
         self.next_seq = 1
         self.cursor = 1
         self.lines: dict[int, bytes] = {}
-        self.marks: dict[int, int] = {}
+        self.marks: dict[int, Mark] = {}
 
 
 class Disk:
@@ -27,8 +27,8 @@ class Disk:
         self.once: list[bytes] = []
         self.next_queue_id = 1
 
-    def write(self, batch: Batch) -> None:
-        for queue_id, state in batch.queues.items():
+    def write(self, entry: Entry) -> None:
+        for queue_id, state in entry.queues.items():
             if state is None:
                 self.states.pop(queue_id, None)
                 self.queues.pop(queue_id, None)
@@ -36,10 +36,10 @@ class Disk:
                 self.states[queue_id] = state
                 self.queues.setdefault(queue_id, QueueOnDisk())
             self.next_queue_id = max(self.next_queue_id, queue_id + 1)
-        for name_and_event, bound in batch.bindings.items():
+        for name_and_event, bound in entry.bindings.items():
             (self.bindings.add if bound else self.bindings.discard)(name_and_event)
-        self.once += batch.once
-        for change in batch.changes:
+        self.once += entry.once
+        for change in entry.changes:
             queue = self.queues.get(change.queue_id)
             if queue is None:
                 continue
@@ -48,8 +48,8 @@ class Disk:
             for run in change.runs:
                 queue.lines.update(enumerate(run.lines, run.first))
             for number, mark in change.marks.items():
-                queue.marks[number] = max(mark, queue.marks.get(number, 0))
-            for first, count in (*change.acks, *change.requeued):
+                queue.marks[number] = max(mark, queue.marks.get(number, mark))
+            for first, count in (*change.acks, *change.moved):
                 for number in range(first, first + count):
                     queue.lines.pop(number, None)
                     queue.marks.pop(number, None)
@@ -78,14 +78,14 @@ class Disk:
             broker.restore_bindings(name, events)
         broker.once.restore(self.once)
         for queue_id, state in sorted(self.states.items()):
-            queue = broker.restore_queue(queue_id, state.name, state.rule)
+            queue = broker.restore_queue(queue_id, state.name, state.policy)
             known = self.queues[queue_id]
             returned = [
-                (number, known.marks.get(number, 1))
+                (number, known.marks.get(number, Mark(redelivered=True)))
                 for number in known.lines
                 if number < known.cursor
             ]
-            waiting = {n: mark // 2 for n, mark in known.marks.items() if n >= known.cursor}
+            waiting = {n: mark for n, mark in known.marks.items() if n >= known.cursor}
             queue.restore(known.next_seq, known.cursor, returned, waiting)
         broker.next_queue_id = max(broker.next_queue_id, self.next_queue_id)
         broker.start_timers()

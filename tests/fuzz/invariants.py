@@ -73,7 +73,7 @@ def _check_queue(queue: Queue) -> None:
         require(min(queue.retries.values()) > 0, f"{name!r}: a retry of 0")
     require(queue.boundary <= queue.next_seq, f"{name!r}: boundary")
     require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
-    require(queue.dirty == (queue in broker.dirty), f"{name!r}: dirty")
+    require(queue.dirty == (queue in broker.pending.dirty), f"{name!r}: dirty")
     require(queue.full == (queue in broker.full_queues), f"{name!r}: full")
     _check_deadline(queue)
     _check_turns(queue)
@@ -81,11 +81,14 @@ def _check_queue(queue: Queue) -> None:
 
 def _check_deadline(queue: Queue) -> None:
     if queue.deadline is None:
-        rule = queue.rule
+        rule = queue.policy.delete_when_unused
         due = rule is not None and rule.delay_s is not None and not queue.consumers
         require(not due, f"{queue.name!r}: unused, with a rule and no deadline")
     else:
-        require(queue.rule is not None, f"{queue.name!r}: a deadline without a rule")
+        require(
+            queue.policy.delete_when_unused is not None,
+            f"{queue.name!r}: a deadline without a rule",
+        )
         require(not queue.consumers, f"{queue.name!r}: a deadline while it is used")
         known = any(
             each[2] is queue and each[0] == queue.deadline for each in queue.broker._deadlines
@@ -163,7 +166,9 @@ def _check_sums(broker: Broker) -> None:
     require(broker.metadata.bytes == metadata, f"metadata {broker.metadata.bytes}, not {metadata}")
     require(broker.once._id_bytes == sum(map(len, broker.once._ids)), "bytes of ids")
     require(len(broker.once._known) == len(broker.once._ids) <= settings.once_ids_max, "once")
-    require(len(broker.pending.errors) <= settings.errors_kept_max, "errors wait without a bound")
+    require(
+        len(broker.pending.entry.errors) <= settings.errors_kept_max, "errors wait without a bound"
+    )
     for connection in broker.connections.values():
         most = settings.consumers_per_connection_max
         require(len(connection.consumers) <= most, "more consumers than a connection may have")
@@ -214,10 +219,11 @@ def _living(queue: Queue) -> dict[int, bytes | None]:
 
 def digest(broker: Broker) -> object:
     """All that a request may change; errors and what is told of them aside."""
+    waiters = broker.pending.waiters
     return (
         [_queue_digest(queue) for queue in _all_queues(broker)],
         {name: [*events] for name, events in broker.bindings.by_name.items()},
-        dict(broker.bindings.changes),
+        dict(broker.pending.entry.bindings),
         [_consumer_digest(each) for each in broker.consumers.values()],
         [each.id for each in broker.held_back],
         (broker.published, broker.queued, broker.unroutable, broker.confirmed, broker.delivered),
@@ -227,23 +233,23 @@ def digest(broker: Broker) -> object:
             broker.metadata.bytes,
             broker.unacked_bytes,
             broker.unwritable,
-            broker.pending_records,
+            broker.pending.records,
         ),
-        (len(broker.once), len(broker.pending.once), dict(broker.pending.queues)),
-        (len(broker.pending.confirms), len(broker.pending.counts), len(broker.pending.held)),
-        (len(broker.logins), len(broker.page_requests), len(broker.dirty)),
+        (len(broker.once), len(broker.pending.entry.once), dict(broker.pending.entry.queues)),
+        [len(each) for each in (waiters.confirms, waiters.counts, waiters.held)],
+        (len(broker.logins), len(broker.page_requests), len(broker.pending.dirty)),
         {each.id: (each.user, len(each.reads)) for each in broker.connections.values()},
     )
 
 
 def _queue_digest(queue: Queue) -> object:
     return (
-        (queue.name, queue.id, queue.rule, queue.deadline, queue.next_seq, queue.cursor),
+        (queue.name, queue.id, queue.policy, queue.deadline, queue.next_seq, queue.cursor),
         (len(queue.head), queue.paged, len(queue.tail), queue.memory_bytes, queue.paging),
         ([*queue.redo], [*queue.redo_paged], dict(queue.retries), dict(queue.marks)),
         ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
         (queue.pending_first, len(queue.pending), len(queue.pending_runs), [*queue.acked]),
-        ([*queue.acked_ranges], [*queue.requeued], queue.cursor_moved, queue.full),
+        ([*queue.acked_ranges], [*queue.moved], queue.cursor_moved, queue.full),
     )
 
 

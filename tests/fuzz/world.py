@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from mqks.broker import queue as queue_module
 from mqks.broker.broker import Broker
-from mqks.broker.changes import Batch, Run
+from mqks.broker.pending import Batch, Run
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
 from mqks.settings import Settings
@@ -95,6 +95,7 @@ class World(AbstractContextManager["World"]):
         self.broker = Broker(
             self._settings,
             clock=lambda: self._now_s,
+            now_us=lambda: 0,
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
             on_error=lambda record: True,
         )
@@ -127,7 +128,7 @@ class World(AbstractContextManager["World"]):
         """Raise Finding if an invariant does not hold."""
         self._looked_cpu_s = thread_time()
         check(self.broker)
-        if not self.broker.has_pending and self._in_flight is None:
+        if not self.broker.pending and self._in_flight is None:
             check_disk(self.broker, self.disk)
 
     def settle(self) -> None:
@@ -144,7 +145,7 @@ class World(AbstractContextManager["World"]):
         else:
             raise Finding("it never comes to rest")
         self.look()
-        require(not self.broker.has_pending, "pending, and nothing to wait for")
+        require(not self.broker.pending, "pending, and nothing to wait for")
         for peer in self.peers.values():
             require(peer.connection.unconfirmed == 0, "a confirm that never comes")
             peer.settle()
@@ -284,31 +285,31 @@ class World(AbstractContextManager["World"]):
         """What is under way has been written."""
         batch, self._in_flight = self._in_flight, None
         if batch is not None:
-            self.disk.write(batch)
+            self.disk.write(batch.entry)
             self._timed(self.broker.committed, batch)
 
     def _on_fail(self) -> None:
         """What is under way could not be written, and is tried again."""
         batch, self._in_flight = self._in_flight, None
         if batch is not None:
-            self._timed(lambda: self.broker.put_back(batch, waiting=True))
+            self._timed(lambda: self.broker.pending.put_back(batch))
 
     def _on_full(self) -> None:
         """It could not be written, as the disk is full."""
         broker, full = self.broker, DiskFull("the disk is full")
         if broker.unwritable:
             return
-        batches = [broker.take_batch(whole=True), *([self._in_flight] if self._in_flight else [])]
+        batches = [broker.pending.take(whole=True), *([self._in_flight] if self._in_flight else [])]
         self._in_flight = None
         broker.unwritable = str(full)
         for batch in batches:
             broker.failed(batch, full)
-            broker.put_back(batch)
+            broker.pending.put_back(batch)
 
     def _on_room(self) -> None:
         broker = self.broker
         if broker.unwritable:
-            self._commit(broker.take_batch(whole=True))
+            self._commit(broker.pending.take(whole=True))
             broker.unwritable = ""
 
     def _on_restart(self) -> None:
@@ -386,7 +387,7 @@ class World(AbstractContextManager["World"]):
     # -- the end of a turn
 
     def _commit(self, batch: Batch) -> None:
-        self.disk.write(batch)
+        self.disk.write(batch.entry)
         self.broker.committed(batch)
 
     def _flush(self) -> None:
@@ -413,17 +414,17 @@ class World(AbstractContextManager["World"]):
 
     def _write(self) -> None:
         broker = self.broker
-        if not broker.has_pending:
+        if not broker.pending:
             return
         if broker.unwritable:
-            if broker.pending.awaited:
-                self._commit(broker.take_batch(settled_only=True))
-                broker.put_back(broker.take_batch(whole=True), waiting=True)
+            if broker.pending.waiters:
+                self._commit(broker.pending.take_settled())
+                broker.pending.put_back(broker.pending.take(whole=True))
         elif not self._slow:
-            while broker.has_pending:
-                self._timed(self._commit, broker.take_batch())
+            while broker.pending:
+                self._timed(self._commit, broker.pending.take())
         elif self._in_flight is None:
-            self._in_flight = broker.take_batch()
+            self._in_flight = broker.pending.take()
 
     def _hand_over(self) -> None:
         broker = self.broker
