@@ -8,6 +8,8 @@ VENV ?= .venv
 DB ?= mqks.db
 # Tests run side by side in so many processes.
 JOBS ?= auto
+# They start Python often, and what it has compiled is kept for the next time.
+export PYTHONDONTWRITEBYTECODE =
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import mqks
 from mqks.settings import SETTINGS, Settings, load
 
 ROOT = Path(__file__).parents[1]
-MODULES = sorted((ROOT / "mqks").rglob("*.py"))
+PACKAGE = Path(mqks.__file__).parent
+"""Not of the checkout where an installed one is tested."""
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import of the others; itself always. `*` is everything.
 ARROWS = {
@@ -45,7 +48,7 @@ IO_CLOCK_AND_CHANCE = {
 
 
 def dotted(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 

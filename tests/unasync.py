@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLIENT = Path(__file__).parent.parent / "mqks" / "client"
+import mqks
+
+CLIENT = Path(mqks.__file__).parent / "client"
 SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "blocking.py"
 DOCSTRING = '''"""The blocking client, on threads. Any thread may call.
 
