@@ -11,7 +11,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
+from mqks.broker.intake import Intake
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings
@@ -33,6 +34,7 @@ class Bench:
             new_error_id=lambda: ("0" * 24, 0),
             on_error=lambda record: False,
         )
+        self.intake = Intake(self.broker)
         self.connection: Connection = self.broker.connect("budget", local=True)
         for line in lines:
             self.receive(line + b"\n")
@@ -40,7 +42,7 @@ class Bench:
         self.flush()
 
     def receive(self, data: bytes) -> None:
-        self.broker.receive(self.connection, data)
+        self.intake.receive(self.connection, data)
 
     def commit(self) -> None:
         self.broker.committed(self.broker.pending.take())
@@ -49,11 +51,11 @@ class Bench:
         """Take what would be sent; return how many lines that is."""
         lines = b"".join(self.connection.outbox).count(b"\n")
         self.connection.outbox.clear()
+        self.broker.shared.outboxes.used -= self.connection.outbox_bytes
         self.connection.outbox_bytes = 0
         self.connection.touched = False
-        self.broker.touched = []
-        if self.connection.blocked:
-            self.broker.unblock(self.connection)
+        self.broker.shared.touched = []
+        self.connection.resume(Slow.OUTBOX)
         return lines
 
 
@@ -124,7 +126,7 @@ def budget() -> dict[str, float]:
             body = encode(
                 [
                     Section(
-                        change.queue_id,
+                        change.lane_id,
                         change.next_seq,
                         change.cursor,
                         [Lines(run.first, 0, run.lines) for run in change.runs],
@@ -172,7 +174,9 @@ def budget() -> dict[str, float]:
         fan.receive(publishes)
         while got < 10 * COUNT:
             got += fan.flush()
-        return (perf_counter_ns() - start) // 10
+        spent = perf_counter_ns() - start
+        fan.commit()
+        return spent // 10
 
     figures["fan-out to ten, a delivery"] = least(fan_out)
 

@@ -7,7 +7,8 @@ from itertools import count
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
+from mqks.broker.intake import Intake
 from mqks.settings import Settings
 
 
@@ -22,6 +23,7 @@ class BareWorld:
             new_error_id=lambda: (f"{next(numbers):024x}", 0),
             on_error=lambda record: True,
         )
+        self.intake = Intake(self.broker)
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
         self._closed: set[str] = set()
@@ -38,10 +40,10 @@ class BareWorld:
         connection = self._connections[name]
         if name in self._closed:
             return
-        self.broker.receive(connection, data)
+        self.intake.receive(connection, data)
         self._settle()
         while connection.overrun:
-            self.broker.receive(connection, b"")
+            self.intake.receive(connection, b"")
             self._settle()
         if connection.expelled:
             self._end(name)
@@ -50,19 +52,19 @@ class BareWorld:
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""
         broker = self.broker
-        while broker.pending or broker.touched or broker.has_work:
+        while broker.pending or broker.shared.touched or broker.has_work:
             broker.go_on()
-            for connection in broker.touched:
+            for connection in broker.shared.touched:
                 for name, known in self._connections.items():
                     if known is connection:
                         self._received[name] += b"".join(connection.outbox)
                 connection.touched = False
                 connection.outbox.clear()
                 connection.outbox_bytes = 0
-            blocked = [connection for connection in broker.touched if connection.blocked]
-            broker.touched = []
-            for connection in blocked:
-                broker.unblock(connection)
+            touched = broker.shared.touched
+            broker.shared.touched = []
+            for connection in touched:
+                connection.resume(Slow.OUTBOX)
             if broker.pending:
                 broker.committed(broker.pending.take())
 

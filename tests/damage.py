@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from mqks.broker.broker import Broker
+from mqks.broker.intake import Intake
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
 from mqks.journal.reader import DatabaseFile
@@ -336,7 +337,14 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         state: State = {
             "messages": messages,
             "queues": {
-                name: (q.id, q.policy, q.next_seq, q.cursor, dict(q.retries), sorted(q.redo_paged))
+                name: (
+                    q.id,
+                    q.policy,
+                    q.lane.next_seq,
+                    q.lane.cursor,
+                    dict(q.lane.marks),
+                    sorted(q.lane.redo_paged),
+                )
                 for name, q in broker.queues.items()
             },
             "bindings": {name: sorted(e) for name, e in broker.bindings.by_name.items()},
@@ -354,10 +362,11 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
 
 async def _work(journal: Journal, broker: Broker) -> None:
     """Write enough to use free pages, and compact."""
+    intake = Intake(broker)
     connection = broker.connect("w", local=True)
     for number in range(30):
         line = b"w%d publish --once all %s\n" % (number, b"w" * 3000)
-        broker.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
+        intake.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
         await journal.write(broker.pending.take().entry)
     await journal.compact_fully()
 

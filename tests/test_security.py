@@ -227,7 +227,7 @@ def test_no_reason_names_a_queue_that_the_user_may_not_have() -> None:
     world.send("boss", b"m publish job.1 x\n")
     connection = world.connection("worker")
     connection.user = "worker"
-    world.broker.grant(connection, WORKER.permissions())
+    world.broker.access.grant(connection, WORKER.permissions())
     for line in (b"ack theirs m", b"reject theirs m", b"publish job.1 x"):
         world.send("worker", b"r " + line + b"\n")
     world.send("worker", b"theirs consume work-1\n")
@@ -277,7 +277,7 @@ def test_acks_of_anothers_consumer_in_one_chunk() -> None:
     world.send("root", b"theirs consume other e --manual-ack\nmine consume work-1 e --manual-ack\n")
     world.send("root", b"m1 publish e x\nm2 publish e x\n")
     world.received("root")
-    world.broker.grant(world.connection("worker"), WORKER.permissions())
+    world.broker.access.grant(world.connection("worker"), WORKER.permissions())
 
     world.send(
         "worker", b"a ack mine m1\na ack theirs m1\na ack mine m2\nb ack --confirm theirs m2\n"
@@ -296,7 +296,7 @@ def test_an_id_published_once_by_another_user(others: bytes) -> None:
     users = Users([ROOT, WORKER], b"key")
     for name in ("root", "worker"):
         world.connect(name)
-        world.broker.authenticate(world.connection(name), users.get(name))
+        world.broker.access.authenticate(world.connection(name), users.get(name))
     world.send("root", b"c consume q job.1\n")
     world.received("root")
 
@@ -520,7 +520,7 @@ def test_too_many_passwords_at_once() -> None:
 
     assert world.is_closed("late")
     assert re.fullmatch(rb"- error \w+\n", world.received("late"))
-    assert len(world.broker.logins) == LOGINS_WAITING_MAX
+    assert len(world.broker.access.logins) == LOGINS_WAITING_MAX
 
 
 # ------------------------------------------------------------------------------------ strangers
@@ -733,7 +733,7 @@ def test_who_must_authenticate(settings: dict[str, Any], local: bool, asked: boo
     world = BareWorld(**{"users": Path("unused")} | settings)
 
     connection = world.broker.connect("peer", local=local)
-    world.broker.receive(connection, b"m publish e x\n")
+    world.intake.receive(connection, b"m publish e x\n")
 
     assert bool(connection.outbox) == asked
 

@@ -57,7 +57,7 @@ def test_one_is_told_before_it_is_written() -> None:
     world.connect("k")
     connection = world.connection("k")
 
-    world.broker.receive(connection, b"r dance\nst stats errors\n")
+    world.intake.receive(connection, b"r dance\nst stats errors\n")
 
     error, answer = b"".join(connection.outbox).splitlines()
     [row] = json.loads(answer.removeprefix(b"st ok "))

@@ -94,7 +94,7 @@ def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
     world.broker.turns.chunk_s = -1.0
     world.connect("k")
     connection = world.connection("k")
-    world.broker.receive(connection, (line + b"\n") * 3)
+    world.intake.receive(connection, (line + b"\n") * 3)
     assert connection.overrun
     assert world.broker.errors <= 1
 
@@ -103,10 +103,10 @@ def test_lines_without_replies_need_no_room_for_them() -> None:
     world = BareWorld()
     world.connect("k")
     connection = world.connection("k")
-    world.broker.unsent_bytes = 2 * world.broker.settings.outboxes_bytes_max
-    world.broker.receive(connection, b"r rebind q a\n" * 3)
+    world.broker.shared.outboxes.used = 2 * world.broker.settings.outboxes_bytes_max
+    world.intake.receive(connection, b"r rebind q a\n" * 3)
     assert not connection.overrun
-    world.broker.receive(connection, b"h help\n" * 3)
+    world.intake.receive(connection, b"h help\n" * 3)
     assert connection.overrun
 
 
@@ -145,14 +145,14 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     world.broker.turns.chunk_s = -1.0
     connection = world.connection("k")
 
-    world.broker.receive(connection, b"m1 publish --confirm e a\nm2 publish e b\n")
+    world.intake.receive(connection, b"m1 publish --confirm e a\nm2 publish e b\n")
 
     assert connection.works, "it is not done in one turn"
     assert not world.broker.pending.waiters.confirms
     world.send("k", b"p ping\n")
     assert sorted(world.received("k").splitlines()) == [b"m1 ok ", b"p ok "]
-    assert {len(queue.head) for queue in world.broker.queues.values()} == {2}
-    assert {queue.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
+    assert {len(queue.lane.head) for queue in world.broker.queues.values()} == {2}
+    assert {queue.lane.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
 
 
 def test_a_publisher_that_goes_leaves_no_message_half_routed(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_batch_of_very_many_queues_is_written_in_pieces_and_confirmed_with_the
     world = BareWorld()
     many_queues(world)
     broker = world.broker
-    broker.receive(world.connection("k"), b"m1 publish --confirm --once e a\n")
+    world.intake.receive(world.connection("k"), b"m1 publish --confirm --once e a\n")
 
     batches = []
     while broker.pending:
@@ -188,7 +188,7 @@ def test_a_piece_that_cannot_be_written_takes_the_rest_of_its_batch_along() -> N
     world = BareWorld()
     many_queues(world)
     broker = world.broker
-    broker.receive(world.connection("k"), b"m1 publish --confirm e a\n")
+    world.intake.receive(world.connection("k"), b"m1 publish --confirm e a\n")
     piece = broker.pending.take()
 
     rest = broker.pending.take(whole=True)
@@ -247,7 +247,7 @@ def test_nobody_sees_a_message_without_the_earlier_ones_of_its_connection(looks:
     chunk = "".join(f"{n} publish {event} x\n" for n, event in enumerate(events)).encode()
 
     while chunk or connection.overrun:
-        world.broker.receive(connection, chunk)
+        world.intake.receive(connection, chunk)
         chunk = b""
         delivered = b"".join(watcher.outbox).splitlines()
         last = int(delivered[-1].split(b" ")[2]) if delivered else -1
@@ -261,7 +261,7 @@ def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
     world.connect("k")
     world.send("k", b"s subscribe q e\nm1 publish e a\nc consume q --manual-ack\n")
     broker, connection = world.broker, world.connection("k")
-    broker.receive(connection, b"m2 publish --once e b\na ack c m1\n")
+    world.intake.receive(connection, b"m2 publish --once e b\na ack c m1\n")
     waiting = broker.pending.records
 
     settled = broker.pending.take_settled()

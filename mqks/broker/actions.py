@@ -10,8 +10,7 @@ from typing import NamedTuple
 from mqks.broker import expression, permits, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import Consumer
-from mqks.broker.login import Login
+from mqks.broker.consumer import Consumer, Rest
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.state import State
@@ -54,14 +53,15 @@ class Action(NamedTuple):
 
 
 def publish(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
+    publishing = broker.publishing
     event, data, once, mandatory = parse_publish(request.rest)
     broker.metadata.check_names("event", [event])
-    is_known = once and broker.is_known(connection, request.id)
-    broker.check_room(event, is_known=is_known)
+    is_known = once and publishing.is_known(connection, request.id)
+    publishing.check_room(event, is_known=is_known)
     if mandatory and not is_known:
-        broker.check_route(event)
+        publishing.check_route(event)
     body = replies.body(request.id, event, data)
-    return broker.publish(connection, event, request.id, body, once=once)
+    return publishing.publish(connection, event, request.id, body, once=once)
 
 
 def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[None]:
@@ -90,7 +90,8 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     consumer = Consumer(
         request.id, connection, queue, wanted.manual_ack, broker.settings.consumer_unacked_max
     )
-    consumer.held = request.confirm
+    if request.confirm:
+        consumer.rest(Rest.CONFIRM)
     yield from broker.add_consumer(consumer)
     if rebound or ruled:
         yield from broker.tell_update(wanted.queue, but=None if wanted.add else consumer)
@@ -154,7 +155,7 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
     if (
         queue is not None
         and epoch is not None
-        and epoch != broker.facts.epoch_of(queue.id).encode()
+        and epoch != broker.shared.facts.epoch_of(queue.id).encode()
     ):
         raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
     return broker.trim(name, number)
@@ -226,33 +227,32 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
             yield GOES_ON
         result = f"[{', '.join(pieces)}]"
     if not connection.closed:
-        broker.write(connection, replies.ok(request.id, result.encode()))
+        connection.write(replies.ok(request.id, result.encode()))
 
 
 def help_(broker: Broker, connection: Connection, request: Request) -> None:
     words, _, _ = parse_words("help", request.rest, 1)
     if not words:
-        broker.write(connection, replies.ok(request.id, b" ".join(broker.actions)))
+        connection.write(replies.ok(request.id, b" ".join(ACTIONS)))
         return
-    action = broker.actions.get(words[0])
+    action = ACTIONS.get(words[0])
     if action is None:
         raise BadRequest(f"help: there is no action {shown(words[0])}")
     usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
-    broker.write(connection, replies.ok(request.id, usage.encode()))
+    connection.write(replies.ok(request.id, usage.encode()))
 
 
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
+    access = broker.access
     name, secret = parse_auth(request.rest)
     if name is None:
-        broker.authenticate(connection, broker.users.by_token(secret))
-    elif user := broker.users.recall(name, secret):
-        broker.authenticate(connection, user)
+        access.authenticate(connection, access.users.by_token(secret))
     else:
-        broker.verify(Login(connection, request, name, secret))
+        access.log_in(connection, request, name, secret)
 
 
 def ping(broker: Broker, connection: Connection, request: Request) -> None:
-    broker.write(connection, replies.ok(request.id, request.rest))
+    connection.write(replies.ok(request.id, request.rest))
 
 
 def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
@@ -275,7 +275,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
     result = expression.render(expression.evaluate(source, names, budget=connection.eval_budget))
-    broker.write(connection, replies.ok(request.id, result))
+    connection.write(replies.ok(request.id, result))
 
 
 ACTIONS = {

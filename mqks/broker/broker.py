@@ -1,89 +1,47 @@
-"""The broker: queues, bindings and consumers, driven by lines, telling what must last.
+"""The broker: queues, bindings, consumers and connections, and how they hang together.
 
-The one rule: a call here takes a whole chunk, never waits, and leaves its replies in outboxes and
-its changes in the pending batch. A reply that promises durability is not written before
-`committed` says so.
+The one rule: a call here never waits, and leaves its replies in outboxes and its changes in the
+pending batch. A reply that promises durability is not written before `committed` says so.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from operator import length_hint
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-from mqks.broker import permits
-from mqks.broker.bindings import NOWHERE, Bindings
+from mqks.broker.access import Access
+from mqks.broker.bindings import Bindings
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
-from mqks.broker.facts import Facts
-from mqks.broker.gathering import Gathering
+from mqks.broker.consumer import Consumer, Rest
+from mqks.broker.lane import Delivery
 from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
-from mqks.broker.pending import Batch, ErrorRecord, Pending, QueueState, Waiters
+from mqks.broker.pending import Batch, ErrorRecord, QueueState, Waiters
 from mqks.broker.policy import Policy
+from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.broker.turns import GOES_ON, WAITS, Turns, Work, finish, slices
-from mqks.errors import (
-    BadRequest,
-    Expelled,
-    Limit,
-    LimitExceeded,
-    LineTooLong,
-    NotAllowed,
-    Unwritable,
-)
-from mqks.limits import (
-    AUTH_FAILURES_MAX,
-    COPIES_MAX,
-    ERRORS_TOLD_MAX,
-    LANES_COPIES_MAX,
-    LANES_QUEUES,
-    LINES_MAX,
-    LOGINS_WAITING_MAX,
-    READS_WAITING_MAX,
-    REASON_CHARACTERS_MAX,
-    ROUTE_QUEUES,
-    STEP_BODIES,
-    STEP_COPIES,
-    STEP_MESSAGES,
-    STEP_NAMES,
-    STRANGER_ERRORS_MAX,
-    STRANGER_LINES_MAX,
-)
+from mqks.broker.refusals import Refusals
+from mqks.broker.schedule import Schedule
+from mqks.broker.shared import Shared
+from mqks.broker.turns import GOES_ON, Work, finish, slices
+from mqks.errors import BadRequest, Limit, LimitExceeded
+from mqks.limits import ERRORS_TOLD_MAX, READS_WAITING_MAX, STEP_BODIES, STEP_MESSAGES, STEP_NAMES
 from mqks.protocol import replies
-from mqks.protocol.requests import (
-    CONFIRM,
-    ONCE,
-    DeleteRule,
-    Request,
-    parse_request,
-    request_id_of,
-    shown,
-)
+from mqks.protocol.requests import DeleteRule, shown
 from mqks.settings import Settings
-from mqks.users import STRANGER, Known, Permissions, Users
 
-if TYPE_CHECKING:
-    from mqks.broker.actions import Action
-    from mqks.broker.login import Login
-
-
-NOTHING = b"\n"
-"""A name that no line can hold."""
-HYPHEN, NEWLINE = b"-\n"
 CALM_S = 60.0
 """What happens again and again is told again when it has not happened for so long."""
 
 
 class Broker:
-    """`clock` gives seconds that only grow, `now_us` microseconds since 1970, `new_error_id` a text
-    and a time in microseconds; `actions` is the table of what a client can ask for; `on_error`
-    tells of a request that failed, and answers whether it did: of many at once it may leave some
-    out."""
+    """`clock` gives seconds that only grow, `now_us` microseconds since 1970; `new_error_id` and
+    `on_error` are for `Refusals`."""
 
     def __init__(
         self,
@@ -94,28 +52,25 @@ class Broker:
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
     ) -> None:
-        from mqks.broker.actions import ACTIONS
-
-        self.actions: dict[bytes, Action] = ACTIONS
         self.settings = settings
         self.clock = clock
-        self.new_error_id = new_error_id
-        self.on_error = on_error
         self.connections: dict[int, Connection] = {}
         self.connection_count: Callable[[], int] = lambda: len(self.connections)
         """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
-        self.pending = Pending(settings.errors_kept_max, now_us)
+        self.shared = Shared(
+            settings, clock=clock, now_us=now_us, on_unacked_wait=self._unacked_is_full
+        )
+        self.turns, self.pending = self.shared.turns, self.shared.pending
+        self.schedule = Schedule(clock, now_us)
         self.bindings = Bindings(
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
-        self._gathering = Gathering(self.bindings, self._publish)
         self.consumers: dict[bytes, Consumer] = {}
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
         self.published = self.queued = self.unroutable = self.confirmed = 0
-        self.delivered = self.redelivered = self.consumed = self.rejected = 0
         self.purged = self.errors = 0
         self.loop_held = self.loop_late = 0
         """How often the server's event loop stood still: see `server/held.py`."""
@@ -126,62 +81,22 @@ class Broker:
         )
         """As `stats` tells them, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
-        self.memory_bytes = 0
-        """Waiting messages in memory, about."""
-        self.unacked_bytes = 0
-        """What consumers hold, about."""
-        self.held_back: dict[Consumer, None] = {}
-        """Consumers that wait until less is unacked, in the order they came to that."""
-        self._held_back_s = -inf
+        self._unacked_full_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None
-        """Called when one is held back, after a while without any."""
-        self.unsent_bytes = 0
-        """Replies that were not taken, at most: the server looks now and then what was."""
-        self.postponed: dict[Queue, None] = {}
-        """Queues that wait for room for what they would deliver."""
-        self.queue_messages_max = settings.queue_messages_max or UNLIMITED
-        self.full_queues: dict[Queue, None] = {}
-        """Queues with as many waiting messages as they may have."""
-        self.on_queue_full: Callable[[Queue], None] = lambda queue: None
-        """Called when a queue is full, and when it is no longer."""
-        self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
-        """Called when a queue begins to come near that."""
-        self.facts = Facts()
+        """Called when a consumer must wait for others to ack, after a while without any."""
         self.started_s = clock()
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
-        self.turns = Turns(clock)
-        self.due: dict[Queue, None] = {}
-        """Queues that could deliver, and the turn was over."""
-        self._works: deque[Work[None]] = deque()
-        """Those of the connection whose chunk is in hand."""
-        self._once_ids: list[bytes] = []
-        """Of the chunk in hand."""
-        self._once_unfinished = 0
-        """Works after which ids last that are known already: who publishes one of them again must
-        not be confirmed before the first."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
-        self.touched: list[Connection] = []
-        """Connections with something in their outbox: the server's to flush."""
-        self.users = Users([], b"")
-        self.logins: deque[Login] = deque()
-        """Passwords to be verified: the server's to do, one after the other."""
         self.readers: list[Connection] = []
         """Connections that want to see something of the journal: the server's to serve."""
-        self.page_requests: list[Queue] = []
-        """Queues that want their next page from disk: the server's to fetch."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
-        self._deadlines: list[tuple[float, int, Queue]] = []
-        self._deadline_ids = count()
-
-    @property
-    def memory_is_short(self) -> bool:
-        """Whether waiting messages take their half of the budget: the other half is left to what
-        is on its way, and to the allocator."""
-        return self.memory_bytes > self.settings.memory_bytes // 2
+        self.refusals = Refusals(self, new_error_id, on_error)
+        self.access = Access(self)
+        self.publishing = Publishing(self)
 
     def long_names(self) -> int:
         """How many queues and events there are whose names would be refused today."""
@@ -195,6 +110,8 @@ class Broker:
         """A client has come. How many may, the server's gate knows."""
         settings = self.settings
         connection = Connection(
+            self.shared,
+            self._unblocked,
             next(self._connection_ids),
             address,
             local,
@@ -214,9 +131,8 @@ class Broker:
         self.end(connection)
         self.connections.pop(connection.id, None)
 
-    def unblock(self, connection: Connection) -> None:
+    def _unblocked(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers may take again."""
-        connection.blocked = False
         if connection.reads:
             self.readers.append(connection)
         if connection.consumers:
@@ -224,68 +140,35 @@ class Broker:
 
     def _wake_all(self, consumers: list[Consumer]) -> Work[None]:
         for consumer in consumers:
-            if consumer.update_due and not (consumer.deleted or consumer.connection.blocked):
+            if consumer.update_due and not (consumer.deleted or consumer.connection.rests):
                 yield from self._tell(consumer.queue, [consumer])
         for consumer in consumers:
-            if not consumer.deleted:
-                self.wake(consumer)
+            if not consumer.connection.rests:
+                consumer.resume(Rest.SLOW)
                 yield GOES_ON
 
-    def write(self, connection: Connection, data: bytes) -> None:
-        """Put bytes into a connection's outbox; over the high-water mark its consumers rest."""
-        if not connection.touched:
-            connection.touched = True
-            self.touched.append(connection)
-        connection.outbox.append(data)
-        size = len(data)
-        connection.outbox_bytes += size
-        self.unsent_bytes += size
-        if (
-            connection.outbox_bytes > self.settings.outbox_high_water_bytes
-            or self.unsent_bytes > self.settings.outboxes_bytes_max // 2
-        ):
-            connection.blocked = True
-
-    @property
-    def outboxes_room(self) -> int:
-        """How many bytes more may be unsent over all connections."""
-        return self.settings.outboxes_bytes_max - self.unsent_bytes
-
-    def postpone(self, queue: Queue) -> bool:
-        """Whether this queue must wait: until all that comes back to it is there, until there is
-        room for what it would deliver, or for the next turn."""
-        if queue.returning:
-            return True
-        if self.outboxes_room <= 0:
-            self.postponed[queue] = None
-            return True
-        if self.turns.over:
-            self.due[queue] = None
-            return True
-        return False
-
-    def deliver_postponed(self) -> None:
-        """In the order in which they came, as far as there is room."""
-        while self.postponed and self.outboxes_room > 0:
-            queue = next(iter(self.postponed))
-            del self.postponed[queue]
-            self.due[queue] = None
+    def _unacked_is_full(self) -> None:
+        last_s, self._unacked_full_s = self._unacked_full_s, self.clock()
+        if self._unacked_full_s > last_s + CALM_S:
+            self.limits_reached["unacked_bytes_max"] += 1
+            self.on_unacked_full()
 
     # -- what goes on in later turns
 
     @property
     def has_work(self) -> bool:
         """Whether `go_on` has something to do."""
-        return bool(self.due or self.turns) or self._can_deliver_held_back
+        return bool(self.shared.due or self.turns)
 
     def go_on(self) -> bool:
         """One turn for what earlier ones have left; return whether all that is left waits, be it
         for the journal."""
         self.turns.begin()
-        while self.due:
-            queue = next(iter(self.due))
-            del self.due[queue]
-            if queue.returning or queue.deleted or self.outboxes_room <= 0:
+        due, outboxes = self.shared.due, self.shared.outboxes
+        while due:
+            queue = next(iter(due))
+            del due[queue]
+            if queue.returning or queue.deleted or outboxes.room <= 0:
                 queue.deliver()
                 continue
             if queue.can_deliver:  # However short the turn: something is done.
@@ -293,567 +176,9 @@ class Broker:
             queue.deliver()
             if self.turns.over:
                 return False
-        waits = self.turns.go_on()
-        self.deliver_held_back()
-        return waits and not self.due
-
-    @property
-    def unacked_room(self) -> int:
-        """How many bytes more may be unacked over all consumers."""
-        return self.settings.unacked_bytes_max - self.unacked_bytes
-
-    def hold_back(self, consumer: Consumer) -> None:
-        """A consumer can take nothing now: remember it, if there may be no room for it."""
-        if consumer.manual_ack and self.unacked_room <= 0:
-            self.held_back[consumer] = None
-            last_s, self._held_back_s = self._held_back_s, self.clock()
-            if self._held_back_s > last_s + CALM_S:
-                self.limits_reached["unacked_bytes_max"] += 1
-                self.on_unacked_full()
-
-    def deliver_held_back(self) -> None:
-        """Less is unacked: consumers go on in the order in which they were held back."""
-        while self._can_deliver_held_back:
-            consumer = next(iter(self.held_back))
-            del self.held_back[consumer]
-            self.wake(consumer)
-            if self.turns.over:
-                break
-
-    @property
-    def _can_deliver_held_back(self) -> bool:
-        return bool(self.held_back) and self.unacked_room > 0
-
-    # -- the way of a chunk
-
-    def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
-        whether it must be closed, and `connection.overrun` whether this is to be called again, be
-        it with nothing more."""
-        self.turns.begin()
-        if connection.works:
-            assert connection.kept is not None
-            connection.kept.append(data)
-            return
-        if connection.overrun:
-            data = b"".join([*(connection.kept or ()), data])
-            connection.kept, connection.overrun = None, False
-        start = 0
-        while connection.permissions is STRANGER and connection.kept is None and start < len(data):
-            # Line by line: the next one may be meant for a user.
-            end = data.find(b"\n", start) + 1 or len(data)
-            self._receive(connection, data[start:end])
-            start = end
-            connection.stranger_lines += data[end - 1] == NEWLINE
-            if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
-                self.expel(connection, f"{STRANGER_LINES_MAX} lines before authentication")
-        if connection.kept is not None:
-            connection.kept.append(data[start:])
-        elif start < len(data) or connection.splitter.too_long is not None:
-            self._receive(connection, data[start:] if start else data)
-        if connection.expelled:
-            connection.kept = []
-
-    def _receive(self, connection: Connection, data: bytes) -> None:
-        splitter = connection.splitter
-        connection.eval_budget = None
-        lines = splitter.feed(data)
-        if splitter.has_tab:
-            # Rare, and an error for the lines that have one: not the hot loop's business.
-            remaining = iter(lines)
-            for line in remaining:
-                if b"\t" in line:
-                    self._refuse(connection, line, BadRequest("a tab is not allowed in a request"))
-                    if connection.kept is None and self.turns.over:
-                        self._break_off(connection, remaining)
-                else:
-                    self._handle(connection, iter([line]))
-                if connection.kept is not None:
-                    self._keep(connection, remaining)
-        else:
-            self._handle(connection, iter(lines))
-        if connection.kept is not None:
-            connection.kept.append(splitter.take_tail())
-        elif splitter.too_long is not None:
-            reason = f"a line may have {splitter.line_bytes_max} bytes at most"
-            # A line without an id is told as such, not by its first megabyte.
-            line = splitter.too_long if b" " in splitter.too_long else b""
-            self._refuse(connection, line, LineTooLong("line_bytes_max", reason))
-
-    def _break_off(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """Others have their turn before the rest."""
-        connection.kept, connection.overrun = [], True
-        self._keep(connection, lines)
-
-    @staticmethod
-    def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
-        """Keep these lines as they came, one carriage return aside that is dropped again."""
-        assert connection.kept is not None
-        connection.kept += [line + b"\r\n" for line in lines]
-
-    def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
-        until something else comes, and are then done in one go.
-
-        `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
-        does not gather: `_request` finds the words for it.
-        """
-        now, chunk_end_s, works = self.turns.clock, self.turns.end_s, connection.works
-        self._works, wide_from = works, COPIES_MAX // LINES_MAX
-        outbox_bytes_max = max(0, min(self.settings.outbox_bytes_max, self.outboxes_room))
-        name_bytes_max = self.metadata.name_bytes_max
-        gathering = self._gathering
-        event = acker = NOTHING
-        middle = b""
-        ids: list[bytes] = []
-        bodies: list[bytes] = []
-        acked: list[bytes] = []
-        confirms: list[bytes] = []
-        others: list[bytes] = []
-        gathered, gathered_max = 0, LINES_MAX
-        while length_hint(lines):
-            is_wide = False
-            for line in islice(lines, gathered_max):
-                try:
-                    request_id, action, argument, rest = line.split(b" ", 3)
-                except ValueError:
-                    action = b""
-                if action == b"publish":
-                    if argument == event and len(request_id) <= name_bytes_max and request_id:
-                        ids.append(request_id)
-                        bodies.append(request_id + middle + rest)
-                        continue
-                    confirm = argument == CONFIRM
-                    if confirm:
-                        argument, _, rest = rest.partition(b" ")
-                    once = argument == ONCE
-                    if once:
-                        argument, _, rest = rest.partition(b" ")
-                    if (
-                        argument != event
-                        and 0 < len(argument) <= name_bytes_max
-                        and argument[:2] != b"--"
-                        and not self.unwritable
-                        and not self.full_queues
-                        and (
-                            (permissions := connection.permissions) is None
-                            or permissions.may_publish(argument)
-                        )
-                    ):
-                        if acked:
-                            self.ack(acker, acked)
-                            acker, acked = NOTHING, []
-                        _, ids, bodies = gathering.lane(argument)
-                        event, middle = argument, b" event=" + argument + b" "
-                        if now() > chunk_end_s:
-                            self._break_off(connection, lines)
-                        is_wide = gathering.width > wide_from or bool(works)
-                    if (
-                        argument == event
-                        and len(request_id) <= name_bytes_max
-                        and request_id
-                        and not (once and self._once_unfinished)
-                    ):
-                        if confirm:
-                            confirms.append(request_id)
-                        if not once or self._is_new(connection, request_id):
-                            ids.append(request_id)
-                            bodies.append(request_id + middle + rest)
-                        if is_wide:
-                            break
-                        continue
-                elif action == b"ack":
-                    if (
-                        argument == acker
-                        and len(request_id) <= name_bytes_max
-                        and request_id
-                        and rest
-                        and rest[0] != HYPHEN
-                        and b" " not in rest
-                    ):
-                        acked.append(rest)
-                        continue
-                    confirm = argument == CONFIRM
-                    if confirm:
-                        argument, _, rest = rest.partition(b" ")
-                    plain = (
-                        len(request_id) <= name_bytes_max
-                        and request_id
-                        and rest
-                        and rest[0] != HYPHEN
-                        and b" " not in rest
-                    )
-                    if plain and (
-                        argument == acker
-                        or (
-                            argument
-                            and argument[:2] != b"--"
-                            and (
-                                connection.permissions is None
-                                or self._may_ack(connection, argument)
-                            )
-                        )
-                    ):
-                        if argument != acker:
-                            self._flush(acker, acked)
-                            event, acker, acked = NOTHING, argument, []
-                            if works and not self._proceed(connection):
-                                acker = NOTHING
-                                self._break_off(connection, chain([line], lines))
-                                break
-                            if now() > chunk_end_s:
-                                self._break_off(connection, lines)
-                        acked.append(rest)
-                        if confirm:
-                            others.append(request_id)
-                        continue
-                self._flush(acker, acked)
-                event, acker, acked = NOTHING, NOTHING, []
-                if works and not self._proceed(connection):
-                    self._break_off(connection, chain([line], lines))
-                    break
-                if line:
-                    request = self._request(connection, line)
-                    if request is not None and request.confirm:
-                        (confirms if request.action == b"publish" else others).append(request.id)
-                    if connection.kept is not None:
-                        self._keep(connection, lines)
-                    elif (
-                        (works and not self._proceed(connection))
-                        or now() > chunk_end_s
-                        or connection.outbox_bytes > outbox_bytes_max
-                    ):
-                        self._break_off(connection, lines)
-            if not length_hint(lines):
-                break
-            # Many lines, or one for many queues: it is time to look at what it comes to.
-            gathered += 1 if is_wide else gathered_max
-            copies_max = LANES_COPIES_MAX if gathering.width <= LANES_QUEUES else COPIES_MAX
-            if gathered * gathering.width >= copies_max or len(acked) >= STEP_MESSAGES or works:
-                self._flush(acker, acked)
-                event, acker, acked, gathered = NOTHING, NOTHING, [], 0
-                done = not works or self._proceed(connection)
-                if not done or self.pending.records > self.settings.batch_records_max:
-                    self._break_off(connection, lines)
-            if now() > chunk_end_s and connection.kept is None:
-                self._break_off(connection, lines)
-            gathered_max = max(1, min(LINES_MAX, COPIES_MAX // gathering.width - gathered))
-        self._flush(acker, acked)
-        if confirms or others:
-            connection.unconfirmed += len(confirms) + len(others)
-        once_ids, self._once_ids = self._once_ids, []
-        if works and not self._proceed(connection):
-            works.append(self._complete(connection, confirms, others, once_ids))
-            self._once_unfinished += once_ids != []
-            self.turns.add(self._proceed_later(connection))
-            if connection.kept is None:
-                self._break_off(connection, lines)
-        elif confirms or others or once_ids:
-            self._remember(connection, confirms, others, once_ids)
-
-    def _complete(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        others: list[bytes],
-        once_ids: list[bytes],
-    ) -> Work[None]:
-        """After all that a chunk has published: ids that are remembered before their messages
-        would keep them out for good."""
-        self._once_unfinished -= once_ids != []
-        if self.unwritable:
-            for message_id in confirms:
-                connection.unconfirmed -= 1
-                reason = f"{self.unwritable}: it is not durable yet"
-                self._error(connection, message_id, b"publish", reason)
-            confirms = []
-        self._remember(connection, confirms, others, once_ids)
-        yield GOES_ON
-
-    def _remember(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        others: list[bytes],
-        once_ids: list[bytes],
-    ) -> None:
-        """What the next commit makes true: `confirms` are those of messages."""
-        self.pending.entry.once += once_ids
-        self.pending.records += len(once_ids)
-        if confirms or others:
-            self.pending.waiters.confirmed += len(confirms)
-            self.pending.waiters.confirms.append((connection, confirms + others))
-
-    def _proceed(self, connection: Connection) -> bool:
-        """Go on with what its lines have begun; return whether that is done."""
-        works = connection.works
-        while works:
-            if not self.turns.run(works[0]):
-                return False
-            works.popleft()
-        return True
-
-    def _proceed_later(self, connection: Connection) -> Work[None]:
-        while connection.works:
-            yield from connection.works[0]
-            connection.works.popleft()
-
-    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
-        """Do what has gathered: it is either the one or the other."""
-        if acked:
-            self.ack(acker, acked)
-        else:
-            self._gathering.flush()
-
-    def _request(self, connection: Connection, line: bytes) -> Request | None:
-        """One request off the fast path; None is one that failed, or has no plain confirm now. The
-        one place where an error becomes a reply."""
-        try:
-            request = parse_request(line)
-            self.metadata.check_names("id", [request.id])
-            action = self.actions.get(request.action)
-            if action is None:
-                raise BadRequest(f"there is no action {shown(request.action)}")
-            if connection.permissions is not None:
-                permits.check(action.needs, self, connection.permissions, request)
-            work = action.run(self, connection, request)
-        except BadRequest as failure:
-            self._refuse(connection, line, failure)
-            return None
-        if work is not None:
-            connection.unconfirmed += request.confirm
-            connection.works.append(self._perform(connection, request, line, work))
-            return None
-        # What must be verified first, or was refused, is not confirmed now.
-        return None if connection.awaits_login else request
-
-    def _perform(
-        self, connection: Connection, request: Request, line: bytes, work: Work[int | None]
-    ) -> Work[None]:
-        """A request that may take more than a turn. It raises before it changes anything."""
-        try:
-            amount = yield from work
-            if request.confirm and self.unwritable and request.action in (b"publish", b"reject"):
-                raise Unwritable(f"{self.unwritable}: it is not durable yet")
-        except BadRequest as failure:
-            connection.unconfirmed -= request.confirm
-            self._refuse(connection, line, failure)
-            return
-        if not request.confirm:
-            return
-        if amount is None:
-            self.pending.waiters.confirms.append((connection, [request.id]))
-        else:
-            self.pending.waiters.counts.append((connection, request.id, amount))
-
-    def _refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
-        """Reply with an error id; the details go to the log and into the database."""
-        if isinstance(failure, LimitExceeded):
-            self.limits_reached[failure.limit] += 1
-        request_id = request_id_of(line)
-        action = line.partition(b" ")[2].partition(b" ")[0]
-        self._fail(connection, request_id, action, failure)
-
-    def _fail(
-        self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
-    ) -> None:
-        self._error(connection, request_id, action, str(failure))
-        if connection.permissions is STRANGER:
-            connection.stranger_errors += 1
-            if connection.stranger_errors >= STRANGER_ERRORS_MAX:
-                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
-        if isinstance(failure, Expelled):
-            # Not the exception itself: with its traceback it would keep what was sent.
-            connection.kept, connection.overrun, connection.expelled = [], False, True
-
-    def expel(self, connection: Connection, reason: str) -> None:
-        """Have a connection closed for what no single request has done."""
-        self._fail(connection, b"-", b"", Expelled(reason))
-
-    def _error(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
-        reply = self.error_reply(
-            connection.address,
-            request_id,
-            action,
-            reason,
-            stranger=connection.permissions is STRANGER,
-            user=connection.user,
-        )
-        if not connection.closed:
-            self.write(connection, reply)
-
-    def error_reply(
-        self,
-        address: str,
-        request_id: bytes,
-        action: bytes,
-        reason: str,
-        *,
-        stranger: bool,
-        user: str | None = None,
-    ) -> bytes:
-        """Record an error under a new id and return the reply that tells it. Strangers fill the
-        database no faster than the log."""
-        self.errors += 1
-        error_id, time_us = self.new_error_id()
-        record = ErrorRecord(
-            error_id,
-            time_us,
-            address,
-            request_id[:256],
-            action[:64],
-            reason[:REASON_CHARACTERS_MAX],
-            user,
-        )
-        told = self.on_error(record)
-        if told or not stranger:
-            self.last_errors.append(record)
-            self.pending.add_error(record)
-        return replies.error(request_id, error_id)
-
-    # -- users
-
-    def authenticate(self, connection: Connection, user: Known | None) -> None:
-        """Give a connection the rights of a user; None is nobody whose credentials are right."""
-        if user is None:
-            connection.auth_failures += 1
-            if connection.auth_failures >= AUTH_FAILURES_MAX:
-                raise Expelled("wrong credentials, too often")
-            raise NotAllowed("wrong credentials")
-        connection.user = user.name
-        connection.splitter.line_bytes_max = self.settings.line_bytes_max
-        self.grant(connection, user.permissions)
-
-    def grant(self, connection: Connection, permissions: Permissions) -> None:
-        """From now on these count; consumers that they do not allow end."""
-        connection.permissions = permissions
-        consumers = connection.consumers.values()
-        lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
-        if lost:
-            self.end_consumers(lost)
-
-    def verify(self, login: "Login") -> None:
-        """Have the server verify a password; the connection's next lines wait for the outcome."""
-        if len(self.logins) < LOGINS_WAITING_MAX:
-            self.logins.append(login)
-            login.connection.kept = []
-        else:
-            # Not the password is wrong, so it is the connection that is refused: try later.
-            self.limits_reached["logins_waiting_max"] += 1
-            self.expel(login.connection, f"{LOGINS_WAITING_MAX} passwords wait already")
-
-    def verified(self, login: "Login", user: Known | None) -> bytes:
-        """The outcome; returns what has been kept meanwhile and is to be received now, unless the
-        connection is `expelled`."""
-        connection, request = login.connection, login.request
-        kept = b"".join(connection.kept or ())
-        connection.kept = None
-        try:
-            self.authenticate(connection, user)
-        except BadRequest as failure:
-            self._fail(connection, request.id, request.action, failure)
-        else:
-            if request.confirm:
-                connection.unconfirmed += 1
-                self.pending.waiters.confirms.append((connection, [request.id]))
-        return kept
-
-    def _may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
-        """Whether its user may settle this consumer's messages; what is not there does no harm."""
-        consumer = self.consumers.get(consumer_id)
-        permissions = connection.permissions
-        assert permissions is not None
-        return permissions is not STRANGER and (
-            consumer is None or permissions.may_consume(consumer.queue.name)
-        )
+        return self.turns.go_on() and not due
 
     # -- messages
-
-    def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        """Route messages of one event; each queue bound to it gets all of them, in later turns
-        when there are very many, and then before all that the connection publishes next."""
-        self.published += len(ids)
-        queues = self.bindings.routes.get(event, NOWHERE)
-        if not queues:
-            self.unroutable += len(ids)
-        self.queued += len(ids) * len(queues)
-        if self._works or len(queues) >= LANES_QUEUES:
-            self._works.append(self._route(list(queues), ids, bodies))
-            return
-        for queue in queues:
-            queue.publish(ids, bodies)
-
-    def _route(self, queues: list[Queue], ids: list[bytes], bodies: list[bytes]) -> Work[None]:
-        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
-            for queue in some:
-                queue.publish(ids, bodies)
-            yield self.pending.records > self.settings.batch_records_max + COPIES_MAX
-
-    def publish(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes, *, once: bool
-    ) -> Work[None] | None:
-        """Publish a message; `once`: unless its user has published one of this id so before."""
-        if once and self._once_unfinished:
-            return self._publish_later(connection, event, message_id, body)
-        if not once or self._is_new(connection, message_id):
-            self._publish(event, [message_id], [body])
-        return None
-
-    def _publish_later(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes
-    ) -> Work[None]:
-        while self._once_unfinished:
-            yield WAITS
-        once_id = connection.once_id(message_id)
-        if self.once.add(once_id):
-            self.published += 1
-            queues = self.bindings.routes.get(event, NOWHERE)
-            self.unroutable += not queues
-            self.queued += len(queues)
-            self._once_unfinished += 1
-            yield from self._route(list(queues), [message_id], [body])
-            self._once_unfinished -= 1
-            self.pending.entry.once.append(once_id)
-            self.pending.records += 1
-
-    def check_room(self, event: bytes, *, is_known: bool) -> None:
-        """Raise what forbids publishing to an event now; what is known goes to no queue again."""
-        if self.unwritable:
-            raise Unwritable(f"{self.unwritable}: nothing can be published until that has changed")
-        if is_known or not self.full_queues:
-            return
-        for queue in self.bindings.routes.get(event, NOWHERE):
-            if queue.full:
-                raise LimitExceeded(
-                    "queue_messages_max",
-                    # Whoever publishes is told the reason, but not whose queue it is.
-                    f"{self.queue_messages_max} messages wait in a queue bound to {shown(event)}",
-                )
-
-    def check_route(self, event: bytes) -> None:
-        """Raise if a message of this event would go nowhere."""
-        if all(queue.deleted for queue in self.bindings.routes.get(event, NOWHERE)):
-            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
-
-    def queue_filled(self, queue: Queue) -> None:
-        self.full_queues[queue] = None
-        self.on_queue_full(queue)
-
-    def queue_has_room(self, queue: Queue) -> None:
-        self.full_queues.pop(queue, None)
-        self.on_queue_full(queue)
-
-    def is_known(self, connection: Connection, message_id: bytes) -> bool:
-        """Whether this message would not be published once more."""
-        return connection.once_id(message_id) in self.once
-
-    def _is_new(self, connection: Connection, message_id: bytes) -> bool:
-        """Remember an id that may be published once; return whether it was not known."""
-        once_id = connection.once_id(message_id)
-        if not self.once.add(once_id):
-            return False
-        self._once_ids.append(once_id)
-        return True
 
     def trim(self, name: bytes, end: int | None) -> Work[int | None]:
         """Drop the waiting messages of a queue, or those with numbers below `end`; return how
@@ -861,7 +186,7 @@ class Broker:
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = yield from queue.trim(queue.next_seq if end is None else end)
+        count = yield from queue.trim(queue.lane.next_seq if end is None else end)
         self.purged += count
         return count
 
@@ -873,7 +198,7 @@ class Broker:
                 f"{READS_WAITING_MAX} reads of this connection are waiting already",
             )
         connection.reads.append(read)
-        if len(connection.reads) == 1 and not connection.blocked:
+        if len(connection.reads) == 1 and not connection.rests:
             self.readers.append(connection)
 
     def is_there(self, read: Read) -> bool:
@@ -884,7 +209,7 @@ class Broker:
     def read_failed(self, connection: Connection, read: Read) -> None:
         """The queue was deleted before the answer could be told."""
         reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
-        self._error(connection, read.request_id, read.form.encode(), reason)
+        self.refusals.tell(connection, read.request_id, read.form.encode(), reason)
 
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
@@ -892,7 +217,7 @@ class Broker:
 
     def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Put these deliveries back to the tail; what is not there is no error."""
-        self._settle(consumer_id, message_ids, Queue.requeue)
+        self._settle(consumer_id, message_ids, Queue.reject)
 
     def _settle(
         self,
@@ -906,12 +231,6 @@ class Broker:
         deliveries = consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
-            self._has_settled(consumer)
-
-    def _has_settled(self, consumer: Consumer) -> None:
-        self.deliver_held_back()
-        if not (consumer.in_ring or consumer.deleted):
-            self.wake(consumer)
 
     def ack_all(self, consumer_id: bytes) -> Work[None]:
         """Settle all that a consumer holds."""
@@ -923,7 +242,6 @@ class Broker:
             if not queue.deleted:
                 queue.settle(some)
             yield GOES_ON
-        self._has_settled(consumer)
 
     def reject_all(self, consumer_id: bytes) -> Work[None]:
         """Put all that a consumer holds back to the tail, in the order that it has in the queue."""
@@ -938,9 +256,8 @@ class Broker:
         while deliveries:
             some = [deliveries.pop() for _ in range(min(len(deliveries), STEP_MESSAGES))]
             if not queue.deleted:
-                queue.requeue(some)
+                queue.reject(some)
             yield GOES_ON
-        self._has_settled(consumer)
 
     # -- queues and consumers
 
@@ -958,7 +275,8 @@ class Broker:
         if orphaned is not None:
             for consumer in orphaned.consumers:
                 consumer.queue = queue
-                queue.attach(consumer)
+                self._attach(queue, consumer)
+                consumer.resume(Rest.NO_QUEUE)
         yield from self.bindings.queue_made(queue)
         return (yield from self.make_queue(name)) if queue.deleted else queue
 
@@ -987,7 +305,7 @@ class Broker:
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
-        queue = self.queues[name] = Queue(self, queue_id, name)
+        queue = self.queues[name] = Queue(self.shared, queue_id, name)
         self.metadata.bytes += queue_bytes(name)
         return queue
 
@@ -1023,11 +341,11 @@ class Broker:
         for consumer in consumers:
             if consumer.deleted or consumer.queue is not queue:
                 continue
-            consumer.update_due = consumer.connection.blocked
+            consumer.update_due = bool(consumer.connection.rests)
             if not consumer.update_due:
                 while self._told is None or self._told[0] is not queue:
                     yield from self._list_events(queue)
-                self.write(consumer.connection, consumer.update(self._told[1]))
+                consumer.connection.write(consumer.update(self._told[1]))
             yield GOES_ON
 
     def _list_events(self, queue: Queue) -> Work[None]:
@@ -1050,25 +368,20 @@ class Broker:
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
-        consumer.queue.attach(consumer)
+        self._attach(consumer.queue, consumer)
         if earlier is not None:
             yield from self.delete_consumers([earlier])
 
-    def wake(self, consumer: Consumer) -> None:
-        """A consumer may have room again."""
-        queue = consumer.queue
-        if queue.deleted:
-            return
-        if consumer.room() > 0:
-            queue.wake(consumer)
-            queue.deliver()
-        else:
-            self.hold_back(consumer)
+    def _attach(self, queue: Queue, consumer: Consumer) -> None:
+        queue.attach(consumer)
+        if queue.timer is not None:
+            self.schedule.cancel(queue.timer)
+            queue.timer = None
 
     def end_consumers(self, consumers: list[Consumer]) -> None:
         """They get nothing any more from now on; what they held goes back in turns."""
         for consumer in consumers:
-            consumer.deleted = True
+            consumer.rest(Rest.ENDED)
         if consumers:
             self.turns.add(self.delete_consumers(consumers))
 
@@ -1081,13 +394,13 @@ class Broker:
                 yield GOES_ON
             if consumer not in consumer.queue.consumers:
                 continue
-            consumer.deleted = True
+            consumer.rest(Rest.ENDED)
             self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]
             if consumer.connection.consumers.get(consumer.id) is consumer:
                 del consumer.connection.consumers[consumer.id]
-            self.held_back.pop(consumer, None)
+            self.shared.unacked.leave(consumer)
             consumer.queue.detach(consumer)
             consumer.queue.returning += 1
             returned.append((consumer.queue, consumer.let_go()))
@@ -1095,7 +408,7 @@ class Broker:
         for queue, deliveries in returned:
             while some := list(islice(deliveries, STEP_MESSAGES)):
                 if not queue.deleted:
-                    queue.give_back(some)
+                    queue.lane.give_back(some)
                 yield GOES_ON
             queue.returning -= 1
         for queue in dict.fromkeys(queue for queue, _ in returned):
@@ -1106,7 +419,6 @@ class Broker:
             elif not queue.deleted:
                 yield from self.unused(queue)
             yield GOES_ON
-        self.deliver_held_back()
 
     def unused(self, queue: Queue) -> Work[None]:
         """A queue has no consumer (any more): its delete rule applies."""
@@ -1116,20 +428,21 @@ class Broker:
         if rule.delay_s is None:
             yield from self.delete_queue(queue.name)
             return
-        queue.deadline = self.clock() + rule.delay_s
-        heapq.heappush(self._deadlines, (queue.deadline, next(self._deadline_ids), queue))
-        if len(self._deadlines) > 2 * len(self.queues) + 64:
-            self._deadlines = [
-                (queue.deadline, next(self._deadline_ids), queue)
-                for queue in self.queues.values()
-                if queue.deadline is not None
-            ]
-            heapq.heapify(self._deadlines)
+        if queue.timer is not None:
+            self.schedule.cancel(queue.timer)
+        queue.timer = self.schedule.after(rule.delay_s, partial(self._delete_unused, queue))
+
+    def _delete_unused(self, queue: Queue, _: int) -> None:
+        queue.timer = None
+        self.turns.add(self.delete_queue(queue.name))
 
     def delete_queue(self, name: bytes) -> Work[None]:
         """Delete messages, bindings and rule; consumers stay with the name."""
         queue = self.queues.pop(name, None)
         if queue is not None:
+            if queue.timer is not None:
+                self.schedule.cancel(queue.timer)
+                queue.timer = None
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
             if queue.consumers:
@@ -1139,27 +452,14 @@ class Broker:
         yield from self.bindings.remove_all(name, queue)
         if queue is not None and queue.consumers:
             self._outdate(queue)
-            self.deliver_held_back()
 
     # -- time
 
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do next, on the clock given."""
-        deadlines = self._deadlines
-        while deadlines and (
-            deadlines[0][2].deleted or deadlines[0][2].deadline != deadlines[0][0]
-        ):
-            heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
-
     def expire(self) -> None:
-        """Delete the queues whose delay has passed."""
-        now = self.clock()
+        """Do what is due at this time, as much of it as a turn takes."""
         self.turns.begin()
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            self.turns.add(self.delete_queue(heapq.heappop(self._deadlines)[2].name))
-            if self.turns.over:
-                break
+        while self.schedule.run_next() and not self.turns.over:
+            pass
 
     # -- what must last
 
@@ -1171,22 +471,25 @@ class Broker:
         for connection, ids in waiters.confirms:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
-                self.write(connection, replies.confirms(ids))
+                connection.write(replies.confirms(ids))
         for connection, request_id, amount in waiters.counts:
             connection.unconfirmed -= 1
             if not connection.closed:
-                self.write(connection, replies.ok(request_id, b"%d" % amount))
+                connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
-            consumer.held = False
-            if not consumer.deleted:
-                self.wake(consumer)
-        if self.memory_is_short and batch.taken:
+            consumer.resume(Rest.CONFIRM)
+        if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))
 
     def _spill(self, batch: Batch) -> Work[None]:
-        for change, (queue, _) in zip(batch.entry.changes, batch.taken, strict=True):
-            if not queue.deleted:
-                yield from queue.spill(change.next_seq)
+        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
+            if not lane.deleted:
+                queue = lane.queue
+                yield from lane.spill(
+                    change.next_seq,
+                    has_consumers=bool(queue.consumers),
+                    is_served=bool(queue.ring),
+                )
                 yield GOES_ON
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:
@@ -1197,7 +500,7 @@ class Broker:
         for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
-                self._error(connection, request_id, b"", str(failure))
+                self.refusals.tell(connection, request_id, b"", str(failure))
         for consumer in waiters.held:
             if not consumer.deleted:
                 self.end_consumers([consumer])

@@ -407,7 +407,7 @@ class Journal:
         """What an entry says, and the row that says it."""
         sections = [
             Section(
-                change.queue_id,
+                change.lane_id,
                 change.next_seq,
                 change.cursor,
                 [Lines(run.first, entry.time_us, run.lines) for run in change.runs],

@@ -189,7 +189,7 @@ class Recovery:
         waiting = {number: mark for number, mark in marks.items() if number >= cursor}
         queue.restore(index.next_seq, cursor, returned, waiting)
         if not whole:
-            queue.tell_cursor()
+            queue.lane.tell_cursor()
 
     async def _errors(self) -> tuple[list[ErrorRecord], list[Damage]]:
         """The last error replies. Nothing depends on them, so damage is told and no more."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import anyio
 from anyio import to_thread
 
+from mqks.broker.access import Login
 from mqks.broker.broker import Broker
-from mqks.broker.login import Login
 from mqks.users import Known
 
 
@@ -23,11 +23,11 @@ class Logins:
 
     def wake(self) -> None:
         """Some may be waiting."""
-        if self._broker.logins:
+        if self._broker.access.logins:
             self._wanted.set()
 
     async def run(self) -> None:
-        waiting = self._broker.logins
+        waiting = self._broker.access.logins
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -40,10 +40,10 @@ class Logins:
 
     async def _verify(self, login: Login) -> Known | None:
         while True:
-            users = self._broker.users
+            users = self._broker.access.users
             # Many connections of one user may have waited for the first of them.
             user = users.recall(login.name, login.password) or await to_thread.run_sync(
                 users.verify, login.name, login.password
             )
-            if users is self._broker.users:
+            if users is self._broker.access.users:
                 return user

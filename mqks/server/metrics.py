@@ -164,7 +164,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Family]:
         for metrics, row in (
             (TOTALS, stats.totals(self._broker)),
-            (JOURNAL, self._broker.facts.journal()),
+            (JOURNAL, self._broker.shared.facts.journal()),
         ):
             for metric in metrics:
                 kind = CounterMetricFamily if _is_counter(metric.name) else GaugeMetricFamily

@@ -13,9 +13,12 @@ from time import thread_time
 from types import TracebackType
 from typing import Any, Final, Self
 
-from mqks.broker import queue as queue_module
+from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
+from mqks.broker.connection import Slow
+from mqks.broker.intake import Intake
 from mqks.broker.pending import Batch, Run
+from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
 from mqks.settings import Settings
@@ -76,8 +79,8 @@ class World(AbstractContextManager["World"]):
 
     def _tune(self) -> None:
         small = self._small_steps
-        setattr(queue_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
-        setattr(queue_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
+        setattr(lane_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
+        setattr(lane_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
 
     def __exit__(
         self,
@@ -99,7 +102,8 @@ class World(AbstractContextManager["World"]):
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
             on_error=lambda record: True,
         )
-        self.broker.users = Users(USERS, b"key")
+        self.intake = Intake(self.broker)
+        self.broker.access.users = Users(USERS, b"key")
         if self._calls_a_turn:
             ticks = count()
             self.broker.turns.clock = lambda: float(next(ticks))
@@ -109,7 +113,7 @@ class World(AbstractContextManager["World"]):
         self.peers: dict[str, Peer] = {}
         self._in_flight: Batch | None = None
         self._slow = False
-        self._pages: list[tuple[queue_module.Queue, int | None, list[Run]]] = []
+        self._pages: list[tuple[Queue, int | None, list[Run]]] = []
         self._going: list[Peer] = []
         self.disk.recover(self.broker)
 
@@ -157,8 +161,8 @@ class World(AbstractContextManager["World"]):
             connection = self.broker.connect(f"test:{who}", local=who in "abc")
             peer = self.peers[who] = Peer(connection, keeps_books=self._books)
             if who == "u":
-                user = self.broker.users.get("u")
-                self.broker.authenticate(connection, user)
+                user = self.broker.access.users.get("u")
+                self.broker.access.authenticate(connection, user)
         return peer
 
     def _on_send(self, who: str, data: bytes = b"") -> None:
@@ -195,7 +199,7 @@ class World(AbstractContextManager["World"]):
         if alone:
             self._alone = 0
         before, errors = digest(broker) if alone else None, broker.errors
-        self._timed(broker.receive, connection, data)
+        self._timed(self.intake.receive, connection, data)
         if alone and broker.errors > errors:
             require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
@@ -249,25 +253,27 @@ class World(AbstractContextManager["World"]):
 
     def _finish(self, peer: Peer) -> None:
         connection = peer.connection
-        connection.closed = connection.blocked = True
+        connection.closed = True
+        connection.rest(Slow.END)
         if connection.works:
             self._timed(self.broker.go_on)
         elif connection.overrun:
-            self._timed(self.broker.receive, connection, b"")
+            self._timed(self.intake.receive, connection, b"")
         else:
             self._going.remove(peer)
             self._timed(self.broker.disconnect, connection)
 
     def _on_pause(self, who: str) -> None:
         peer = self._peer(who)
-        peer.paused = peer.connection.blocked = True
+        peer.paused = True
+        peer.connection.rest(Slow.PEER)
 
     def _on_resume(self, who: str) -> None:
         peer = self.peers.get(who)
         if peer is not None and peer.paused:
             peer.paused, peer.unsent_bytes = False, 0
             peer.connection.outbox_bytes = 0
-            self._timed(self.broker.unblock, peer.connection)
+            self._timed(peer.connection.resume, Slow.OUTBOX | Slow.PEER)
 
     def _on_tick(self, seconds: bytes) -> None:
         self._now_s += float(seconds)
@@ -321,7 +327,6 @@ class World(AbstractContextManager["World"]):
         """What the server's tasks do in the next turn."""
         broker = self.broker
         self._find_out_unsent()
-        self._timed(broker.deliver_postponed)
         self._timed(broker.go_on)
         for peer in [*self.peers.values()]:
             if peer.connection.overrun and not peer.ended:
@@ -329,7 +334,7 @@ class World(AbstractContextManager["World"]):
         for peer in [*self._going]:
             self._finish(peer)
         self._page()
-        if broker.logins:
+        if broker.access.logins:
             self._login()
         self._read()
 
@@ -337,9 +342,9 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         return bool(
             broker.has_work
-            or broker.page_requests
+            or broker.shared.page_requests
             or self._pages
-            or broker.logins
+            or broker.access.logins
             or broker.readers
             or self._going
             or any(peer.connection.overrun and not peer.ended for peer in self.peers.values())
@@ -351,19 +356,19 @@ class World(AbstractContextManager["World"]):
         for page in pages:
             self._timed(page[0].page_in, *page[1:])
         broker = self.broker
-        wanted, broker.page_requests = broker.page_requests, []
+        wanted, broker.shared.page_requests = broker.shared.page_requests, []
         for queue in wanted:
-            first = queue.page_first
+            first = queue.lane.page_first
             is_there = first is not None and queue.id in self.disk.queues
             self._pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
 
     def _login(self) -> None:
-        login = self.broker.logins.popleft()
+        login = self.broker.access.logins.popleft()
         peer = next((p for p in self.peers.values() if p.connection is login.connection), None)
         if peer is None or peer.ended:
             return
         # No password is right: verifying one takes 30 ms, and is another thread's.
-        kept = self.broker.verified(login, None)
+        kept = self.broker.access.verified(login, None)
         if login.connection.expelled:
             self._look_at(peer)
         else:
@@ -372,16 +377,16 @@ class World(AbstractContextManager["World"]):
     def _read(self) -> None:
         """Every answer is that there is nothing."""
         broker = self.broker
-        if broker.outboxes_room <= 0:
+        if broker.shared.outboxes.room <= 0:
             return
         readers, broker.readers = broker.readers, []
         for connection in readers:
             gone = connection.closed or connection.expelled
-            if gone or connection.blocked or not connection.reads:
+            if gone or connection.rests or not connection.reads:
                 continue
             read = connection.reads.popleft()
-            broker.write(connection, read.request_id + b" ok --end\n")
-            if connection.reads and not connection.blocked:
+            connection.write(read.request_id + b" ok --end\n")
+            if connection.reads and not connection.rests:
                 broker.readers.append(connection)
 
     # -- the end of a turn
@@ -394,7 +399,7 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         for _ in range(_MORE_THAN_ENDLESS):
             self._write()
-            if not (broker.touched or broker.has_work):
+            if not (broker.shared.touched or broker.has_work):
                 break
             self._timed(broker.go_on)
             self._hand_over()
@@ -428,7 +433,7 @@ class World(AbstractContextManager["World"]):
 
     def _hand_over(self) -> None:
         broker = self.broker
-        touched, broker.touched = broker.touched, []
+        touched, broker.shared.touched = broker.shared.touched, []
         by_connection = {id(peer.connection): peer for peer in self.peers.values()}
         slow = []
         for connection in touched:
@@ -442,20 +447,19 @@ class World(AbstractContextManager["World"]):
             peer.received(data)
             peer.unsent_bytes += len(data) if peer.paused else 0
             connection.outbox_bytes = peer.unsent_bytes
-            if connection.blocked and not peer.paused:
+            if connection.rests == Slow.OUTBOX:
                 slow.append(connection)
         self._find_out_unsent()
         for connection in slow:
             connection.outbox_bytes = 0
-            self._timed(broker.unblock, connection)
-        self._timed(broker.deliver_postponed)
+            self._timed(connection.resume, Slow.OUTBOX)
 
     def _find_out_unsent(self) -> None:
         """What has not been taken, what this turn has written included."""
-        broker = self.broker
-        broker.unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values()) + sum(
-            len(data) for connection in broker.touched for data in connection.outbox
-        )
+        shared = self.broker.shared
+        unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values())
+        unsent_bytes += sum(len(data) for each in shared.touched for data in each.outbox)
+        self._timed(shared.outboxes.set, unsent_bytes)
 
 
 class TooSlow(Finding):

@@ -1,0 +1,94 @@
+"""Who may do what: users, their logins, and what a connection may do.
+
+The one rule: a password is verified by the server, off the event loop; the next lines of its
+connection wait for the outcome.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mqks.broker.connection import Connection
+from mqks.errors import BadRequest, Expelled, NotAllowed
+from mqks.limits import AUTH_FAILURES_MAX, LOGINS_WAITING_MAX
+from mqks.protocol.requests import Request
+from mqks.users import STRANGER, Known, Permissions, Users
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+
+
+@dataclass(slots=True, eq=False)
+class Login:
+    """A password that waits to be verified, which takes too long for the event loop."""
+
+    connection: Connection
+    request: Request = field(repr=False)
+    name: bytes
+    password: bytes = field(repr=False)
+
+
+class Access:
+    __slots__ = ("_broker", "logins", "users")
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self.users = Users([], b"")
+        self.logins: deque[Login] = deque()
+        """Passwords to be verified: the server's to do, one after the other."""
+
+    def log_in(self, connection: Connection, request: Request, name: bytes, secret: bytes) -> None:
+        """With a password."""
+        if user := self.users.recall(name, secret):
+            self.authenticate(connection, user)
+        elif len(self.logins) < LOGINS_WAITING_MAX:
+            self.logins.append(Login(connection, request, name, secret))
+            connection.kept = []
+        else:
+            # Not the password is wrong, so it is the connection that is refused: try later.
+            self._broker.limits_reached["logins_waiting_max"] += 1
+            reason = f"{LOGINS_WAITING_MAX} passwords wait already"
+            self._broker.refusals.expel(connection, reason)
+
+    def verified(self, login: Login, user: Known | None) -> bytes:
+        """The outcome; returns what has been kept meanwhile and is to be received now, unless the
+        connection is `expelled`."""
+        connection, request = login.connection, login.request
+        kept = b"".join(connection.kept or ())
+        connection.kept = None
+        try:
+            self.authenticate(connection, user)
+        except BadRequest as failure:
+            self._broker.refusals.fail(connection, request.id, request.action, failure)
+        else:
+            if request.confirm:
+                connection.unconfirmed += 1
+                self._broker.pending.waiters.confirms.append((connection, [request.id]))
+        return kept
+
+    def authenticate(self, connection: Connection, user: Known | None) -> None:
+        """Give a connection the rights of a user; None is nobody whose credentials are right."""
+        if user is None:
+            connection.auth_failures += 1
+            if connection.auth_failures >= AUTH_FAILURES_MAX:
+                raise Expelled("wrong credentials, too often")
+            raise NotAllowed("wrong credentials")
+        connection.user = user.name
+        connection.splitter.line_bytes_max = self._broker.settings.line_bytes_max
+        self.grant(connection, user.permissions)
+
+    def grant(self, connection: Connection, permissions: Permissions) -> None:
+        """From now on these count; consumers that they do not allow end."""
+        connection.permissions = permissions
+        consumers = connection.consumers.values()
+        lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
+        if lost:
+            self._broker.end_consumers(lost)
+
+    def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
+        """Whether its user may settle this consumer's messages; what is not there does no harm."""
+        permissions = connection.permissions
+        if permissions is None or permissions is STRANGER:
+            return permissions is None
+        consumer = self._broker.consumers.get(consumer_id)
+        return consumer is None or permissions.may_consume(consumer.queue.name)

@@ -1,0 +1,364 @@
+"""The way of a chunk: from the bytes received to what its lines do, and to their replies.
+
+The one rule: a chunk is handled in one call, which never waits; what the turn leaves undone stays
+in `Connection.works` and `Connection.kept`, and comes before all that the connection sends next.
+"""
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from operator import length_hint
+
+from mqks.broker import permits
+from mqks.broker.actions import ACTIONS
+from mqks.broker.broker import Broker
+from mqks.broker.connection import Connection
+from mqks.broker.turns import GOES_ON, Work
+from mqks.errors import BadRequest, LineTooLong, Unwritable
+from mqks.limits import (
+    COPIES_MAX,
+    LANES_COPIES_MAX,
+    LANES_QUEUES,
+    LINES_MAX,
+    STEP_MESSAGES,
+    STRANGER_LINES_MAX,
+)
+from mqks.protocol.requests import CONFIRM, ONCE, Request, parse_request, shown
+from mqks.users import STRANGER
+
+NOTHING = b"\n"
+"""A name that no line can hold."""
+HYPHEN, NEWLINE = b"-\n"
+
+
+class Intake:
+    """Where the server gives what has come in."""
+
+    __slots__ = ("_broker", "_publishing", "_refusals", "_turns")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._publishing = broker.publishing
+        self._refusals = broker.refusals
+        self._turns = broker.turns
+
+    def receive(self, connection: Connection, data: bytes) -> None:
+        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
+        whether it must be closed, and `connection.overrun` whether this is to be called again, be
+        it with nothing more."""
+        self._turns.begin()
+        if connection.works:
+            assert connection.kept is not None
+            connection.kept.append(data)
+            return
+        if connection.overrun:
+            data = b"".join([*(connection.kept or ()), data])
+            connection.kept, connection.overrun = None, False
+        start = 0
+        while connection.permissions is STRANGER and connection.kept is None and start < len(data):
+            # Line by line: the next one may be meant for a user.
+            end = data.find(b"\n", start) + 1 or len(data)
+            self._receive(connection, data[start:end])
+            start = end
+            connection.stranger_lines += data[end - 1] == NEWLINE
+            if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
+                reason = f"{STRANGER_LINES_MAX} lines before authentication"
+                self._refusals.expel(connection, reason)
+        if connection.kept is not None:
+            connection.kept.append(data[start:])
+        elif start < len(data) or connection.splitter.too_long is not None:
+            self._receive(connection, data[start:] if start else data)
+        if connection.expelled:
+            connection.kept = []
+
+    def _receive(self, connection: Connection, data: bytes) -> None:
+        splitter = connection.splitter
+        connection.eval_budget = None
+        lines = splitter.feed(data)
+        if splitter.has_tab:
+            # Rare, and an error for the lines that have one: not the hot loop's business.
+            remaining = iter(lines)
+            for line in remaining:
+                if b"\t" in line:
+                    failure = BadRequest("a tab is not allowed in a request")
+                    self._refusals.refuse(connection, line, failure)
+                    if connection.kept is None and self._turns.over:
+                        self._break_off(connection, remaining)
+                else:
+                    self._handle(connection, iter([line]))
+                if connection.kept is not None:
+                    self._keep(connection, remaining)
+        else:
+            self._handle(connection, iter(lines))
+        if connection.kept is not None:
+            connection.kept.append(splitter.take_tail())
+        elif splitter.too_long is not None:
+            reason = f"a line may have {splitter.line_bytes_max} bytes at most"
+            # A line without an id is told as such, not by its first megabyte.
+            line = splitter.too_long if b" " in splitter.too_long else b""
+            self._refusals.refuse(connection, line, LineTooLong("line_bytes_max", reason))
+
+    def _break_off(self, connection: Connection, lines: Iterator[bytes]) -> None:
+        """Others have their turn before the rest."""
+        connection.kept, connection.overrun = [], True
+        self._keep(connection, lines)
+
+    @staticmethod
+    def _keep(connection: Connection, lines: Iterator[bytes]) -> None:
+        """Keep these lines as they came, one carriage return aside that is dropped again."""
+        assert connection.kept is not None
+        connection.kept += [line + b"\r\n" for line in lines]
+
+    def _handle(self, connection: Connection, lines: Iterator[bytes]) -> None:
+        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
+        until something else comes, and are then done in one go.
+
+        `event` is NOTHING while acks gather, `acker` while publishes do. What the user may not do
+        does not gather: `_request` finds the words for it.
+        """
+        broker, publishing = self._broker, self._publishing
+        now, chunk_end_s, works = self._turns.clock, self._turns.end_s, connection.works
+        publishing.works, wide_from = works, COPIES_MAX // LINES_MAX
+        outboxes_room = broker.shared.outboxes.room
+        outbox_bytes_max = max(0, min(broker.settings.outbox_bytes_max, outboxes_room))
+        name_bytes_max = broker.metadata.name_bytes_max
+        gathering = publishing.gathering
+        event = acker = NOTHING
+        middle = b""
+        ids: list[bytes] = []
+        bodies: list[bytes] = []
+        acked: list[bytes] = []
+        confirms: list[bytes] = []
+        others: list[bytes] = []
+        gathered, gathered_max = 0, LINES_MAX
+        while length_hint(lines):
+            is_wide = False
+            for line in islice(lines, gathered_max):
+                try:
+                    request_id, action, argument, rest = line.split(b" ", 3)
+                except ValueError:
+                    action = b""
+                if action == b"publish":
+                    if argument == event and len(request_id) <= name_bytes_max and request_id:
+                        ids.append(request_id)
+                        bodies.append(request_id + middle + rest)
+                        continue
+                    confirm = argument == CONFIRM
+                    if confirm:
+                        argument, _, rest = rest.partition(b" ")
+                    once = argument == ONCE
+                    if once:
+                        argument, _, rest = rest.partition(b" ")
+                    if (
+                        argument != event
+                        and 0 < len(argument) <= name_bytes_max
+                        and argument[:2] != b"--"
+                        and not broker.unwritable
+                        and not broker.shared.full_queues
+                        and (
+                            (permissions := connection.permissions) is None
+                            or permissions.may_publish(argument)
+                        )
+                    ):
+                        if acked:
+                            broker.ack(acker, acked)
+                            acker, acked = NOTHING, []
+                        _, ids, bodies = gathering.lane(argument)
+                        event, middle = argument, b" event=" + argument + b" "
+                        if now() > chunk_end_s:
+                            self._break_off(connection, lines)
+                        is_wide = gathering.width > wide_from or bool(works)
+                    if (
+                        argument == event
+                        and len(request_id) <= name_bytes_max
+                        and request_id
+                        and not (once and publishing.once_unfinished)
+                    ):
+                        if confirm:
+                            confirms.append(request_id)
+                        if not once or publishing.is_new(connection, request_id):
+                            ids.append(request_id)
+                            bodies.append(request_id + middle + rest)
+                        if is_wide:
+                            break
+                        continue
+                elif action == b"ack":
+                    if (
+                        argument == acker
+                        and len(request_id) <= name_bytes_max
+                        and request_id
+                        and rest
+                        and rest[0] != HYPHEN
+                        and b" " not in rest
+                    ):
+                        acked.append(rest)
+                        continue
+                    confirm = argument == CONFIRM
+                    if confirm:
+                        argument, _, rest = rest.partition(b" ")
+                    plain = (
+                        len(request_id) <= name_bytes_max
+                        and request_id
+                        and rest
+                        and rest[0] != HYPHEN
+                        and b" " not in rest
+                    )
+                    if plain and (
+                        argument == acker
+                        or (
+                            argument
+                            and argument[:2] != b"--"
+                            and broker.access.may_ack(connection, argument)
+                        )
+                    ):
+                        if argument != acker:
+                            self._flush(acker, acked)
+                            event, acker, acked = NOTHING, argument, []
+                            if works and not self._proceed(connection):
+                                acker = NOTHING
+                                self._break_off(connection, chain([line], lines))
+                                break
+                            if now() > chunk_end_s:
+                                self._break_off(connection, lines)
+                        acked.append(rest)
+                        if confirm:
+                            others.append(request_id)
+                        continue
+                self._flush(acker, acked)
+                event, acker, acked = NOTHING, NOTHING, []
+                if works and not self._proceed(connection):
+                    self._break_off(connection, chain([line], lines))
+                    break
+                if line:
+                    request = self._request(connection, line)
+                    if request is not None and request.confirm:
+                        (confirms if request.action == b"publish" else others).append(request.id)
+                    if connection.kept is not None:
+                        self._keep(connection, lines)
+                    elif (
+                        (works and not self._proceed(connection))
+                        or now() > chunk_end_s
+                        or connection.outbox_bytes > outbox_bytes_max
+                    ):
+                        self._break_off(connection, lines)
+            if not length_hint(lines):
+                break
+            # Many lines, or one for many queues: it is time to look at what it comes to.
+            gathered += 1 if is_wide else gathered_max
+            copies_max = LANES_COPIES_MAX if gathering.width <= LANES_QUEUES else COPIES_MAX
+            if gathered * gathering.width >= copies_max or len(acked) >= STEP_MESSAGES or works:
+                self._flush(acker, acked)
+                event, acker, acked, gathered = NOTHING, NOTHING, [], 0
+                done = not works or self._proceed(connection)
+                if not done or broker.pending.records > broker.settings.batch_records_max:
+                    self._break_off(connection, lines)
+            if now() > chunk_end_s and connection.kept is None:
+                self._break_off(connection, lines)
+            gathered_max = max(1, min(LINES_MAX, COPIES_MAX // gathering.width - gathered))
+        self._flush(acker, acked)
+        if confirms or others:
+            connection.unconfirmed += len(confirms) + len(others)
+        once_ids, publishing.once_ids = publishing.once_ids, []
+        if works and not self._proceed(connection):
+            works.append(self._complete(connection, confirms, others, once_ids))
+            publishing.once_unfinished += once_ids != []
+            self._turns.add(self._proceed_later(connection))
+            if connection.kept is None:
+                self._break_off(connection, lines)
+        elif confirms or others or once_ids:
+            self._remember(connection, confirms, others, once_ids)
+
+    def _complete(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        others: list[bytes],
+        once_ids: list[bytes],
+    ) -> Work[None]:
+        """After all that a chunk has published: ids that are remembered before their messages
+        would keep them out for good."""
+        self._publishing.once_unfinished -= once_ids != []
+        if self._broker.unwritable:
+            for message_id in confirms:
+                connection.unconfirmed -= 1
+                reason = f"{self._broker.unwritable}: it is not durable yet"
+                self._refusals.tell(connection, message_id, b"publish", reason)
+            confirms = []
+        self._remember(connection, confirms, others, once_ids)
+        yield GOES_ON
+
+    def _remember(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        others: list[bytes],
+        once_ids: list[bytes],
+    ) -> None:
+        """What the next commit makes true: `confirms` are those of messages."""
+        self._publishing.last_once(once_ids)
+        if confirms or others:
+            waiters = self._broker.pending.waiters
+            waiters.confirmed += len(confirms)
+            waiters.confirms.append((connection, confirms + others))
+
+    def _proceed(self, connection: Connection) -> bool:
+        """Go on with what its lines have begun; return whether that is done."""
+        works = connection.works
+        while works:
+            if not self._turns.run(works[0]):
+                return False
+            works.popleft()
+        return True
+
+    def _proceed_later(self, connection: Connection) -> Work[None]:
+        while connection.works:
+            yield from connection.works[0]
+            connection.works.popleft()
+
+    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
+        """Do what has gathered: it is either the one or the other."""
+        if acked:
+            self._broker.ack(acker, acked)
+        else:
+            self._publishing.gathering.flush()
+
+    def _request(self, connection: Connection, line: bytes) -> Request | None:
+        """One request off the fast path; None is one that failed, or has no plain confirm now. The
+        one place where an error becomes a reply."""
+        try:
+            request = parse_request(line)
+            self._broker.metadata.check_names("id", [request.id])
+            action = ACTIONS.get(request.action)
+            if action is None:
+                raise BadRequest(f"there is no action {shown(request.action)}")
+            if connection.permissions is not None:
+                permits.check(action.needs, self._broker, connection.permissions, request)
+            work = action.run(self._broker, connection, request)
+        except BadRequest as failure:
+            self._refusals.refuse(connection, line, failure)
+            return None
+        if work is not None:
+            connection.unconfirmed += request.confirm
+            connection.works.append(self._perform(connection, request, line, work))
+            return None
+        # What must be verified first, or was refused, is not confirmed now.
+        return None if connection.awaits_login else request
+
+    def _perform(
+        self, connection: Connection, request: Request, line: bytes, work: Work[int | None]
+    ) -> Work[None]:
+        """A request that may take more than a turn. It raises before it changes anything."""
+        broker = self._broker
+        try:
+            amount = yield from work
+            if request.confirm and broker.unwritable and request.action in (b"publish", b"reject"):
+                raise Unwritable(f"{broker.unwritable}: it is not durable yet")
+        except BadRequest as failure:
+            connection.unconfirmed -= request.confirm
+            self._refusals.refuse(connection, line, failure)
+            return
+        if not request.confirm:
+            return
+        if amount is None:
+            broker.pending.waiters.confirms.append((connection, [request.id]))
+        else:
+            broker.pending.waiters.counts.append((connection, request.id, amount))

@@ -1,0 +1,102 @@
+"""An error to its reply.
+
+The one rule: the reply tells an id and no more; what was wrong goes to the log and the database.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqks.broker.connection import Connection
+from mqks.broker.pending import ErrorRecord
+from mqks.errors import BadRequest, Expelled, LimitExceeded
+from mqks.limits import REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
+from mqks.protocol import replies
+from mqks.protocol.requests import request_id_of
+from mqks.users import STRANGER
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+
+
+class Refusals:
+    """`new_error_id` gives a text and a time in microseconds; `on_error` tells of a request that
+    failed, and answers whether it did: of many at once it may leave some out."""
+
+    __slots__ = ("_broker", "_new_error_id", "_on_error")
+
+    def __init__(
+        self,
+        broker: "Broker",
+        new_error_id: Callable[[], tuple[str, int]],
+        on_error: Callable[[ErrorRecord], bool],
+    ) -> None:
+        self._broker = broker
+        self._new_error_id = new_error_id
+        self._on_error = on_error
+
+    def refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
+        """A line could not be carried out."""
+        if isinstance(failure, LimitExceeded):
+            self._broker.limits_reached[failure.limit] += 1
+        request_id = request_id_of(line)
+        action = line.partition(b" ")[2].partition(b" ")[0]
+        self.fail(connection, request_id, action, failure)
+
+    def fail(
+        self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
+    ) -> None:
+        """Reply, and see what it costs the connection."""
+        self.tell(connection, request_id, action, str(failure))
+        if connection.permissions is STRANGER:
+            connection.stranger_errors += 1
+            if connection.stranger_errors >= STRANGER_ERRORS_MAX:
+                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
+        if isinstance(failure, Expelled):
+            # Not the exception itself: with its traceback it would keep what was sent.
+            connection.kept, connection.overrun, connection.expelled = [], False, True
+
+    def expel(self, connection: Connection, reason: str) -> None:
+        """Have a connection closed for what no single request has done."""
+        self.fail(connection, b"-", b"", Expelled(reason))
+
+    def tell(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
+        reply = self.reply(
+            connection.address,
+            request_id,
+            action,
+            reason,
+            stranger=connection.permissions is STRANGER,
+            user=connection.user,
+        )
+        if not connection.closed:
+            connection.write(reply)
+
+    def reply(
+        self,
+        address: str,
+        request_id: bytes,
+        action: bytes,
+        reason: str,
+        *,
+        stranger: bool,
+        user: str | None = None,
+    ) -> bytes:
+        """Record an error under a new id and return the reply that tells it. Strangers fill the
+        database no faster than the log."""
+        broker = self._broker
+        broker.errors += 1
+        error_id, time_us = self._new_error_id()
+        record = ErrorRecord(
+            error_id,
+            time_us,
+            address,
+            request_id[:256],
+            action[:64],
+            reason[:REASON_CHARACTERS_MAX],
+            user,
+        )
+        told = self._on_error(record)
+        if told or not stranger:
+            broker.last_errors.append(record)
+            broker.pending.add_error(record)
+        return replies.error(request_id, error_id)
