@@ -8,8 +8,6 @@ VENV ?= .venv
 DB ?= mqks.db
 # Tests run side by side in so many processes.
 JOBS ?= auto
-# They start Python often, and what it has compiled is kept for the next time.
-export PYTHONDONTWRITEBYTECODE =
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
@@ -17,6 +15,9 @@ PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
 serve: $(VENV)/.installed
 	$(BIN)/mqks serve --db $(DB)
+
+# Tests start Python often, and what it has compiled is kept for the next time.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: lint
 	$(PYTEST) -m "not slow"
