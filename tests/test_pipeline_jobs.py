@@ -27,6 +27,7 @@ from pyspark.errors import PySparkException
 
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
+from mqks.commands import main
 from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
@@ -595,7 +596,7 @@ def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None:
-    assert mqks(*arguments).returncode == 64
+    assert main(["pipeline", *arguments]) == os.EX_USAGE
 
 
 @pytest.mark.parametrize("text", ["int", '{"type": "nothing"}', "no schema at all"])

@@ -8,7 +8,8 @@ and nowhere else.
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -115,9 +116,15 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+@cache
+def command() -> Any:
+    """All of the above, as Click has it; built once, which takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str] | None) -> int:
     try:
-        app(arguments, prog_name="mqks")
+        command()(arguments, prog_name="mqks")
     except SystemExit as stop:
         # Typer always leaves this way, with 2 for a command line it does not understand. Of
         # what a reader has no more use for (EPIPE) it makes a quiet 1.
