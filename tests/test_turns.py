@@ -155,6 +155,18 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     assert {queue.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
 
 
+@pytest.mark.parametrize("looks", range(8))
+def test_what_is_kept_when_a_turn_ends_twice_over_is_not_lost(looks: int) -> None:
+    """The second line may end the turn when its event is new, and again because it is an error."""
+    world = BareWorld(name_bytes_max=20)
+    many_queues(world)
+    world.broker.turns.clock, world.broker.turns.chunk_s = count().__next__, looks
+
+    world.send("k", b"m1 publish e a\n" + b"m" * 21 + b" publish f b\np ping x\n")
+
+    assert re.fullmatch(rb"m{21} error \w{24}\np ok x\n", world.received("k"))
+
+
 def test_a_publisher_that_goes_leaves_no_message_half_routed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "mqks.db") as server:
         with LineClient(server.address) as client:
