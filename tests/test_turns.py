@@ -284,3 +284,30 @@ def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
     rest = broker.pending.take()
     assert [run.lines for run in rest.entry.changes[0].runs] == [[b"m2 event=e b"]]
     assert rest.entry.once == [b"m2"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        b"len([q for q in state.queues for i in range(20) if len(state.queues[q]) == 0])",
+        b"len(sorted(range(9000), key=lambda x: [-x]))",
+        b"sum(max(range(3000), key=abs) - 2999 + len(range(1)) for i in range(3))",
+    ],
+)
+def test_an_expression_goes_on_in_later_turns(expression: bytes) -> None:
+    """Others change meanwhile what it looks at, and get their answers."""
+    world = BareWorld()
+    many_queues(world)
+    world.connect("other")
+    world.broker.turns.chunk_s = -1.0
+
+    world.intake.receive(world.connection("k"), b"ev _eval --confirm %b\np ping\n" % expression)
+
+    assert world.connection("k").works, "it is not done in one turn"
+    world.intake.receive(world.connection("other"), b"p ping x\n")
+    assert world.connection("other").outbox == [b"p ok x\n"]
+    world.send("other", b"d delete_queue q0\n")
+    world.send("k", b"")
+    answer, *replies = world.received("k").splitlines()
+    assert re.fullmatch(rb"ev ok \d+", answer)
+    assert sorted(replies) == [b"ev ok ", b"p ok "]

@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mqks.broker import expression, permits, stats
+from mqks.broker import permits, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
+from mqks.broker.evaluate import expression
+from mqks.broker.evaluate.state import State
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.broker.state import State
 from mqks.broker.turns import GOES_ON, Work
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
@@ -254,7 +255,7 @@ def ping(broker: Broker, connection: Connection, request: Request) -> None:
     broker.write(connection, replies.ok(request.id, request.rest))
 
 
-def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
+def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     settings = broker.settings
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest("_eval is not allowed here")
@@ -273,8 +274,9 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
         "WORKERS": 1,
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
-    result = expression.render(expression.evaluate(source, names, budget=connection.eval_budget))
-    broker.write(connection, replies.ok(request.id, result))
+    value = yield from expression.evaluating(source, names, budget=connection.eval_budget)
+    if not connection.closed:
+        broker.write(connection, replies.ok(request.id, expression.render(value)))
 
 
 ACTIONS = {

@@ -7,7 +7,7 @@ from collections import deque
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from mqks.broker.expression import Budget
+from mqks.broker.evaluate.expression import Budget
 from mqks.broker.reads import Read
 from mqks.broker.turns import Work
 from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
