@@ -163,29 +163,21 @@ class Budget:
         self.spend(_size(value) * times)
         if isinstance(value, _ITERABLE) and not isinstance(value, str | bytes):
             inner: Any = value.items() if isinstance(value, Mapping) else [value]
-            for item in chain.from_iterable(inner):
-                self.weigh(item, times)
+            for items in inner:
+                kinds = {*map(type, items)}
+                if kinds == {int}:  # The same at once, about: there may be many.
+                    bits = sum(map(int.bit_length, items))
+                    self.spend((len(items) + bits // 64) * times)
+                elif kinds == {str}:
+                    self.spend((len(items) + sum(map(len, items)) // 16) * times)
+                else:
+                    for item in items:
+                        self.weigh(item, times)
 
     def search(self, text: str | bytes, needles: Iterable[Any]) -> None:
         """Pays for looking through `text`; at worst each needle is compared at each place."""
         width = sum(len(needle) for needle in needles if isinstance(needle, str | bytes))
         self.spend(1 + len(text) * (16 + width) // 256)
-
-    def mapping(self, pairs: Iterable[Any]) -> dict[Any, Any]:
-        """A dict of `pairs`. Keys of one hash are compared in turn, so each pays for the others."""
-        result: dict[Any, Any] = {}
-        alike: dict[int, int] = {}
-        for key, value in pairs:
-            self.weigh(key)
-            if others := alike.get(hash(key), 0):
-                self.weigh(key, others)
-            if key not in result:
-                alike[hash(key)] = others + 1
-            result[key] = value
-        return result
-
-    def set(self, items: Iterable[Any]) -> set[Any]:
-        return {*self.mapping((item, None) for item in items)}
 
 
 class _Evaluation(Budget):
@@ -232,10 +224,10 @@ class _Evaluation(Budget):
                 return (yield from self.call(name, (yield from self.each(args, scope)), options))
             case ast.Call(ast.Attribute(owner, name), args, []):
                 owner, *values = yield from self.each((owner, *args), scope)
-                return self.method(owner, name, values)
+                return (yield from self.method(owner, name, values))
             case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
                 left, right = yield from self.each((left, right), scope)
-                return self.binary(op, left, right)
+                return (yield from self.binary(op, left, right))
             case ast.UnaryOp(op, operand):
                 return _OPERATORS[type(op)]((yield from visit(operand, scope)))
             case ast.Compare(first, ops, others):
@@ -260,19 +252,37 @@ class _Evaluation(Budget):
             case ast.Tuple(parts):
                 return tuple((yield from self.each(parts, scope)))
             case ast.Set(parts):
-                return self.set((yield from self.each(parts, scope)))
+                return (yield from self.set((yield from self.each(parts, scope))))
             case ast.Dict(keys, values) if None not in keys:
                 pairs = zip(keys, values, strict=True)
                 found = yield from self.each(chain.from_iterable(pairs), scope)
-                return self.mapping(zip(found[::2], found[1::2], strict=True))
+                return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
             case ast.ListComp(part, loops) | ast.GeneratorExp(part, loops):
                 return (yield from self.collect(loops, {**scope}, part))
             case ast.SetComp(part, loops):
-                return self.set((yield from self.collect(loops, {**scope}, part)))
+                return (yield from self.set((yield from self.collect(loops, {**scope}, part))))
             case ast.DictComp(key, value, loops):
                 found = yield from self.collect(loops, {**scope}, key, value)
-                return self.mapping(zip(found[::2], found[1::2], strict=True))
+                return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
         raise ExpressionError(f"not known or not allowed: {ast.unparse(node)}"[:200])
+
+    def mapping(self, pairs: Iterable[Any]) -> Work[dict[Any, Any]]:
+        """A dict of `pairs`. Keys of one hash are compared in turn, so each pays for the others."""
+        result: dict[Any, Any] = {}
+        alike: dict[int, int] = {}
+        for key, value in pairs:
+            self.weigh(key)
+            if others := alike.get(hash(key), 0):
+                self.weigh(key, others)
+            if key not in result:
+                alike[hash(key)] = others + 1
+            result[key] = value
+            if self.is_step_over:
+                yield GOES_ON
+        return result
+
+    def set(self, items: Iterable[Any]) -> Work[set[Any]]:
+        return {*(yield from self.mapping((item, None) for item in items))}
 
     def attribute(self, owner: Any, name: str) -> Any:
         # What Python itself brings (frames, code, modules) leads out of here by public names.
@@ -351,9 +361,10 @@ class _Evaluation(Budget):
             case _:
                 raise ExpressionError(f"cannot be bound: {ast.unparse(target)}"[:200])
 
-    def binary(self, op: ast.operator, left: Any, right: Any) -> Any:
+    def binary(self, op: ast.operator, left: Any, right: Any) -> Work[Any]:
         if isinstance(left, MappingView) or isinstance(right, MappingView):
-            left, right = self.set(self.items(left)), self.set(self.items(right))
+            left = yield from self.set(self.items(left))
+            right = yield from self.set(self.items(right))
         self.weigh(left)
         self.weigh(right)
         match op, left, right:
@@ -412,10 +423,11 @@ class _Evaluation(Budget):
             case (("all" | "any" | "enumerate" | "list" | "reversed" | "tuple"), [items, *_]):
                 self.items(items)
             case "set", [items]:
-                return self.set(self.items(items))
+                return (yield from self.set(self.items(items)))
             case "dict", [items]:
                 self.items(items)
-                return self.mapping(items.items() if isinstance(items, Mapping) else items)
+                pairs = items.items() if isinstance(items, Mapping) else items
+                return (yield from self.mapping(pairs))
             case (("max" | "min" | "sorted"), [first, *rest]):
                 items = self.items(args if rest else first)
                 # Comparing is an eighth of a step, or less, and is done so often for each item.
@@ -425,7 +437,7 @@ class _Evaluation(Budget):
                 args, options = [items], {**options, "key": lambda _: next(keys)}
             case "sum", [items, *start]:  # Of lists it would take quadratic time.
                 numbers = (*self.items(items), *start, *options.values())
-                if not all(isinstance(number, int | float) for number in numbers):
+                if not all(issubclass(kind, int | float) for kind in {*map(type, numbers)}):
                     raise ExpressionError("sum adds numbers only")
             case "zip", _:
                 self.spend(len(args) * min(map(len, args), default=0))
@@ -454,7 +466,7 @@ class _Evaluation(Budget):
                 yield GOES_ON
         return iter(values)
 
-    def method(self, owner: Any, name: str, args: list[Any]) -> Any:
+    def method(self, owner: Any, name: str, args: list[Any]) -> Work[Any]:
         if not any(isinstance(owner, of) and name in names.split() for of, names in _METHODS):
             raise ExpressionError(f"{type(owner).__name__} has no method {name}")
         for arg in args:
@@ -466,7 +478,11 @@ class _Evaluation(Budget):
                 self.weigh(owner)
             case set() | frozenset():
                 self.weigh(owner)
-                args = [arg if isinstance(arg, set | frozenset) else self.set(arg) for arg in args]
+                sets = []
+                for arg in args:
+                    is_set = isinstance(arg, set | frozenset)
+                    sets.append(arg if is_set else (yield from self.set(arg)))
+                args = sets
             case str() | bytes():
                 self.search(owner, args)
         match name, args:
