@@ -1,5 +1,6 @@
 """A chunk that takes its time is handled in turns, and comes to the same."""
 
+import json
 import re
 from itertools import count
 from math import inf
@@ -311,3 +312,20 @@ def test_an_expression_goes_on_in_later_turns(expression: bytes) -> None:
     answer, *replies = world.received("k").splitlines()
     assert re.fullmatch(rb"ev ok \d+", answer)
     assert sorted(replies) == [b"ev ok ", b"p ok "]
+
+
+@pytest.mark.parametrize("what", [b"", b"queue big"])
+def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
+    world = BareWorld()
+    many_queues(world)
+    events = sorted(b"e%d" % number for number in range(9000))
+    world.send("k", b"s subscribe big " + b" ".join(reversed(events)) + b"\n")
+    world.broker.turns.chunk_s = -1.0
+
+    world.intake.receive(world.connection("k"), b"st stats %b\n" % what)
+
+    assert world.connection("k").works, "it is not done in one turn"
+    world.send("k", b"")
+    told = json.loads(world.received("k").removeprefix(b"st ok "))
+    assert told["bindings"] == (len(events) if what else QUEUES + len(events))
+    assert told.get("events") in (None, [event.decode() for event in events])
