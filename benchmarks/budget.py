@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
@@ -51,12 +51,11 @@ class Bench:
         """Take what would be sent; return how many lines that is."""
         lines = b"".join(self.connection.outbox).count(b"\n")
         self.connection.outbox.clear()
-        self.broker.unsent_bytes -= self.connection.outbox_bytes
+        self.broker.shared.outboxes.used -= self.connection.outbox_bytes
         self.connection.outbox_bytes = 0
         self.connection.touched = False
-        self.broker.touched = []
-        if self.connection.blocked:
-            self.broker.unblock(self.connection)
+        self.broker.shared.touched = []
+        self.connection.resume(Slow.OUTBOX)
         return lines
 
 
@@ -124,10 +123,10 @@ def budget() -> dict[str, float]:
 
         def write() -> None:
             changes = bench.broker.pending.take().entry.changes
-            body = encode(
+            head, texts = encode(
                 [
                     Section(
-                        change.queue_id,
+                        change.lane_id,
                         change.next_seq,
                         change.cursor,
                         [Lines(run.first, 0, run.lines) for run in change.runs],
@@ -137,7 +136,7 @@ def budget() -> dict[str, float]:
                     for change in changes
                 ]
             )
-            checksum(1, body)
+            checksum(1, b"".join([head, *texts]))
 
         return timed(write)
 
@@ -195,7 +194,8 @@ def budget() -> dict[str, float]:
     figures["deliver from a backlog, auto-ack"] = least(backlog)
 
     lines = [b"m%d event=e " % number + PAYLOAD for number in range(COUNT)]
-    body = encode([Section(1, COUNT + 1, 1, [Lines(1, 0, lines)], [], [])])
+    head, texts = encode([Section(1, COUNT + 1, 1, [Lines(1, 0, lines)], [], [])])
+    body = b"".join([head, *texts])
 
     def page() -> int:
         def read() -> None:

@@ -78,6 +78,10 @@ SEGMENTS_DROPPED_MAX: Final = 64
 SEGMENT_MERGE_COUNT: Final = 512
 """This many small segments are merged into one."""
 
+SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""One segment, unless a single message is larger. A larger commit is written as several, in one
+transaction: SQLite takes at most 1,000,000,000 bytes in a row, and a segment is read as a whole."""
+
 SEGMENT_SMALL_BYTES: Final = 16 * 1024
 """A segment below this size counts as small."""
 

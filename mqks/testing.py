@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,7 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from mqks.journal.store import open_store
 from mqks.server.server import serve
 from mqks.settings import Settings
 
@@ -37,6 +39,8 @@ class Broker:
 
     `settings` are those of mqks.toml. Between `stop` and `start` the port stays the same.
     """
+
+    open_store = staticmethod(open_store)
 
     def __init__(self, db: Path, **settings: Any) -> None:
         self.settings = Settings(db=db, **{"port": 0, **settings})
@@ -53,7 +57,8 @@ class Broker:
         with ExitStack() as starting:
             portal = starting.enter_context(start_blocking_portal("asyncio"))
             stopping = portal.call(anyio.Event)
-            self._ended, port = portal.start_task(serve, self.settings, lambda _: stopping.wait())
+            start = partial(serve, open_store=self.open_store)
+            self._ended, port = portal.start_task(start, self.settings, lambda _: stopping.wait())
             self.settings = replace(self.settings, port=port)
             starting.callback(lambda: self._ended.result(WAIT_S))
             starting.callback(portal.call, stopping.set)
@@ -138,8 +143,8 @@ class BrokerProcess:
         self._listens = False
         self._listens_or_ended = threading.Event()
         self._process = self._spawn([*self._command, "--port", str(self.port), *self._flags])
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
+        self._log_thread = threading.Thread(target=self._read_log, daemon=True)
+        self._log_thread.start()
 
     def _spawn(self, command: list[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -185,7 +190,7 @@ class BrokerProcess:
             self._started.kill()
             self._started.wait(WAIT_S)
             raise RuntimeError(f"the broker does not end; its log:\n{self.log}") from None
-        self._reader.join(WAIT_S)
+        self._log_thread.join(WAIT_S)
         return code
 
     @property

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.settings import Settings
 
@@ -52,19 +52,19 @@ class BareWorld:
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""
         broker = self.broker
-        while broker.pending or broker.touched or broker.has_work:
+        while broker.pending or broker.shared.touched or broker.has_work:
             broker.go_on()
-            for connection in broker.touched:
+            for connection in broker.shared.touched:
                 for name, known in self._connections.items():
                     if known is connection:
                         self._received[name] += b"".join(connection.outbox)
                 connection.touched = False
                 connection.outbox.clear()
                 connection.outbox_bytes = 0
-            blocked = [connection for connection in broker.touched if connection.blocked]
-            broker.touched = []
-            for connection in blocked:
-                broker.unblock(connection)
+            touched = broker.shared.touched
+            broker.shared.touched = []
+            for connection in touched:
+                connection.resume(Slow.OUTBOX)
             if broker.pending:
                 broker.committed(broker.pending.take())
 

@@ -37,9 +37,9 @@ from mqks.broker.broker import Broker
 from mqks.broker.intake import Intake
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
-from mqks.journal.reader import DatabaseFile
 from mqks.journal.recovery import Recovery
-from mqks.journal.verify import verify
+from mqks.journal.sqlite.reader import DatabaseFile
+from mqks.journal.sqlite.verify import verify
 from mqks.settings import Settings
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -315,8 +315,8 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
     settings = Settings(db=db, salvage=salvage, ballast_bytes=0, disk_free_bytes_min=0)
     journal = await Journal.open(settings, told.append)
     try:
-        if journal.torn:
-            told.append(journal.torn)
+        if journal.store.torn:
+            told.append(journal.store.torn)
         broker = Broker(
             settings,
             clock=time.monotonic,
@@ -337,7 +337,14 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         state: State = {
             "messages": messages,
             "queues": {
-                name: (q.id, q.policy, q.next_seq, q.cursor, dict(q.retries), sorted(q.redo_paged))
+                name: (
+                    q.id,
+                    q.policy,
+                    q.lane.next_seq,
+                    q.lane.cursor,
+                    dict(q.lane.marks),
+                    sorted(q.lane.redo_paged),
+                )
                 for name, q in broker.queues.items()
             },
             "bindings": {name: sorted(e) for name, e in broker.bindings.by_name.items()},

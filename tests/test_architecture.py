@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import mqks
 from mqks.settings import SETTINGS, Settings, load
 
 ROOT = Path(__file__).parents[1]
-MODULES = sorted((ROOT / "mqks").rglob("*.py"))
+PACKAGE = Path(mqks.__file__).parent
+"""Not of the checkout where an installed one is tested."""
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import of the others; itself always. `*` is everything.
 ARROWS = {
@@ -19,22 +22,28 @@ ARROWS = {
     "__main__": {"commands"},
     "errors": set[str](),
     "durable": set[str](),
+    "files": set[str](),
     "limits": {"errors"},
     "settings": {"errors", "limits"},
     "protocol": {"errors", "limits"},
     "users": {"protocol", "errors", "limits"},
     "users_file": {"users", "durable", "errors", "limits"},
     "broker": {"users", "protocol", "errors", "limits", "settings"},
-    "journal": {"broker", "protocol", "durable", "errors", "limits", "settings"},
+    "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
-        *("journal", "broker", "users_file", "users", "protocol"),
+        *("journal", "broker", "users_file", "users", "protocol", "files"),
         *("errors", "limits", "settings"),
     },
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
-    "testing": {"server", "settings"},
+    "inspection": {"client", "journal", "errors"},
+    "transfer": {"inspection", "client", "errors"},
+    "bench": {"client", "protocol", "errors"},
+    "testing": {"server", "journal", "settings"},
     "commands": {"*"},
 }
+SQLITE = "mqks.journal.sqlite"
+"""The only place that knows SQLite. Others see a store; commands that look at a file may ask it."""
 PURE_ROOMS = {"protocol", "broker"}
 # The pure rooms use the standard library alone, and of it nothing that reaches outside.
 IO_CLOCK_AND_CHANCE = {
@@ -45,7 +54,7 @@ IO_CLOCK_AND_CHANCE = {
 
 
 def dotted(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
@@ -72,13 +81,14 @@ def imports(module: str, source: str, *, package: bool = False) -> Iterator[str]
 def is_allowed(module: str, name: str) -> bool:
     """Whether the house lets this module import this name."""
     mine, top = room(module), name.split(".")[0]
+    if top in ("sqlite3", "aiosqlite") or f"{name}.".startswith(f"{SQLITE}."):
+        knows_files = mine in ("commands", "inspection") or module == "mqks.journal.store"
+        return module.startswith(f"{SQLITE}.") or (top == "mqks" and knows_files)
     if top == "mqks":
         other = room(name)  # not a room: a name that mqks itself holds
         return other == mine or other not in ARROWS or bool(ARROWS[mine] & {other, "*"})
     if mine in PURE_ROOMS:
         return top in sys.stdlib_module_names and top not in IO_CLOCK_AND_CHANCE
-    if top in ("sqlite3", "aiosqlite"):
-        return mine == "journal"
     return True
 
 
@@ -115,6 +125,12 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.journal.writer", "from mqks.server import run"),
         ("mqks.server.listener", "import sqlite3"),
         ("mqks.commands.inspect", "import sqlite3"),
+        ("mqks.journal.journal", "import sqlite3"),
+        ("mqks.journal.recovery", "from mqks.journal.sqlite import store"),
+        ("mqks.server.facts", "from mqks.journal.sqlite.reader import wal_path"),
+        ("mqks.inspection.live", "from mqks.commands.options import note"),
+        ("mqks.transfer.importing", "from mqks.server import run"),
+        ("mqks.client.wire", "from mqks.inspection.live import Live"),
         ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
     ],
 )
@@ -131,7 +147,8 @@ def test_an_arrow_that_turns_is_noticed(module: str, source: str) -> None:
         ("mqks.broker.queue", "from . import binding"),
         ("mqks.broker.queue", "from collections import deque"),
         ("mqks.journal.recovery", "from mqks.broker import Broker"),
-        ("mqks.journal.writer", "import aiosqlite"),
+        ("mqks.journal.sqlite.store", "import aiosqlite"),
+        ("mqks.commands.inspect", "from mqks.journal.sqlite.reader import DatabaseFile"),
         ("mqks.server.listener", "import anyio"),
         ("mqks.server.listener", "from mqks import __version__"),
         ("mqks.commands.serve", "from mqks.server import run"),

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from mqks.errors import ClaimLost
+from mqks.journal.memory import Memory
+from mqks.testing import Broker
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -79,6 +83,36 @@ class TcpWorld:
         self._clients.clear()
 
 
+class MemoryWorld(TcpWorld):
+    """A server in this process that keeps everything in memory, and real sockets."""
+
+    def __init__(self, db: Path, story: Story) -> None:
+        self._clients = {}
+        self._settings = {"db": db, **story.settings}
+        self._memory = Memory()
+        self._start()
+
+    def _start(self) -> None:
+        self.broker = Broker(**self._settings)
+        self.broker.open_store = self._memory.open
+        self.broker.start()
+
+    def connect(self, name: str) -> None:
+        self._clients[name] = LineClient(("127.0.0.1", self.broker.port))
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            # It can't write any more, as if it were dead.
+            self._memory.holder = None
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        with suppress(ClaimLost, ExceptionGroup):
+            self.broker.stop()
+        self._close_clients()
+
+
 class BrokerWorld:
     """The broker without sockets, disk or clock, fed in pieces of one line or of one byte."""
 
@@ -124,6 +158,16 @@ class BrokerWorld:
 
     def restart(self, *, crash: bool) -> None:
         raise AssertionError("there is nothing to start again")
+
+
+@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+def test_in_memory(story: Story, tmp_path: Path) -> None:
+    world = MemoryWorld(tmp_path / "none.db", story)
+    try:
+        play(story, world)
+    finally:
+        world.close()
+    assert not (tmp_path / "none.db").exists()
 
 
 def play_over_tcp(story: Story, db: Path) -> None:

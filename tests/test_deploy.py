@@ -27,7 +27,7 @@ import pytest
 
 from mqks import errors
 from mqks.errors import ConfigurationError
-from mqks.journal.lock import server_of
+from mqks.journal.sqlite.lock import server_of
 from mqks.server.inherited import take_sockets
 from mqks.server.notify import Notify
 from mqks.settings import Settings

@@ -12,8 +12,8 @@ import pytest
 
 from mqks.commands import main
 from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
-from mqks.journal.reader import DatabaseFile
-from mqks.journal.tables import row_crc
+from mqks.journal.sqlite.reader import DatabaseFile
+from mqks.journal.sqlite.tables import row_crc
 from mqks.protocol.requests import DeleteRule
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess

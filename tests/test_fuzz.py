@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from mqks.broker.bindings import Bindings
-from mqks.broker.broker import Broker
 from mqks.broker.consumer import Consumer
 from mqks.broker.queue import Queue
 from mqks.client.errors import ProtocolViolation
@@ -110,11 +109,11 @@ def test_over_tcp(tmp_path: Path) -> None:
 # -- what it would find
 
 
-def broken_requeue(queue: Queue, deliveries: object) -> None:
+def broken_reject(queue: Queue, deliveries: object) -> None:
     """A reject that loses messages."""
 
 
-def broken_wake(broker: Broker, consumer: Consumer) -> None:
+def broken_go_on(consumer: Consumer) -> None:
     """Who has acked is not served again."""
 
 
@@ -135,8 +134,8 @@ def crashing_trim(queue: Queue, end: int) -> int:
 @pytest.mark.parametrize(
     ("where", "name", "broken", "finding"),
     [
-        (Queue, "requeue", broken_requeue, "numbers on disk"),
-        (Broker, "wake", broken_wake, "has room and no place in the ring"),
+        (Queue, "reject", broken_reject, "numbers on disk"),
+        (Consumer, "_go_on", broken_go_on, "neither rests nor is in the ring"),
         (replies, "error", broken_error, "replies that answer nobody"),
         (Bindings, "rebind", broken_rebind, "an error has changed something"),
         (Queue, "trim", crashing_trim, "KeyError"),

@@ -96,8 +96,8 @@ def test_a_warning_before_a_queue_is_full() -> None:
     """One for each time that it gets so far, however often it goes up and down there."""
     world = bare(queue_messages_max=100)
     told: list[tuple[str, int]] = []
-    world.broker.on_queue_nearly_full = lambda queue: told.append(("nearly", queue.ready))
-    world.broker.on_queue_full = lambda queue: told.append(("full", queue.ready))
+    world.broker.shared.on_queue_nearly_full = lambda queue: told.append(("nearly", queue.ready))
+    world.broker.shared.on_queue_full = lambda queue: told.append(("full", queue.ready))
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     [queue] = world.broker.queues.values()
 
@@ -105,7 +105,7 @@ def test_a_warning_before_a_queue_is_full() -> None:
         if queue.ready < ready:
             world.send("k", b"m publish e x\n" * (ready - queue.ready))
         else:
-            world.send("k", b"t trim q %d\n" % (queue.next_seq - ready))
+            world.send("k", b"t trim q %d\n" % (queue.lane.next_seq - ready))
         assert queue.ready == ready
 
     for ready in (79, 80, 79, 85, 66, 99, 70, 90):
@@ -123,7 +123,7 @@ def test_a_warning_before_a_queue_is_full() -> None:
 def test_a_warning_does_not_flutter_at_small_limits(limit: int) -> None:
     world = bare(queue_messages_max=limit)
     told: list[int] = []
-    world.broker.on_queue_nearly_full = lambda queue: told.append(queue.ready)
+    world.broker.shared.on_queue_nearly_full = lambda queue: told.append(queue.ready)
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     assert told == []
     world.send("k", b"m publish e x\n" * limit)
@@ -245,11 +245,11 @@ def test_a_page_that_a_trim_has_overtaken() -> None:
     for number in range(1, 11):
         assert ask(world, b"m%d publish --confirm e x" % number) == b"m%d ok \n" % number
     assert ask(world, b"c consume --confirm q") == b"c ok \n"
-    [queue] = world.broker.page_requests
-    world.broker.page_requests.clear()
+    [queue] = world.broker.shared.page_requests
+    world.broker.shared.page_requests.clear()
     assert ask(world, b"t trim --confirm q 6") == b"t ok 5\n"
     queue.page_in(1, [Run(1, lines[:7]), Run(8, lines[7:])])
-    assert world.broker.page_requests == []
+    assert world.broker.shared.page_requests == []
     told = b"".join(b"c ok %b\n" % line for line in lines[5:])
     assert ask(world, b"p ping") == told + b"p ok \n"
 
@@ -262,7 +262,7 @@ def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
     queue.restore(10**15, 1, [], {7: Mark(1)})
     assert ask(world, b"t purge --confirm q") == b"t ok %d\n" % (10**15 - 1)
     assert queue.ready == 0
-    assert not queue.retries
+    assert not queue.lane.marks
 
 
 def test_connections(tmp_path: Path) -> None:

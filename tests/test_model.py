@@ -26,17 +26,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mqks.broker import queue as queue_module
+from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.intake import Intake
 from mqks.broker.pending import ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
-from mqks.journal import index, journal
+from mqks.journal import index, journal, segment
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
+from mqks.journal.memory import Memory
 from mqks.journal.recovery import Recovery
+from mqks.journal.store import OpenStore, open_store
 from mqks.settings import Settings
 from tests.model import Model
 
@@ -66,10 +68,12 @@ def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]
 
 def returned(queue: Queue) -> list[int]:
     """Numbers of what came back and waits."""
-    return sorted([*queue.redo_paged, *(number for number, _ in queue.redo)])
+    return sorted([*queue.lane.redo_paged, *(number for number, _ in queue.lane.redo)])
 
 
 class Machine(RuleBasedStateMachine):
+    open_store: OpenStore = staticmethod(open_store)
+
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
@@ -94,9 +98,9 @@ class Machine(RuleBasedStateMachine):
         self.on_disk = deepcopy(self.model)
         if self.bounded:
             # The bound is looked at before each step of a delivery, by the model each message.
-            self.patch.setattr(queue_module, "DELIVERY_BYTES", 1)
+            self.patch.setattr(lane_module, "DELIVERY_BYTES", 1)
         if not memory_bytes:
-            self.patch.setattr(queue_module, "SCARCE_BYTES", 100)
+            self.patch.setattr(lane_module, "SCARCE_BYTES", 100)
         self.settings = Settings(
             db=self.directory / "mqks.db",
             # Without fsync it is quicker; what is tested is what the file says.
@@ -109,7 +113,7 @@ class Machine(RuleBasedStateMachine):
             self.consume_more(f"k{number}", f"c{number}", "q1", confirm=False)
 
     def _open(self) -> None:
-        self.journal = self.runner.run(Journal.open(self.settings))
+        self.journal = self.runner.run(Journal.open(self.settings, open_store=self.open_store))
         numbers = count(1)
         self.broker = Broker(
             self.settings,
@@ -198,9 +202,9 @@ class Machine(RuleBasedStateMachine):
     def trim(self, connection: str, name: str, share: float, confirm: bool) -> None:
         queue, count, end = self.broker.queues.get(name.encode()), 0, 3
         if queue is not None:
-            waiting = [*returned(queue), *range(queue.cursor, queue.next_seq)]
+            waiting = [*returned(queue), *range(queue.lane.cursor, queue.lane.next_seq)]
             count = round(len(waiting) * share)
-            end = waiting[count] if count < len(waiting) else queue.next_seq
+            end = waiting[count] if count < len(waiting) else queue.lane.next_seq
         self.send(connection, f"t trim{' --confirm' * confirm} {name} {end}")
         dropped = self.model.trim(name, count)
         if confirm:
@@ -379,14 +383,14 @@ class Machine(RuleBasedStateMachine):
 
     def _page_in_all(self) -> None:
         for queue in self.broker.queues.values():
-            while queue.redo_paged or queue.paged:
+            while queue.lane.redo_paged or queue.lane.paged:
                 self._page_in(queue)
 
     def _page_in(self, queue: Queue) -> None:
         queue.page_in(*self._read_page(queue))
 
     def _read_page(self, queue: Queue) -> tuple[int | None, list[Run]]:
-        first = queue.page_first
+        first = queue.lane.page_first
         return first, self.runner.run(self.journal.read(queue.id, first)) if first else []
 
     # Which consumer held back goes first depends on pages then, of which the model knows nothing.
@@ -423,11 +427,13 @@ class Machine(RuleBasedStateMachine):
             self.trim(connection, "q1", share, confirm=False)
             self.a_page_comes()
 
-    @precondition(lambda self: self.is_slow and self.page is None and self.broker.page_requests)
+    @precondition(
+        lambda self: self.is_slow and self.page is None and self.broker.shared.page_requests
+    )
     @rule()
     def a_page_is_read(self) -> None:
-        if self.broker.page_requests:
-            queue = self.broker.page_requests.pop()
+        if self.broker.shared.page_requests:
+            queue = self.broker.shared.page_requests.pop()
             self.page = queue, *self._read_page(queue)
 
     @precondition(lambda self: self.page is not None)
@@ -450,9 +456,11 @@ class Machine(RuleBasedStateMachine):
         """The model is told which of its messages are only on a slow disk."""
         for name, model_queue in self.model.queues.items():
             queue = self.broker.queues[name.encode()]
-            paged = range(queue.cursor + len(queue.head), queue.next_seq - len(queue.tail))
-            away = [number in queue.redo_paged for number in returned(queue)]
-            away += [number in paged for number in range(queue.cursor, queue.next_seq)]
+            paged = range(
+                queue.lane.cursor + len(queue.lane.head), queue.lane.next_seq - len(queue.lane.tail)
+            )
+            away = [number in queue.lane.redo_paged for number in returned(queue)]
+            away += [number in paged for number in range(queue.lane.cursor, queue.lane.next_seq)]
             for message in model_queue.ready:
                 message.is_away = False
             # Those that have come may have been delivered in the same moment: they are the first.
@@ -467,16 +475,16 @@ class Machine(RuleBasedStateMachine):
 
     def _flush(self) -> None:
         broker = self.broker
-        while broker.touched or (broker.page_requests and not self.is_slow):
-            while broker.page_requests and not self.is_slow:
-                self._page_in(broker.page_requests.pop())
-            for connection in broker.touched:
+        while broker.shared.touched or (broker.shared.page_requests and not self.is_slow):
+            while broker.shared.page_requests and not self.is_slow:
+                self._page_in(broker.shared.page_requests.pop())
+            for connection in broker.shared.touched:
                 told = b"".join(connection.outbox).decode().split("\n")
                 self.received.setdefault(connection.address, []).extend(told[:-1])
                 connection.touched = False
                 connection.outbox.clear()
                 connection.outbox_bytes = 0
-            broker.touched = []
+            broker.shared.touched = []
 
     @invariant()
     def every_line_is_the_models(self) -> None:
@@ -497,16 +505,26 @@ class Machine(RuleBasedStateMachine):
         )
 
 
+class MachineInMemory(Machine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_store = Memory().open
+
+
 @pytest.mark.hypothesis
-def test_broker_and_journal_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("machine", [Machine, MachineInMemory])
+def test_broker_and_journal_against_the_model(
+    monkeypatch: pytest.MonkeyPatch, machine: type[Machine]
+) -> None:
     # Small numbers, so that a few steps are enough to merge, compact and page.
     monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
     monkeypatch.setattr(journal, "SMALL_COUNT_MAX", 6)
     monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
     monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
     monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)
+    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 900)
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
             max_examples=settings().max_examples,
             stateful_step_count=40,

@@ -48,11 +48,14 @@ def is_refused(world: BareWorld, line: bytes, reached: int = 1) -> bool:
 def image(world: BareWorld) -> object:
     broker = world.broker
     return (
-        {name: (queue.next_seq, list(queue.consumers)) for name, queue in broker.queues.items()},
+        {
+            name: (queue.lane.next_seq, list(queue.consumers))
+            for name, queue in broker.queues.items()
+        },
         {name: list(events) for name, events in broker.bindings.by_name.items()},
         list(broker.consumers),
         broker.metadata.bytes,
-        (broker.published, len(broker.once), broker.unacked_bytes),
+        (broker.published, len(broker.once), broker.shared.unacked.used),
     )
 
 
@@ -260,13 +263,13 @@ def test_messages_that_are_held_count_and_are_let_go() -> None:
     ids = [b"%d" % number * 1000 for number in range(4)]
     for each in ids:
         ask(world, each + b" publish e x")
-    assert world.broker.unacked_bytes == 4 * (288 + 1000 + len(b" event=e x"))
+    assert world.broker.shared.unacked.used == 4 * (288 + 1000 + len(b" event=e x"))
     ask(world, b"a ack c %b" % ids[0])
     # Acks of what is there and of what is not, in one go.
     ask(world, b"a ack c %b\na ack c nothing\na ack c %b" % (ids[1], ids[2]))
-    assert world.broker.unacked_bytes == 288 + 1000 + len(b" event=e x")
+    assert world.broker.shared.unacked.used == 288 + 1000 + len(b" event=e x")
     ask(world, b"a ack c --all")
-    assert world.broker.unacked_bytes == 0
+    assert world.broker.shared.unacked.used == 0
 
 
 def test_ids_published_once_are_counted() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mqks.broker import queue as queue_module
+from mqks.broker import lane as lane_module
 from mqks.journal.journal import Journal
 from mqks.journal.log_reader import LogReader
 from mqks.testing import Broker
@@ -196,7 +196,7 @@ def test_what_came_back_is_taken_though_memory_is_short(
     db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is needed next lies on disk, and later ones fill the room there is."""
-    monkeypatch.setattr(queue_module, "SCARCE_BYTES", 200)
+    monkeypatch.setattr(lane_module, "SCARCE_BYTES", 200)
     settings: dict[str, Any] = {"memory_bytes": 0, "consumer_unacked_max": 3}
     with Broker(db, **settings) as broker, client_of(broker) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker import queue
+from mqks.broker import lane
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -26,7 +26,7 @@ DATA = b"x" * 100_000
 @pytest.fixture(autouse=True)
 def by_single_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes out in one step may pass the bound by so much."""
-    monkeypatch.setattr(queue, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
 
 
 def bare() -> BareWorld:
@@ -60,7 +60,7 @@ def test_one_at_a_time() -> None:
     assert ask(world, "a", b"r ack a --all") == b"a ok m4 event=e x\n"
     assert ask(world, "a", b"r ack a m4") == b"a ok m2 event=e,retry=1 x\n"
     assert ask(world, "a", b"r ack --confirm a m2") == b"r ok \n"
-    assert world.broker.unacked_bytes == 0
+    assert world.broker.shared.unacked.used == 0
 
 
 def hoarder(world: BareWorld) -> None:
@@ -144,7 +144,7 @@ def test_consumers_that_are_gone_are_not_remembered() -> None:
         publish(world, 2 * number, 2 * number + 1)
         assert world.received("c")
         world.disconnect("c")
-    assert len(world.broker.held_back) <= 2
+    assert len(world.broker.shared.unacked.waiters) <= 2
 
 
 def test_it_is_told_once_for_each_time() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from mqks.commands import main
-from mqks.journal.migrations import migrations
+from mqks.journal.sqlite.migrations import migrations
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 
@@ -123,6 +123,24 @@ def test_what_an_older_version_left_can_be_looked_at_and_backed_up(
     assert db.read_bytes() == before
     with ServerProcess(copy) as server:
         is_all_there(server)
+
+
+@pytest.mark.parametrize(
+    ("harm", "place"),
+    [
+        ("update queue set delete_delay_s = 1 where id = 4", "a row is damaged: (4, b'temp', "),
+        ("update queue set crc = crc + 1 where id = 1", "a row is damaged: (1, b'mail', "),
+        ("delete from queue where id = 1", "table queue: 3 rows are whole, 4 were written"),
+        ("update tally set sum = sum + 1 where name = 'queue'", "table tally: a row is damaged"),
+    ],
+)
+def test_what_is_damaged_is_not_made_right_by_a_migration(db: Path, harm: str, place: str) -> None:
+    left(db, 3, "stopped", later=harm)
+    code, log = refusal(db)
+    assert code == REFUSED
+    assert place in log
+    with ServerProcess(db, "--salvage") as server:
+        assert place in server.log
 
 
 @pytest.mark.parametrize("flags", [(), ("--salvage",)])

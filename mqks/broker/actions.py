@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mqks.broker import permits, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import Consumer
+from mqks.broker.consumer import Consumer, Rest
 from mqks.broker.evaluate import expression
 from mqks.broker.evaluate.state import State
 from mqks.broker.queue import Queue
@@ -92,7 +92,8 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     consumer = Consumer(
         request.id, connection, queue, wanted.manual_ack, broker.settings.consumer_unacked_max
     )
-    consumer.held = request.confirm
+    if request.confirm:
+        consumer.rest(Rest.CONFIRM)
     yield from broker.add_consumer(consumer)
     if rebound or ruled:
         yield from broker.tell_update(wanted.queue, but=None if wanted.add else consumer)
@@ -156,7 +157,7 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
     if (
         queue is not None
         and epoch is not None
-        and epoch != broker.facts.epoch_of(queue.id).encode()
+        and epoch != broker.shared.facts.epoch_of(queue.id).encode()
     ):
         raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
     return broker.trim(name, number)
@@ -220,7 +221,7 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
     told = yield from stats.ask(broker, connection, words, after, limit)
     result = yield from (_object(told) if isinstance(told, dict) else _array(told))
     if not connection.closed:
-        broker.write(connection, replies.ok(request.id, result.encode()))
+        connection.write(replies.ok(request.id, result.encode()))
 
 
 def _object(row: stats.Row) -> Work[str]:
@@ -246,13 +247,13 @@ def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
 def help_(broker: Broker, connection: Connection, request: Request) -> None:
     words, _, _ = parse_words("help", request.rest, 1)
     if not words:
-        broker.write(connection, replies.ok(request.id, b" ".join(ACTIONS)))
+        connection.write(replies.ok(request.id, b" ".join(ACTIONS)))
         return
     action = ACTIONS.get(words[0])
     if action is None:
         raise BadRequest(f"help: there is no action {shown(words[0])}")
     usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
-    broker.write(connection, replies.ok(request.id, usage.encode()))
+    connection.write(replies.ok(request.id, usage.encode()))
 
 
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
@@ -265,7 +266,7 @@ def auth(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 def ping(broker: Broker, connection: Connection, request: Request) -> None:
-    broker.write(connection, replies.ok(request.id, request.rest))
+    connection.write(replies.ok(request.id, request.rest))
 
 
 def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[None]:
@@ -289,7 +290,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     }
     value = yield from expression.evaluating(source, names, budget=connection.eval_budget)
     if not connection.closed:
-        broker.write(connection, replies.ok(request.id, expression.render(value)))
+        connection.write(replies.ok(request.id, expression.render(value)))
 
 
 ACTIONS = {

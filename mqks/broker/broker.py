@@ -8,6 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count, islice
 from math import inf
 from typing import get_args
@@ -15,17 +16,19 @@ from typing import get_args
 from mqks.broker.access import Access
 from mqks.broker.bindings import Bindings
 from mqks.broker.connection import Connection
-from mqks.broker.consumer import UNLIMITED, Consumer, Delivery
-from mqks.broker.facts import Facts
+from mqks.broker.consumer import Consumer, Rest
+from mqks.broker.lane import Delivery
 from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
-from mqks.broker.pending import Batch, ErrorRecord, Pending, QueueState, Waiters
+from mqks.broker.pending import Batch, ErrorRecord, QueueState, Waiters
 from mqks.broker.policy import Policy
 from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
-from mqks.broker.turns import GOES_ON, Turns, Work, finish, slices
+from mqks.broker.schedule import Schedule
+from mqks.broker.shared import Shared
+from mqks.broker.turns import GOES_ON, Work, finish, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
 from mqks.limits import ERRORS_TOLD_MAX, READS_WAITING_MAX, STEP_BODIES, STEP_MESSAGES, STEP_NAMES
 from mqks.protocol import replies
@@ -56,7 +59,11 @@ class Broker:
         """The server counts those, too, who still shake hands."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
-        self.pending = Pending(settings.errors_kept_max, now_us)
+        self.shared = Shared(
+            settings, clock=clock, now_us=now_us, on_unacked_wait=self._unacked_is_full
+        )
+        self.turns, self.pending = self.shared.turns, self.shared.pending
+        self.schedule = Schedule(clock, now_us)
         self.bindings = Bindings(
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
@@ -64,7 +71,6 @@ class Broker:
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
         self.published = self.queued = self.unroutable = self.confirmed = 0
-        self.delivered = self.redelivered = self.consumed = self.rejected = 0
         self.purged = self.errors = 0
         self.loop_held = self.loop_late = 0
         """How often the server's event loop stood still: see `server/held.py`."""
@@ -75,55 +81,22 @@ class Broker:
         )
         """As `stats` tells them, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
-        self.memory_bytes = 0
-        """Waiting messages in memory, about."""
-        self.unacked_bytes = 0
-        """What consumers hold, about."""
-        self.held_back: dict[Consumer, None] = {}
-        """Consumers that wait until less is unacked, in the order they came to that."""
-        self._held_back_s = -inf
+        self._unacked_full_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None
-        """Called when one is held back, after a while without any."""
-        self.unsent_bytes = 0
-        """Replies that were not taken, at most: the server looks now and then what was."""
-        self.postponed: dict[Queue, None] = {}
-        """Queues that wait for room for what they would deliver."""
-        self.queue_messages_max = settings.queue_messages_max or UNLIMITED
-        self.full_queues: dict[Queue, None] = {}
-        """Queues with as many waiting messages as they may have."""
-        self.on_queue_full: Callable[[Queue], None] = lambda queue: None
-        """Called when a queue is full, and when it is no longer."""
-        self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
-        """Called when a queue begins to come near that."""
-        self.facts = Facts()
+        """Called when a consumer must wait for others to ack, after a while without any."""
         self.started_s = clock()
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
-        self.turns = Turns(clock)
-        self.due: dict[Queue, None] = {}
-        """Queues that could deliver, and the turn was over."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
-        self.touched: list[Connection] = []
-        """Connections with something in their outbox: the server's to flush."""
         self.readers: list[Connection] = []
         """Connections that want to see something of the journal: the server's to serve."""
-        self.page_requests: list[Queue] = []
-        """Queues that want their next page from disk: the server's to fetch."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
-        self._deadlines: list[tuple[float, int, Queue]] = []
-        self._deadline_ids = count()
         self.refusals = Refusals(self, new_error_id, on_error)
         self.access = Access(self)
         self.publishing = Publishing(self)
-
-    @property
-    def memory_is_short(self) -> bool:
-        """Whether waiting messages take their half of the budget: the other half is left to what
-        is on its way, and to the allocator."""
-        return self.memory_bytes > self.settings.memory_bytes // 2
 
     def long_names(self) -> int:
         """How many queues and events there are whose names would be refused today."""
@@ -137,6 +110,8 @@ class Broker:
         """A client has come. How many may, the server's gate knows."""
         settings = self.settings
         connection = Connection(
+            self.shared,
+            self._unblocked,
             next(self._connection_ids),
             address,
             local,
@@ -156,9 +131,8 @@ class Broker:
         self.end(connection)
         self.connections.pop(connection.id, None)
 
-    def unblock(self, connection: Connection) -> None:
+    def _unblocked(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers may take again."""
-        connection.blocked = False
         if connection.reads:
             self.readers.append(connection)
         if connection.consumers:
@@ -166,68 +140,35 @@ class Broker:
 
     def _wake_all(self, consumers: list[Consumer]) -> Work[None]:
         for consumer in consumers:
-            if consumer.update_due and not (consumer.deleted or consumer.connection.blocked):
+            if consumer.update_due and not (consumer.deleted or consumer.connection.rests):
                 yield from self._tell(consumer.queue, [consumer])
         for consumer in consumers:
-            if not consumer.deleted:
-                self.wake(consumer)
+            if not consumer.connection.rests:
+                consumer.resume(Rest.SLOW)
                 yield GOES_ON
 
-    def write(self, connection: Connection, data: bytes) -> None:
-        """Put bytes into a connection's outbox; over the high-water mark its consumers rest."""
-        if not connection.touched:
-            connection.touched = True
-            self.touched.append(connection)
-        connection.outbox.append(data)
-        size = len(data)
-        connection.outbox_bytes += size
-        self.unsent_bytes += size
-        if (
-            connection.outbox_bytes > self.settings.outbox_high_water_bytes
-            or self.unsent_bytes > self.settings.outboxes_bytes_max // 2
-        ):
-            connection.blocked = True
-
-    @property
-    def outboxes_room(self) -> int:
-        """How many bytes more may be unsent over all connections."""
-        return self.settings.outboxes_bytes_max - self.unsent_bytes
-
-    def postpone(self, queue: Queue) -> bool:
-        """Whether this queue must wait: until all that comes back to it is there, until there is
-        room for what it would deliver, or for the next turn."""
-        if queue.returning:
-            return True
-        if self.outboxes_room <= 0:
-            self.postponed[queue] = None
-            return True
-        if self.turns.over:
-            self.due[queue] = None
-            return True
-        return False
-
-    def deliver_postponed(self) -> None:
-        """In the order in which they came, as far as there is room."""
-        while self.postponed and self.outboxes_room > 0:
-            queue = next(iter(self.postponed))
-            del self.postponed[queue]
-            self.due[queue] = None
+    def _unacked_is_full(self) -> None:
+        last_s, self._unacked_full_s = self._unacked_full_s, self.clock()
+        if self._unacked_full_s > last_s + CALM_S:
+            self.limits_reached["unacked_bytes_max"] += 1
+            self.on_unacked_full()
 
     # -- what goes on in later turns
 
     @property
     def has_work(self) -> bool:
         """Whether `go_on` has something to do."""
-        return bool(self.due or self.turns) or self._can_deliver_held_back
+        return bool(self.shared.due or self.turns)
 
     def go_on(self) -> bool:
         """One turn for what earlier ones have left; return whether all that is left waits, be it
         for the journal."""
         self.turns.begin()
-        while self.due:
-            queue = next(iter(self.due))
-            del self.due[queue]
-            if queue.returning or queue.deleted or self.outboxes_room <= 0:
+        due, outboxes = self.shared.due, self.shared.outboxes
+        while due:
+            queue = next(iter(due))
+            del due[queue]
+            if queue.returning or queue.deleted or outboxes.room <= 0:
                 queue.deliver()
                 continue
             if queue.can_deliver:  # However short the turn: something is done.
@@ -235,46 +176,9 @@ class Broker:
             queue.deliver()
             if self.turns.over:
                 return False
-        waits = self.turns.go_on()
-        self.deliver_held_back()
-        return waits and not self.due
-
-    @property
-    def unacked_room(self) -> int:
-        """How many bytes more may be unacked over all consumers."""
-        return self.settings.unacked_bytes_max - self.unacked_bytes
-
-    def hold_back(self, consumer: Consumer) -> None:
-        """A consumer can take nothing now: remember it, if there may be no room for it."""
-        if consumer.manual_ack and self.unacked_room <= 0:
-            self.held_back[consumer] = None
-            last_s, self._held_back_s = self._held_back_s, self.clock()
-            if self._held_back_s > last_s + CALM_S:
-                self.limits_reached["unacked_bytes_max"] += 1
-                self.on_unacked_full()
-
-    def deliver_held_back(self) -> None:
-        """Less is unacked: consumers go on in the order in which they were held back."""
-        while self._can_deliver_held_back:
-            consumer = next(iter(self.held_back))
-            del self.held_back[consumer]
-            self.wake(consumer)
-            if self.turns.over:
-                break
-
-    @property
-    def _can_deliver_held_back(self) -> bool:
-        return bool(self.held_back) and self.unacked_room > 0
+        return self.turns.go_on() and not due
 
     # -- messages
-
-    def queue_filled(self, queue: Queue) -> None:
-        self.full_queues[queue] = None
-        self.on_queue_full(queue)
-
-    def queue_has_room(self, queue: Queue) -> None:
-        self.full_queues.pop(queue, None)
-        self.on_queue_full(queue)
 
     def trim(self, name: bytes, end: int | None) -> Work[int | None]:
         """Drop the waiting messages of a queue, or those with numbers below `end`; return how
@@ -282,7 +186,7 @@ class Broker:
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = yield from queue.trim(queue.next_seq if end is None else end)
+        count = yield from queue.trim(queue.lane.next_seq if end is None else end)
         self.purged += count
         return count
 
@@ -294,7 +198,7 @@ class Broker:
                 f"{READS_WAITING_MAX} reads of this connection are waiting already",
             )
         connection.reads.append(read)
-        if len(connection.reads) == 1 and not connection.blocked:
+        if len(connection.reads) == 1 and not connection.rests:
             self.readers.append(connection)
 
     def is_there(self, read: Read) -> bool:
@@ -313,7 +217,7 @@ class Broker:
 
     def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Put these deliveries back to the tail; what is not there is no error."""
-        self._settle(consumer_id, message_ids, Queue.requeue)
+        self._settle(consumer_id, message_ids, Queue.reject)
 
     def _settle(
         self,
@@ -327,12 +231,6 @@ class Broker:
         deliveries = consumer.settle(message_ids)
         if deliveries:
             how(consumer.queue, deliveries)
-            self._has_settled(consumer)
-
-    def _has_settled(self, consumer: Consumer) -> None:
-        self.deliver_held_back()
-        if not (consumer.in_ring or consumer.deleted):
-            self.wake(consumer)
 
     def ack_all(self, consumer_id: bytes) -> Work[None]:
         """Settle all that a consumer holds."""
@@ -344,7 +242,6 @@ class Broker:
             if not queue.deleted:
                 queue.settle(some)
             yield GOES_ON
-        self._has_settled(consumer)
 
     def reject_all(self, consumer_id: bytes) -> Work[None]:
         """Put all that a consumer holds back to the tail, in the order that it has in the queue."""
@@ -359,9 +256,8 @@ class Broker:
         while deliveries:
             some = [deliveries.pop() for _ in range(min(len(deliveries), STEP_MESSAGES))]
             if not queue.deleted:
-                queue.requeue(some)
+                queue.reject(some)
             yield GOES_ON
-        self._has_settled(consumer)
 
     # -- queues and consumers
 
@@ -379,7 +275,8 @@ class Broker:
         if orphaned is not None:
             for consumer in orphaned.consumers:
                 consumer.queue = queue
-                queue.attach(consumer)
+                self._attach(queue, consumer)
+                consumer.resume(Rest.NO_QUEUE)
         yield from self.bindings.queue_made(queue)
         return (yield from self.make_queue(name)) if queue.deleted else queue
 
@@ -408,7 +305,7 @@ class Broker:
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
-        queue = self.queues[name] = Queue(self, queue_id, name)
+        queue = self.queues[name] = Queue(self.shared, queue_id, name)
         self.metadata.bytes += queue_bytes(name)
         return queue
 
@@ -444,11 +341,11 @@ class Broker:
         for consumer in consumers:
             if consumer.deleted or consumer.queue is not queue:
                 continue
-            consumer.update_due = consumer.connection.blocked
+            consumer.update_due = bool(consumer.connection.rests)
             if not consumer.update_due:
                 while self._told is None or self._told[0] is not queue:
                     yield from self._list_events(queue)
-                self.write(consumer.connection, consumer.update(self._told[1]))
+                consumer.connection.write(consumer.update(self._told[1]))
             yield GOES_ON
 
     def _list_events(self, queue: Queue) -> Work[None]:
@@ -471,25 +368,20 @@ class Broker:
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
-        consumer.queue.attach(consumer)
+        self._attach(consumer.queue, consumer)
         if earlier is not None:
             yield from self.delete_consumers([earlier])
 
-    def wake(self, consumer: Consumer) -> None:
-        """A consumer may have room again."""
-        queue = consumer.queue
-        if queue.deleted:
-            return
-        if consumer.room() > 0:
-            queue.wake(consumer)
-            queue.deliver()
-        else:
-            self.hold_back(consumer)
+    def _attach(self, queue: Queue, consumer: Consumer) -> None:
+        queue.attach(consumer)
+        if queue.timer is not None:
+            self.schedule.cancel(queue.timer)
+            queue.timer = None
 
     def end_consumers(self, consumers: list[Consumer]) -> None:
         """They get nothing any more from now on; what they held goes back in turns."""
         for consumer in consumers:
-            consumer.deleted = True
+            consumer.rest(Rest.ENDED)
         if consumers:
             self.turns.add(self.delete_consumers(consumers))
 
@@ -502,13 +394,13 @@ class Broker:
                 yield GOES_ON
             if consumer not in consumer.queue.consumers:
                 continue
-            consumer.deleted = True
+            consumer.rest(Rest.ENDED)
             self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]
             if consumer.connection.consumers.get(consumer.id) is consumer:
                 del consumer.connection.consumers[consumer.id]
-            self.held_back.pop(consumer, None)
+            self.shared.unacked.leave(consumer)
             consumer.queue.detach(consumer)
             consumer.queue.returning += 1
             returned.append((consumer.queue, consumer.let_go()))
@@ -516,7 +408,7 @@ class Broker:
         for queue, deliveries in returned:
             while some := list(islice(deliveries, STEP_MESSAGES)):
                 if not queue.deleted:
-                    queue.give_back(some)
+                    queue.lane.give_back(some)
                 yield GOES_ON
             queue.returning -= 1
         for queue in dict.fromkeys(queue for queue, _ in returned):
@@ -527,7 +419,6 @@ class Broker:
             elif not queue.deleted:
                 yield from self.unused(queue)
             yield GOES_ON
-        self.deliver_held_back()
 
     def unused(self, queue: Queue) -> Work[None]:
         """A queue has no consumer (any more): its delete rule applies."""
@@ -537,20 +428,21 @@ class Broker:
         if rule.delay_s is None:
             yield from self.delete_queue(queue.name)
             return
-        queue.deadline = self.clock() + rule.delay_s
-        heapq.heappush(self._deadlines, (queue.deadline, next(self._deadline_ids), queue))
-        if len(self._deadlines) > 2 * len(self.queues) + 64:
-            self._deadlines = [
-                (queue.deadline, next(self._deadline_ids), queue)
-                for queue in self.queues.values()
-                if queue.deadline is not None
-            ]
-            heapq.heapify(self._deadlines)
+        if queue.timer is not None:
+            self.schedule.cancel(queue.timer)
+        queue.timer = self.schedule.after(rule.delay_s, partial(self._delete_unused, queue))
+
+    def _delete_unused(self, queue: Queue, _: int) -> None:
+        queue.timer = None
+        self.turns.add(self.delete_queue(queue.name))
 
     def delete_queue(self, name: bytes) -> Work[None]:
         """Delete messages, bindings and rule; consumers stay with the name."""
         queue = self.queues.pop(name, None)
         if queue is not None:
+            if queue.timer is not None:
+                self.schedule.cancel(queue.timer)
+                queue.timer = None
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
             if queue.consumers:
@@ -560,27 +452,14 @@ class Broker:
         yield from self.bindings.remove_all(name, queue)
         if queue is not None and queue.consumers:
             self._outdate(queue)
-            self.deliver_held_back()
 
     # -- time
 
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do next, on the clock given."""
-        deadlines = self._deadlines
-        while deadlines and (
-            deadlines[0][2].deleted or deadlines[0][2].deadline != deadlines[0][0]
-        ):
-            heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
-
     def expire(self) -> None:
-        """Delete the queues whose delay has passed."""
-        now = self.clock()
+        """Do what is due at this time, as much of it as a turn takes."""
         self.turns.begin()
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            self.turns.add(self.delete_queue(heapq.heappop(self._deadlines)[2].name))
-            if self.turns.over:
-                break
+        while self.schedule.run_next() and not self.turns.over:
+            pass
 
     # -- what must last
 
@@ -592,22 +471,25 @@ class Broker:
         for connection, ids in waiters.confirms:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
-                self.write(connection, replies.confirms(ids))
+                connection.write(replies.confirms(ids))
         for connection, request_id, amount in waiters.counts:
             connection.unconfirmed -= 1
             if not connection.closed:
-                self.write(connection, replies.ok(request_id, b"%d" % amount))
+                connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
-            consumer.held = False
-            if not consumer.deleted:
-                self.wake(consumer)
-        if self.memory_is_short and batch.taken:
+            consumer.resume(Rest.CONFIRM)
+        if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))
 
     def _spill(self, batch: Batch) -> Work[None]:
-        for change, (queue, _) in zip(batch.entry.changes, batch.taken, strict=True):
-            if not queue.deleted:
-                yield from queue.spill(change.next_seq)
+        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
+            if not lane.deleted:
+                queue = lane.queue
+                yield from lane.spill(
+                    change.next_seq,
+                    has_consumers=bool(queue.consumers),
+                    is_served=bool(queue.ring),
+                )
                 yield GOES_ON
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:

@@ -4,11 +4,14 @@ The one rule: nothing here sends. The server takes the outbox once a turn, as on
 """
 
 from collections import deque
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqks.broker.evaluate.expression import Budget
 from mqks.broker.reads import Read
+from mqks.broker.resting import Resting
+from mqks.broker.shared import Shared
 from mqks.broker.turns import Work
 from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import LineSplitter
@@ -18,17 +21,24 @@ if TYPE_CHECKING:
     from mqks.broker.consumer import Consumer
 
 
-class Connection:
-    """State of one connection.
+class Slow:
+    """Why a connection's consumers get nothing."""
 
-    `blocked` says that the peer takes its replies too slowly: its consumers get nothing until the
-    server has got rid of what is waiting.
-    """
+    OUTBOX: Final = 1
+    """More has been written to it in this turn than it should have."""
+    PEER: Final = 2
+    """The peer takes its replies too slowly."""
+    END: Final = 4
+    """It has gone, or the server stops."""
+
+
+class Connection(Resting):
+    """State of one connection. While it rests, its consumers get nothing and its reads wait;
+    `on_go_on` is called when it does no longer."""
 
     __slots__ = (
         "address",
         "auth_failures",
-        "blocked",
         "closed",
         "consumers",
         "eval_budget",
@@ -36,11 +46,13 @@ class Connection:
         "id",
         "kept",
         "local",
+        "on_go_on",
         "outbox",
         "outbox_bytes",
         "overrun",
         "permissions",
         "reads",
+        "shared",
         "splitter",
         "stranger_errors",
         "stranger_lines",
@@ -52,6 +64,8 @@ class Connection:
 
     def __init__(
         self,
+        shared: Shared,
+        on_go_on: "Callable[[Connection], None]",
         connection_id: int,
         address: str,
         local: bool,
@@ -59,6 +73,9 @@ class Connection:
         *,
         stranger: bool = False,
     ) -> None:
+        super().__init__()
+        self.shared = shared
+        self.on_go_on = on_go_on
         self.id = connection_id
         self.address = address
         self.local = local
@@ -69,7 +86,6 @@ class Connection:
         self.outbox: list[bytes] = []
         self.outbox_bytes = 0
         self.touched = False
-        self.blocked = False
         self.closed = False
         self.eval_budget: Budget | None = None
         """Steps that expressions of the chunk in hand may still take."""
@@ -91,6 +107,28 @@ class Connection:
         self.expelled = False
         """It must be closed, and has been told why."""
         self.auth_failures = self.stranger_errors = self.stranger_lines = 0
+
+    def _stop(self) -> None:
+        """Its consumers rest when it is their turn."""
+
+    def _go_on(self) -> None:
+        self.on_go_on(self)
+
+    def write(self, data: bytes) -> None:
+        """Put bytes into the outbox."""
+        shared = self.shared
+        if not self.touched:
+            self.touched = True
+            shared.touched.append(self)
+        self.outbox.append(data)
+        size = len(data)
+        self.outbox_bytes += size
+        outboxes = shared.outboxes
+        outboxes.used += size
+        if (
+            self.outbox_bytes > shared.high_water_bytes or outboxes.used > outboxes.limit // 2
+        ) and not self.rests & Slow.OUTBOX:
+            self.rest(Slow.OUTBOX)
 
     @property
     def awaits_login(self) -> bool:

@@ -1,4 +1,4 @@
-"""One consumer: what it was given and has not settled.
+"""One consumer: what it was given and has not settled, and why it rests.
 
 The one rule: with manual ack, every delivery is in `unacked`, and counted, until it is acked or
 goes back.
@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from mqks.broker.budget import Budget
+from mqks.broker.lane import Delivery
+from mqks.broker.resting import Resting
 from mqks.broker.turns import emptied
 from mqks.protocol import replies
 
@@ -22,26 +25,27 @@ UNACKED_OVERHEAD_BYTES: Final = 288
 (measured), and a second copy of its id. Adding up the lengths of ids would cost 3 % of an ack, and
 none is longer than `name_bytes_max`."""
 
-Delivery = tuple[int, bytes]
-"""Sequence number and message."""
+
+class Rest:
+    """Why a consumer gets nothing."""
+
+    CONFIRM: Final = 1
+    """Its own consume is not confirmed yet."""
+    SLOW: Final = 2
+    """Its connection does not take its replies."""
+    UNACKED: Final = 4
+    """It holds as many messages as it may."""
+    ALL_UNACKED: Final = 8
+    """All consumers together hold as many bytes as they may."""
+    NO_QUEUE: Final = 16
+    """Its queue was deleted."""
+    ENDED: Final = 32
 
 
-class Consumer:
+class Consumer(Resting):
     __slots__ = (
-        "connection",
-        "deleted",
-        "held",
-        "id",
-        "in_ring",
-        "manual_ack",
-        "prefix",
-        "queue",
-        "repeated",
-        "separator",
-        "unacked",
-        "unacked_bytes",
-        "unacked_max",
-        "update_due",
+        *("budget", "connection", "id", "manual_ack", "prefix", "queue", "repeated"),
+        *("separator", "unacked", "unacked_bytes", "unacked_max", "update_due"),
     )
 
     def __init__(
@@ -52,17 +56,15 @@ class Consumer:
         manual_ack: bool,
         unacked_max: int,
     ) -> None:
+        super().__init__()
         self.id = consumer_id
         self.connection = connection
         self.queue = queue
         self.manual_ack = manual_ack
         self.unacked_max = unacked_max
+        self.budget: Budget = queue.shared.unacked
         self.prefix = consumer_id + b" ok "
         self.separator = b"\n" + self.prefix
-        self.held = False
-        """Waits for the confirm of its own consume."""
-        self.deleted = False
-        self.in_ring = False
         self.update_due = False
         """Its queue's bindings or rule have changed, and it could not be told."""
         self.unacked: dict[bytes, Delivery] = {}
@@ -72,25 +74,51 @@ class Consumer:
         self.unacked_bytes = 0
 
     @property
+    def deleted(self) -> bool:
+        return bool(self.rests & Rest.ENDED)
+
+    @property
     def unacked_count(self) -> int:
         """Deliveries that are not settled."""
         return len(self.unacked) + sum(map(len, self.repeated.values()))
 
+    # -- whether it takes part
+
+    def _stop(self) -> None:
+        self.queue.ring.pop(self, None)
+
+    def _go_on(self) -> None:
+        queue = self.queue
+        if self in queue.consumers:
+            queue.ring[self] = None
+            queue.deliver()
+
     def room(self) -> int:
         """How many more messages it can take now. One it may always hold, or those who never ack
         would starve all others."""
-        if self.connection.blocked or self.held or self.deleted:
+        if self.connection.rests:
             return 0
         if not self.manual_ack:
             return UNLIMITED
-        if self.queue.broker.unacked_room <= 0:
+        if self.budget.is_short:
             return 0 if self.unacked else 1
         return self.unacked_max - self.unacked_count
 
-    def _count(self, size: int) -> None:
-        """So many bytes more are unacked, or less."""
-        self.unacked_bytes += size
-        self.queue.broker.unacked_bytes += size
+    def rest_if_full(self) -> None:
+        """It is its turn, and it may have no room."""
+        if self.connection.rests:
+            self.rest(Rest.SLOW)
+        elif self.manual_ack and self.unacked:
+            if self.unacked_count >= self.unacked_max:
+                self.rest(Rest.UNACKED)
+            elif self.budget.is_short:
+                self.rest(Rest.ALL_UNACKED)
+                self.budget.wait(self, self._has_budget)
+
+    def _has_budget(self) -> None:
+        self.resume(Rest.ALL_UNACKED)
+
+    # -- what it holds
 
     def take(
         self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
@@ -99,10 +127,9 @@ class Consumer:
 
         `ids` are the message ids where the caller has them at hand.
         """
-        queue = self.queue
         told = lines
-        if queue.retries:
-            told = queue.redelivered(numbers, lines, self.manual_ack)
+        if self.queue.lane.marks:
+            told = self._tell_marks(numbers, lines)
         if self.manual_ack:
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
@@ -113,8 +140,29 @@ class Consumer:
             else:
                 for message_id, number, line in zip(ids, numbers, lines, strict=True):
                     self._take_one(message_id, (number, line))
-            self._count(sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines))
+            size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
+            self.unacked_bytes += size
+            self.budget.used += size
         return self.prefix + self.separator.join(told) + b"\n"
+
+    def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
+        """Tell the retry of those messages that have one, mark them as delivered again, and leave
+        attributes out."""
+        lane, told = self.queue.lane, []
+        for number, line in zip(numbers, lines, strict=True):
+            mark = lane.marks.get(number)
+            if mark is None:
+                told.append(line)
+                continue
+            if mark.has_attributes:
+                line = replies.plain(line)
+            if mark.retry:
+                line = replies.with_retry(line, mark.retry)
+                self.queue.shared.counters.redelivered += 1
+            if self.manual_ack:
+                lane.mark(number, mark._replace(redelivered=True))
+            told.append(line)
+        return told
 
     def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
         if message_id in self.unacked:
@@ -135,8 +183,17 @@ class Consumer:
         if self.unacked:
             size = sum([len(line) for _, line in deliveries])
             size += UNACKED_OVERHEAD_BYTES * len(deliveries)
-        self._count(-size)
+        self._give_back(size)
         return deliveries
+
+    def _give_back(self, size: int) -> None:
+        self.unacked_bytes -= size
+        self.budget.give_back(size)
+        if self.rests & Rest.UNACKED and self.unacked_count < self.unacked_max:
+            self.resume(Rest.UNACKED)
+        if self.rests & Rest.ALL_UNACKED and not self.unacked:
+            self.budget.leave(self)
+            self.resume(Rest.ALL_UNACKED)
 
     def _promote(self, message_id: bytes) -> bool:
         """The next delivery under a settled id becomes its oldest. Always true."""
@@ -151,7 +208,7 @@ class Consumer:
         so many that they are dealt with in turns."""
         unacked, repeated = self.unacked, self.repeated
         self.unacked, self.repeated = {}, {}
-        self._count(-self.unacked_bytes)
+        self._give_back(self.unacked_bytes)
         return chain(
             (delivery for _, delivery in emptied(unacked)),
             (delivery for _, later in emptied(repeated) for delivery in later),

@@ -120,7 +120,7 @@ class Intake:
         publishing, gathering = self._publishing, self._publishing.gathering
         publishing.works = works
         lanes, name_bytes_max = gathering.lanes, broker.metadata.name_bytes_max
-        room = min(broker.settings.outbox_bytes_max, broker.outboxes_room)
+        room = min(broker.settings.outbox_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
         others: list[bytes] = []
         event, middle, ids, bodies = NO_LANE

@@ -16,7 +16,7 @@ from mqks.limits import BATCH_COPIES_MAX, BATCH_QUEUES_MAX
 if TYPE_CHECKING:
     from mqks.broker.connection import Connection
     from mqks.broker.consumer import Consumer
-    from mqks.broker.queue import Queue
+    from mqks.broker.lane import Lane
 
 
 class Run(NamedTuple):
@@ -32,18 +32,28 @@ class Mark(NamedTuple):
     retry: int = 0
     """How often it came back."""
     redelivered: bool = False
-    """Delivered since it came back: if it is alive after a crash, a consumer held it."""
+    """Delivered since it was marked: if it is alive after a crash, a consumer held it."""
+
+    has_attributes: bool = False
+    """Its text ends with attributes, which not every consumer is told: `replies.plain`."""
+
+    def returned(self) -> "Mark":
+        """It came back once more."""
+        return Mark(self.retry + 1, has_attributes=self.has_attributes)
 
 
-class QueueChange(NamedTuple):
-    """What happened to the messages of one queue.
+NO_MARK = Mark()
+
+
+class LaneChange(NamedTuple):
+    """What happened to the messages of one lane.
 
     `next_seq`: the number the next message will get. `cursor`: everything below it has been
     delivered once. `acks`: ranges of settled numbers. `moved`: settled, too, because their messages
     stand among the `runs` of the same entry again, under new numbers: only together are both true.
     """
 
-    queue_id: int
+    lane_id: int
     next_seq: int
     cursor: int
     runs: list[Run]
@@ -80,7 +90,7 @@ class Entry:
 
     time_us: int = 0
     """When its messages came, in microseconds since 1970."""
-    changes: list[QueueChange] = field(default_factory=list)
+    changes: list[LaneChange] = field(default_factory=list)
     queues: dict[int, QueueState | None] = field(default_factory=dict)
     """Queue id → its state now, None when it was deleted."""
     bindings: dict[tuple[bytes, bytes], bool] = field(default_factory=dict)
@@ -135,10 +145,12 @@ class Batch:
 
     entry: Entry = field(default_factory=Entry)
     waiters: Waiters = field(default_factory=Waiters)
-    taken: list[tuple["Queue", int]] = field(default_factory=list)
-    """For each change its queue, and below which number that was durable before."""
+    taken: list[tuple["Lane", int]] = field(default_factory=list)
+    """For each change its lane, and below which number that was durable before."""
     is_rest: bool = False
     """Pieces of it have been written before."""
+    moves: bool = False
+    """Messages move from one lane to another in it: it is written in one piece."""
 
     @property
     def must_last(self) -> bool:
@@ -150,21 +162,23 @@ class Pending:
 
     __slots__ = (
         *("_begun", "_errors_kept_max", "_left", "_now_us"),
-        *("dirty", "entry", "records", "waiters"),
+        *("dirty", "entry", "moves", "records", "waiters"),
     )
 
     def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
         self._errors_kept_max = errors_kept_max
         self._now_us = now_us
         self.entry = Entry()
-        """Of its `changes` the queues that are `dirty` know, until they are taken."""
+        """Its `changes` are with the lanes that are `dirty`, until they are taken."""
         self.waiters = Waiters()
         self.records = 0
         """Messages, acks and marks that wait for the writer; publishers are slowed down by it."""
-        self.dirty: list[Queue] = []
+        self.moves = False
+        """Messages have moved from one lane to another."""
+        self.dirty: list[Lane] = []
         self._begun: Batch | None = None
-        """What is written after the queues that are left."""
-        self._left: list[Queue] = []
+        """What is written after the lanes that are left."""
+        self._left: list[Lane] = []
 
     @property
     def has_metadata(self) -> bool:
@@ -192,17 +206,19 @@ class Pending:
     def take(self, *, whole: bool = False) -> Batch:
         """Take everything; the next batch begins. What is pending in very many queues is taken in
         pieces, unless it is wanted `whole`."""
-        if whole:
+        if whole or self.moves:
+            # A move is in no piece alone: one of its lanes may be among those that are left.
             self._begin_anew()
         begun = self._begun
         if begun is None:
-            begun = Batch(self.entry, self.waiters)
+            begun = Batch(self.entry, self.waiters, moves=self.moves)
+            self.moves = False
             begun.entry.records, self.records = self.records, 0
             self.entry, self.waiters = Entry(), Waiters()
             self._left, self.dirty = self.dirty, []
             self._left.reverse()
         batch = begun
-        count = len(self._left) if whole else min(len(self._left), self._piece())
+        count = len(self._left) if whole or begun.moves else self._piece()
         if count < len(self._left):
             # The queues themselves first, and last those who wait, and ids, which without their
             # messages would keep these out for good.
@@ -213,22 +229,22 @@ class Pending:
         self._begun = None if batch is begun else begun
         entry = batch.entry
         for _ in range(count):
-            queue = self._left.pop()
-            if queue.deleted:
+            lane = self._left.pop()
+            if lane.deleted:
                 continue
-            boundary = queue.boundary
-            change = queue.take_change()
+            boundary = lane.boundary
+            change = lane.take_change()
             if change is not None:
                 entry.changes.append(change)
-                batch.taken.append((queue, boundary))
+                batch.taken.append((lane, boundary))
         entry.time_us = self._now_us()
         return batch
 
     def _piece(self) -> int:
-        """How many of the queues that are left one commit takes."""
+        """How many of the lanes that are left one commit takes."""
         copies = 0
-        for number, queue in enumerate(reversed(self._left)):
-            copies += len(queue.pending)
+        for number, lane in enumerate(reversed(self._left)):
+            copies += len(lane.unwritten)
             if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
                 return number
         return len(self._left)
@@ -246,9 +262,10 @@ class Pending:
         batch.waiters.put_before(self.waiters)
         self.waiters = batch.waiters
         entry, later = batch.entry, self.entry
-        for change, (queue, boundary) in zip(entry.changes, batch.taken, strict=True):
-            if not queue.deleted:
-                queue.put_back(change, boundary)
+        for change, (lane, boundary) in zip(entry.changes, batch.taken, strict=True):
+            if not lane.deleted:
+                lane.put_back(change, boundary)
+        self.moves = self.moves or batch.moves
         entry.changes = []
         entry.queues.update(later.queues)
         entry.bindings.update(later.bindings)
@@ -267,24 +284,23 @@ class Pending:
         changes, taken = entry.changes, batch.taken
         entry.changes, entry.once, entry.records, batch.taken = [], [], 0, []
         rest_taken = []
-        for change, (queue, boundary) in zip(changes, taken, strict=True):
+        for change, (lane, boundary) in zip(changes, taken, strict=True):
             settled, later = split(change, boundary)
-            if settled is not None:
-                entry.changes.append(settled)
-                batch.taken.append((queue, boundary))
+            entry.changes.append(settled)
+            batch.taken.append((lane, boundary))
             if later is not None:
                 rest.changes.append(later)
-                rest_taken.append((queue, boundary))
-        self.put_back(Batch(rest, taken=rest_taken))
+                rest_taken.append((lane, boundary))
+        self.put_back(Batch(rest, taken=rest_taken, moves=batch.moves))
         return batch
 
 
-def split(change: QueueChange, boundary: int) -> tuple[QueueChange | None, QueueChange | None]:
+def split(change: LaneChange, boundary: int) -> tuple[LaneChange, LaneChange | None]:
     """What a change says of numbers below `boundary`, and the rest: new messages, what is true only
-    together with them, and what is said of them. None where there is nothing."""
-    queue_id, next_seq, cursor, runs, acks, moved, marks = change
-    settled = QueueChange(
-        queue_id,
+    together with them, and what is said of them, if there is any."""
+    lane_id, next_seq, cursor, runs, acks, moved, marks = change
+    settled = LaneChange(
+        lane_id,
         boundary,
         min(boundary, cursor),
         [],
@@ -295,4 +311,4 @@ def split(change: QueueChange, boundary: int) -> tuple[QueueChange | None, Queue
     later = {number: mark for number, mark in marks.items() if number >= boundary}
     if not (runs or moved or later or next_seq > boundary):
         return settled, None
-    return settled, QueueChange(queue_id, next_seq, cursor, runs, [], moved, later)
+    return settled, LaneChange(lane_id, next_seq, cursor, runs, [], moved, later)

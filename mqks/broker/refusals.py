@@ -69,7 +69,7 @@ class Refusals:
             user=connection.user,
         )
         if not connection.closed:
-            self._broker.write(connection, reply)
+            connection.write(reply)
 
     def reply(
         self,

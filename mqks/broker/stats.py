@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
+from mqks.broker.pending import NO_MARK
 from mqks.broker.queue import Queue
 from mqks.broker.turns import GOES_ON, Work, ordered, slices
 from mqks.errors import BadRequest
@@ -42,8 +43,8 @@ def totals(broker: Broker) -> Work[Row]:
         unacked += sum(consumer.unacked_count for consumer in holders if consumer.manual_ack)
         yield GOES_ON
     return {
-        "version": broker.facts.version,
-        "epoch": broker.facts.epoch,
+        "version": broker.shared.facts.version,
+        "epoch": broker.shared.facts.epoch,
         "uptime_s": round(broker.clock() - broker.started_s, 3),
         "connections": broker.connection_count(),
         "queues": len(broker.queues),
@@ -51,19 +52,19 @@ def totals(broker: Broker) -> Work[Row]:
         "bindings": bindings,
         "messages_ready": ready,
         "messages_unacked": unacked,
-        "memory_bytes": broker.memory_bytes,
+        "memory_bytes": broker.shared.memory.used,
         "metadata_bytes": broker.metadata.bytes,
-        "unacked_bytes": broker.unacked_bytes,
-        "unsent_bytes": broker.unsent_bytes,
+        "unacked_bytes": broker.shared.unacked.used,
+        "unsent_bytes": broker.shared.outboxes.used,
         "disk_full": bool(broker.unwritable),
         "received": broker.published,
         "routed": broker.queued,
         "unroutable": broker.unroutable,
         "confirmed": broker.confirmed,
-        "delivered": broker.delivered,
-        "redelivered": broker.redelivered,
-        "acknowledged": broker.consumed,
-        "rejected": broker.rejected,
+        "delivered": broker.shared.counters.delivered,
+        "redelivered": broker.shared.counters.redelivered,
+        "acknowledged": broker.shared.counters.consumed,
+        "rejected": broker.shared.counters.rejected,
         "purged": broker.purged,
         "errors": broker.errors,
         "loop_held": broker.loop_held,
@@ -85,9 +86,9 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "consumers": len(queue.consumers),
         "bindings": len(broker.bindings.by_name.get(queue.name, ())),
         "rule": None if rule is None else {"delay_s": rule.delay_s},
-        "next_seq": queue.next_seq,
+        "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
-        "memory_bytes": queue.memory_bytes,
+        "memory_bytes": queue.lane.memory_bytes,
     }
 
 
@@ -135,7 +136,7 @@ def _consumer_row(consumer: Consumer) -> Row:
         "manual_ack": consumer.manual_ack,
         "unacked": consumer.unacked_count,
         "unacked_bytes": consumer.unacked_bytes,
-        "blocked": consumer.connection.blocked,
+        "blocked": bool(consumer.connection.rests),
     }
 
 
@@ -152,7 +153,7 @@ def _connection_row(connection: Connection) -> Row:
         "consumers": len(connection.consumers),
         "unconfirmed": connection.unconfirmed,
         "outbox_bytes": connection.outbox_bytes,
-        "blocked": connection.blocked,
+        "blocked": bool(connection.rests),
         "unacked": sum(each.unacked_count for each in connection.consumers.values()),
     }
 
@@ -181,7 +182,7 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
                 "id": _text(message_id),
                 "event": _text(event.removeprefix(b"event=")),
                 "seq": seq,
-                "retry": consumer.queue.retries.get(seq, 0),
+                "retry": consumer.queue.lane.marks.get(seq, NO_MARK).retry,
                 "data_bytes": len(data),
             }
         )
@@ -276,5 +277,5 @@ def ask(
         case [b"errors", *error_id]:
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
-            return broker.facts.journal()
+            return broker.shared.facts.journal()
     raise BadRequest(f"stats: there is nothing to tell of {shown(b' '.join(words))}")

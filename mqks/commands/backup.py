@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.options import AsJson, Database, progress, table, tell
+from mqks.commands.options import AsJson, Database, note, progress, table, tell
 from mqks.errors import DatabaseLocked, JournalDamaged
 from mqks.settings import load
 
@@ -26,7 +26,7 @@ def backup(
 
     All that was confirmed before is in it. It gets its name when it is whole.
     """
-    from mqks.journal.backup import backup  # here, so that --help does not load the journal
+    from mqks.journal.sqlite.backup import backup  # here, so that --help does not load the journal
 
     source = load({"db": db}, os.environ).db
     pages = source.stat().st_size // PAGE_BYTES if source.is_file() else 0
@@ -60,14 +60,14 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that a database is whole; exit code 65 if it is not."""
-    from mqks.journal.verify import verify  # here, as above
+    from mqks.journal.sqlite.verify import verify  # here, as above
 
     with progress("Verifying"):
         verdict = verify(file)
     if verdict.is_served:
-        typer.echo(f"mqks: {file} is served: SQLite's structure was not looked at", err=True)
+        note(f"{file} is served: SQLite's structure was not looked at")
     if verdict.torn:
-        typer.echo(f"mqks: {verdict.torn}", err=True)
+        note(verdict.torn)
     damage = [{"place": place, "what": what} for place, what in verdict.damage]
     if as_json or not damage:
         told = {
@@ -94,7 +94,7 @@ def compact(db: Database = None, as_json: AsJson = False) -> None:
     """Make the file of a stopped server as small as it can be."""
     import anyio
 
-    from mqks.journal.compact import compact  # here, as above
+    from mqks.journal.sqlite.compact import compact  # here, as above
 
     settings = load({"db": db}, os.environ)
     try:

@@ -1,1 +1,1 @@
-"""The only room that knows SQLite: segments, the one writer, recovery, migrations."""
+"""What must last: segments of messages, and the stores that keep them."""

@@ -5,16 +5,29 @@ The one rule: a segment may be dropped when none of its messages is alive and no
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from enum import IntEnum, auto
 from typing import Final
 
 from mqks.broker.ranges import Range, subtract, union
+from mqks.journal.store import LastWords
 from mqks.limits import SEGMENT_SMALL_BYTES
 
 SPAN_TIME_US: Final = 10_000_000
 """Messages that came further apart are not told as one span: so the age of each is known without
 reading it."""
 DEAD_RANGES: Final = 64
+
+
+class Fate(IntEnum):
+    """What is next for a segment."""
+
+    KEPT = auto()
+    SMALL = auto()
+    """It is to be merged with others."""
+    SPARSE = auto()
+    """Less than half of its messages live: what does is to be written anew."""
+    DROPPABLE = auto()
 
 
 class Segment:
@@ -25,6 +38,7 @@ class Segment:
         "about",
         "bytes",
         "count",
+        "fate",
         "has_marks",
         "id",
         "live",
@@ -36,6 +50,7 @@ class Segment:
     def __init__(self, segment_id: int, size: int) -> None:
         self.id = segment_id
         self.bytes = size
+        self.fate = Fate.SMALL if size < SEGMENT_SMALL_BYTES else Fate.KEPT
         self.count = 0
         """Messages it was written with."""
         self.live = 0
@@ -133,23 +148,19 @@ class QueueIndex:
 
 
 class Index:
-    """All segments of the journal. `droppable`, `small` and `sparse` are what maintenance looks
-    at; a segment is sparse when less than half of its messages are alive."""
+    """All segments of the journal, also by their fates."""
 
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self.queues: dict[int, QueueIndex] = {}
-        self.droppable: dict[int, Segment] = {}
-        self.small: dict[int, Segment] = {}
-        self.sparse: dict[int, Segment] = {}
+        self.fates: dict[Fate, dict[int, Segment]] = {fate: {} for fate in Fate}
         self.sparse_bytes = 0
 
     # -- what a segment says
 
     def add_segment(self, segment_id: int, size: int) -> Segment:
         segment = self.segments[segment_id] = Segment(segment_id, size)
-        if size < SEGMENT_SMALL_BYTES:
-            self.small[segment_id] = segment
+        self.fates[segment.fate][segment_id] = segment
         return segment
 
     def touch(self, segment: Segment, queue_id: int, next_seq: int, cursor: int) -> QueueIndex:
@@ -247,28 +258,32 @@ class Index:
     def look_at(self, segment: Segment) -> None:
         """Something in or about this segment has died: may it be dropped or rewritten now?"""
         if segment.live == 0 and not segment.about:
-            self.droppable[segment.id] = segment
-            self._not_sparse(segment)
-        elif segment.live * 2 < segment.count and segment.id not in self.sparse:
-            self.sparse[segment.id] = segment
-            self.sparse_bytes += segment.bytes
+            self._set_fate(segment, Fate.DROPPABLE)
+        elif segment.live * 2 < segment.count:
+            self._set_fate(segment, Fate.SPARSE)
 
-    def _not_sparse(self, segment: Segment) -> None:
-        if self.sparse.pop(segment.id, None) is not None:
-            self.sparse_bytes -= segment.bytes
+    def _set_fate(self, segment: Segment, fate: Fate) -> None:
+        if segment.fate is not fate:
+            self._forget_fate(segment)
+            segment.fate = fate
+            self.fates[fate][segment.id] = segment
+            self.sparse_bytes += segment.bytes * (fate is Fate.SPARSE)
 
-    def last_words(self, segments: list[Segment]) -> list[tuple[int, int, int]]:
-        """Next sequence, cursor and queue id of queues of which these segments told last: what
-        must stand elsewhere before they go."""
+    def _forget_fate(self, segment: Segment) -> None:
+        del self.fates[segment.fate][segment.id]
+        self.sparse_bytes -= segment.bytes * (segment.fate is Fate.SPARSE)
+
+    def last_words(self, segments: list[Segment]) -> list[LastWords]:
+        """Of the queues of which these segments told last."""
         words = []
         for queue_id in {queue_id for segment in segments for queue_id in segment.queues}:
             queue = self.queues.get(queue_id)
             if queue is not None and queue.latest in segments:
-                words.append((queue.next_seq, queue.cursor, queue_id))
+                words.append(LastWords(queue_id, queue.next_seq, queue.cursor))
         return words
 
-    def drop(self, segments: list[Segment], heir: Segment | None = None) -> None:
-        """These segments are gone. `heir` holds what was alive in them."""
+    def drop(self, segments: list[Segment], heirs: Sequence[Segment] = ()) -> None:
+        """These segments are gone. `heirs` hold what was alive in them."""
         self.withdraw(segments)
         for segment in segments:
             for queue_id in segment.queues:
@@ -276,18 +291,17 @@ class Index:
                 if queue is not None and queue.latest is segment:
                     queue.latest = None
             del self.segments[segment.id]
-            self.droppable.pop(segment.id, None)
-            self.small.pop(segment.id, None)
-            self._not_sparse(segment)
+            self._forget_fate(segment)
             for other_id in segment.about:
                 if (other := self.segments.get(other_id)) is not None:
                     other.named_by.discard(segment.id)
         for segment in segments:
             for speaker_id in segment.named_by:
                 speaker = self.segments.get(speaker_id)
-                if speaker is None or speaker is heir:
+                if speaker is None or speaker in heirs:
                     continue
                 speaker.about.discard(segment.id)
-                if heir is not None and speaker.has_marks:
-                    self._name(speaker, heir)
+                if speaker.has_marks:
+                    for heir in heirs:
+                        self._name(speaker, heir)
                 self.look_at(speaker)

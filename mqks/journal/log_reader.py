@@ -1,24 +1,26 @@
 """Messages of a queue as they lie on disk, for whoever wants to look without consuming.
 
 The one rule: the event loop chooses what to read, from the index; reading, checking and cutting
-happen in a thread of their own, through a connection of their own.
+happen in threads.
 """
 
-import sqlite3
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import anyio
 from anyio.to_thread import run_sync
 
 from mqks.broker.ranges import Range
 from mqks.errors import JournalFailed
 from mqks.journal.index import QueueIndex
-from mqks.journal.segment import StoredRun, checksum, runs_of
+from mqks.journal.segment import StoredRun, runs_of
 from mqks.limits import READ_DISK_BYTES
+
+if TYPE_CHECKING:
+    from mqks.journal.journal import Journal
+
+AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+"""Segments are asked for until they are so large."""
 
 
 class Piece(NamedTuple):
@@ -38,42 +40,9 @@ class Page(NamedTuple):
     next_seq: int
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise JournalFailed for whatever SQLite raises. Nothing of it passes by itself, as a full
-    disk does: readers of a WAL wait for nobody."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "")
-        raise JournalFailed(f"{path} can't be read: {error} {name}".rstrip()) from error
-
-
-def intact(path: Path, segment_id: int, crc: object, body: object) -> bytes:
-    """The body of a segment as it was written. Raises JournalFailed."""
-    if not isinstance(body, bytes) or checksum(segment_id, body) != crc:
-        raise JournalFailed(f"segment {segment_id} of {path} is damaged")
-    return body
-
-
 class LogReader:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.await_move: Callable[[int], Awaitable[None]]
-        """The journal's: given a segment that the index names and the file does not have, it
-        returns when the index does not name it any more; JournalFailed if that will never be."""
-        self._db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        # Its descriptors are opened by the first read: now, while there are some.
-        self._db.execute("select 1 from meta").fetchall()
-        self._limiter = anyio.CapacityLimiter(1)
-
-    def close(self) -> None:
-        self._db.close()
+    def __init__(self, journal: "Journal") -> None:
+        self._journal = journal
 
     async def page(
         self,
@@ -92,13 +61,16 @@ class LogReader:
         while True:
             stop = queue.next_seq if end is None else min(end, queue.next_seq)
             wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
-            pieces: list[Piece] | int = []
-            if wanted:
-                pieces = await run_sync(self._read, queue_id, wanted, limiter=self._limiter)
-            if not isinstance(pieces, int):
-                return Page(pieces, sum(piece.total for piece in pieces), next_seq)
+            pieces: list[Piece] = []
+            for ids in self._slices([*wanted]):
+                bodies = await self._journal.store.bodies(ids, background=True)
+                if moved := set(ids) - bodies.keys():
+                    break
+                pieces += await run_sync(_cut_all, queue_id, wanted, bodies)
+            else:
+                return Page(sorted(pieces), sum(piece.total for piece in pieces), next_seq)
             # A compaction may have moved something meanwhile: then choose again.
-            await self.await_move(pieces)
+            await self._journal.await_move(moved.pop())
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
         """Number of the first message that came at or after a time; the next one's if none.
@@ -111,35 +83,39 @@ class LogReader:
             if span is None or span.time_us >= time_us:
                 return span.first if span else queue.next_seq
             segment_id = span.segment.id
-            body = await run_sync(self._body, segment_id, limiter=self._limiter)
-            if body is not None:
+            store = self._journal.store
+            bodies = await store.bodies([segment_id], background=True)
+            if body := bodies.get(segment_id):
                 for run in runs_of(body, queue_id):
                     if span.first <= run.first < span.end and run.time_us >= time_us:
                         return run.first
-                raise JournalFailed(f"segment {segment_id} of {self._path} is not as it was")
+                raise JournalFailed(f"segment {segment_id} of {store.name} is not as it was")
             # As above.
-            await self.await_move(segment_id)
+            await self._journal.await_move(segment_id)
 
-    # -- in the thread
+    def _slices(self, ids: list[int]) -> Iterator[list[int]]:
+        """As many at once as are not too large; what has gone meanwhile has no size."""
+        at_once, size = list[int](), 0
+        for segment_id in ids:
+            at_once.append(segment_id)
+            segment = self._journal.index.segments.get(segment_id)
+            size += segment.bytes if segment else 0
+            if size >= AT_ONCE_BYTES:
+                yield at_once
+                at_once, size = [], 0
+        if at_once:
+            yield at_once
 
-    def _body(self, segment_id: int) -> bytes | None:
-        with reading(self._path):
-            row = self._db.execute(
-                "select crc, body from segment where id = ?", (segment_id,)
-            ).fetchone()
-        return None if row is None else intact(self._path, segment_id, *row)
 
-    def _read(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | int:
-        """The pieces, or the number of a segment that is not there."""
-        pieces: list[Piece] = []
-        for segment_id, living in wanted.items():
-            body = self._body(segment_id)
-            if body is None:
-                return segment_id
-            for run in runs_of(body, queue_id):
-                pieces += _cut(run, body, living)
-        pieces.sort()
-        return pieces
+def _cut_all(
+    queue_id: int, wanted: dict[int, list[Range]], bodies: dict[int, bytes]
+) -> list[Piece]:
+    return [
+        piece
+        for segment_id, body in bodies.items()
+        for run in runs_of(body, queue_id)
+        for piece in _cut(run, body, wanted[segment_id])
+    ]
 
 
 def _choose(

@@ -1,4 +1,6 @@
-"""Segments: what one group commit, or one compaction, puts into one row.
+"""Segments: what one group commit, or one compaction, says of messages; a large one in several.
+
+A segment is a head and a text. The head alone says everything but the messages themselves.
 
 The one rule: a segment says which numbers its messages have and which numbers are settled, so
 segments mean the same in whatever order they are read. `docs/storage.md` tells the format.
@@ -6,13 +8,15 @@ segments mean the same in whatever order they are read. `docs/storage.md` tells 
 
 import struct
 import zlib
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from mqks.broker.pending import Mark
 from mqks.broker.ranges import Range
 from mqks.errors import MqksError
+from mqks.journal.store import NewSegment
+from mqks.limits import SEGMENT_BYTES_MAX
 
 MAGIC: Final = b"MQS1"
 HEADER: Final = struct.Struct("<4sI")
@@ -22,7 +26,10 @@ SECTION: Final = struct.Struct("<QQQIII")
 RUN: Final = struct.Struct("<QIQQQ")
 """First number, count, time of arrival in microseconds, offset and length of the text."""
 MARK: Final = struct.Struct("<QI")
-"""Number, twice its retry; one more when it was redelivered."""
+"""Number, twice its retry; one more when it was redelivered, and `_HAS_ATTRIBUTES`."""
+_HAS_ATTRIBUTES: Final = 1 << 31
+RANGE_BYTES: Final = 16
+"""An ack range; a mark takes less."""
 
 
 class SegmentDamaged(MqksError):
@@ -30,7 +37,8 @@ class SegmentDamaged(MqksError):
 
 
 class StoredRun(NamedTuple):
-    """Messages with consecutive numbers; their lines are `body[start:end]`, newlines between."""
+    """Messages with consecutive numbers; their lines are `body[start:end]`, newlines between.
+    `body` is the head and behind it the text."""
 
     first: int
     total: int
@@ -70,8 +78,9 @@ class Section(NamedTuple):
     marks: list[tuple[int, Mark]]
 
 
-def encode(sections: Sequence[Section]) -> bytes:
-    """Return the body. Queues that got the very same messages share one copy of the text."""
+def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
+    """Return the head and the pieces of the text. Queues that got the very same messages share one
+    copy of it."""
     pieces = [HEADER.pack(MAGIC, len(sections))]
     texts: list[bytes] = []
     text_bytes = 0
@@ -103,9 +112,86 @@ def encode(sections: Sequence[Section]) -> bytes:
         if acks:
             pieces.append(struct.pack(f"<{2 * len(acks)}Q", *chain.from_iterable(acks)))
         pieces.extend(
-            MARK.pack(number, 2 * retry + redelivered) for number, (retry, redelivered) in marks
+            MARK.pack(number, 2 * retry + redelivered + _HAS_ATTRIBUTES * attributes)
+            for number, (retry, redelivered, attributes) in marks
         )
-    return b"".join(pieces + texts)
+    return b"".join(pieces), texts
+
+
+def segments(sections: list[Section], first_id: int) -> list[tuple[NewSegment, list[Section]]]:
+    """These sections as one segment, or as several of at most `SEGMENT_BYTES_MAX` as far as single
+    messages let them; and what each of them says."""
+    if not sections:
+        return []
+    encoded = _encoded(first_id, sections)
+    if encoded.size <= SEGMENT_BYTES_MAX:
+        return [(encoded, sections)]
+    del encoded
+    parts = enumerate(cut(sections, SEGMENT_BYTES_MAX), first_id)
+    return [(_encoded(segment_id, part), part) for segment_id, part in parts]
+
+
+def _encoded(segment_id: int, sections: Sequence[Section]) -> NewSegment:
+    head, texts = encode(sections)
+    return NewSegment(segment_id, head, texts, len(head) + sum(map(len, texts)))
+
+
+def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
+    """Parts that together say the same, each of about so many bytes or of a single message."""
+    part: dict[int, Section] = {}
+    room = size_max
+    for size, piece in _pieces(sections, size_max):
+        if part and size > room:
+            yield list(part.values())
+            part, room = {}, size_max
+        room -= size
+        for section in piece:
+            known = part.setdefault(section.queue_id, section._replace(runs=[], acks=[], marks=[]))
+            known.runs.extend(section.runs)
+            known.acks.extend(section.acks)
+            known.marks.extend(section.marks)
+    yield list(part.values())
+
+
+def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, list[Section]]]:
+    """What is not torn apart, and its size: queues that share a text go on sharing it."""
+    texts: dict[tuple[int, int, int], list[tuple[Section, Lines]]] = {}
+    count = max(1, size_max // RANGE_BYTES)
+    for section in sections:
+        bare = section._replace(runs=[], acks=[], marks=[])
+        yield SECTION.size, [bare]
+        for start in range(0, len(section.acks), count):
+            acks = section.acks[start : start + count]
+            yield RANGE_BYTES * len(acks), [bare._replace(acks=acks)]
+        for start in range(0, len(section.marks), count):
+            marks = section.marks[start : start + count]
+            yield RANGE_BYTES * len(marks), [bare._replace(marks=marks)]
+        for run in section.runs:
+            key = (id(run.lines[0]), id(run.lines[-1]), len(run.lines))
+            twins = texts.setdefault(key, [])
+            if twins and twins[0][1].lines != run.lines:
+                twins = texts[(len(texts), 0, 0)] = []
+            twins.append((bare, run))
+    for twins in texts.values():
+        for start, lines, size in _stretches(twins[0][1].lines, size_max):
+            yield (
+                size + len(twins) * (SECTION.size + RUN.size),
+                [
+                    bare._replace(runs=[Lines(run.first + start, run.time_us, lines)])
+                    for bare, run in twins
+                ],
+            )
+
+
+def _stretches(lines: list[bytes], size_max: int) -> Iterator[tuple[int, list[bytes], int]]:
+    """Where each begins, the stretch, and its size."""
+    start = size = 0
+    for position, line in enumerate(lines):
+        if size + len(line) >= size_max and position > start:
+            yield start, lines[start:position], size
+            start, size = position, 0
+        size += len(line) + 1
+    yield start, lines[start:], size
 
 
 def checksum(segment_id: int, body: bytes) -> int:
@@ -114,7 +200,7 @@ def checksum(segment_id: int, body: bytes) -> int:
 
 
 def decode(body: bytes) -> list[StoredSection]:
-    """Read what a segment says, leaving its text where it is. Raises SegmentDamaged."""
+    """Read what a segment says from its head, whatever is behind that. Raises SegmentDamaged."""
     try:
         return _decode(body)
     except struct.error as error:
@@ -132,44 +218,37 @@ def _decode(body: bytes) -> list[StoredSection]:
     magic, section_count = HEADER.unpack_from(body)
     if magic != MAGIC:
         raise SegmentDamaged("does not begin as a segment")
-    position = HEADER.size
-    sections = []
+    text = HEADER.size
     for _ in range(section_count):
-        queue_id, next_seq, cursor, runs, acks, marks = SECTION.unpack_from(body, position)
-        position += SECTION.size
-        stored_runs = [RUN.unpack_from(body, position + index * RUN.size) for index in range(runs)]
-        position += runs * RUN.size
-        numbers = struct.unpack_from(f"<{2 * acks}Q", body, position)
-        position += 16 * acks
-        stored_marks = [_mark(body, position + index * MARK.size) for index in range(marks)]
-        position += marks * MARK.size
+        *_, runs, acks, marks = SECTION.unpack_from(body, text)
+        text += SECTION.size + runs * RUN.size + acks * RANGE_BYTES + marks * MARK.size
+    sections, at = [], HEADER.size
+    for _ in range(section_count):
+        queue_id, next_seq, cursor, runs, acks, marks = SECTION.unpack_from(body, at)
+        runs_at = at + SECTION.size
+        acks_at = runs_at + runs * RUN.size
+        marks_at = acks_at + acks * RANGE_BYTES
+        at = marks_at + marks * MARK.size
+        numbers = struct.unpack_from(f"<{2 * acks}Q", body, acks_at)
         sections.append(
-            (
+            StoredSection(
                 queue_id,
                 next_seq,
                 cursor,
-                stored_runs,
+                [
+                    StoredRun(first, total, time_us, text + offset, text + offset + length)
+                    for first, total, time_us, offset, length in map(
+                        RUN.unpack_from, repeat(body), range(runs_at, acks_at, RUN.size)
+                    )
+                ],
                 list(zip(numbers[::2], numbers[1::2], strict=True)),
-                stored_marks,
+                [_mark(body, place) for place in range(marks_at, at, MARK.size)],
             )
         )
-    # The text begins where the last section ends.
-    return [
-        StoredSection(
-            queue_id,
-            next_seq,
-            cursor,
-            [
-                StoredRun(first, total, time_us, position + offset, position + offset + length)
-                for first, total, time_us, offset, length in runs
-            ],
-            acks,
-            marks,
-        )
-        for queue_id, next_seq, cursor, runs, acks, marks in sections
-    ]
+    return sections
 
 
-def _mark(body: bytes, position: int) -> tuple[int, Mark]:
-    number, stored = MARK.unpack_from(body, position)
-    return number, Mark(stored // 2, stored % 2 == 1)
+def _mark(body: bytes, place: int) -> tuple[int, Mark]:
+    number, stored = MARK.unpack_from(body, place)
+    retry = (stored & ~_HAS_ATTRIBUTES) // 2
+    return number, Mark(retry, stored % 2 == 1, stored >= _HAS_ATTRIBUTES)

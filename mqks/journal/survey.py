@@ -7,31 +7,33 @@ a segment may settle what a later one holds.
 from collections.abc import Mapping
 
 from mqks.broker.pending import Mark
-from mqks.broker.ranges import Range, subtract, union
+from mqks.broker.ranges import subtract, union
 from mqks.journal.index import Index, QueueIndex, Segment
-from mqks.journal.segment import SegmentDamaged, StoredSection, checksum, decode
-from mqks.journal.tables import shown
-from mqks.limits import SEQ_MAX
+from mqks.journal.segment import SegmentDamaged, StoredSection, decode
+from mqks.journal.store import Damage, Head, QueueRow, shown
 
 
-def checked(segment_id: int, crc: object, body: object) -> list[StoredSection]:
-    """What a row of `segment` says. Raises SegmentDamaged."""
-    if not isinstance(body, bytes) or checksum(segment_id, body) != crc:
-        raise SegmentDamaged("its checksum does not match")
-    return decode(body)
+def sections_of(head: Head) -> list[StoredSection]:
+    """What a segment says. Raises SegmentDamaged."""
+    if head.damage:
+        raise SegmentDamaged(head.damage)
+    return decode(head.head)
 
 
 class Survey:
-    """Fills an index whose `queues` are those that exist. What is said of others is passed over:
-    they were deleted. But those with ids from `queue_ids_end` on never were; they are `revived`."""
+    """Fills an index. What is said of queues that are not among `queues` is passed over: they were
+    deleted. But those with ids from `queue_ids_end` on never were; they get rows again."""
 
-    def __init__(self, index: Index, queue_ids_end: int = SEQ_MAX) -> None:
+    def __init__(self, index: Index, queues: dict[int, QueueRow], queue_ids_end: int) -> None:
         self.index = index
-        self.revived: set[int] = set()
-        self._queue_ids_end = queue_ids_end
+        self.queues = queues
         self.marks: dict[int, dict[int, Mark]] = {}
         """Queue id → number → its highest mark."""
+        self._queue_ids_end = queue_ids_end
+        self._revived: set[int] = set()
         self._said: list[tuple[Segment, list[StoredSection]]] = []
+        for row in queues.values():
+            index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
 
     def place(self, segment_id: int, size: int, sections: list[StoredSection]) -> None:
         """The messages of one segment, of `size` bytes, lie there."""
@@ -41,14 +43,14 @@ class Survey:
             if section.queue_id not in self.index.queues:
                 if section.queue_id < self._queue_ids_end:
                     continue
-                self.revived.add(section.queue_id)
+                self._revived.add(section.queue_id)
             queue = self.index.touch(segment, section.queue_id, section.next_seq, section.cursor)
             for run in section.runs:
                 size = run.end - run.start
                 self.index.add_messages(segment, queue, run.first, run.total, size, run.time_us)
 
-    def finish(self) -> None:
-        """All segments are placed: now their acks and marks count."""
+    def finish(self) -> list[Damage]:
+        """All segments are placed: now their acks and marks count. Tell of lost rows."""
         for segment, sections in self._said:
             for section in sections:
                 queue = self.index.queues.get(section.queue_id)
@@ -63,41 +65,51 @@ class Survey:
         for segment, _ in self._said:
             self.index.look_at(segment)
         self._said.clear()
+        return self._revive()
 
-    def name_revived(self, names: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Names for those that hold anything; the others are let go. `names` are those in use."""
-        named = {}
-        for queue_id in sorted(self.revived):
+    def _revive(self) -> list[Damage]:
+        """Queues without rows that hold anything get rows with other names; the rest is let go."""
+        damage = []
+        names = {row.name for row in self.queues.values()}
+        for queue_id in sorted(self._revived):
             if any(span.living() for span in self.index.queues[queue_id].spans):
                 name = b"queue#%d" % queue_id
-                while name in names.values():
+                while name in names:
                     name += b"#"
-                named[queue_id] = name
+                names.add(name)
+                self.queues[queue_id] = QueueRow(queue_id, name)
+                what = f"its row is lost; its messages are those of a queue {shown(name)}"
+                damage.append(Damage(f"queue with id {queue_id}", what))
             else:
                 self.index.forget_queue(queue_id)
-        return named
+        return damage
+
+    def missing(self) -> dict[int, Damage]:
+        """Queue id → that messages are in no segment, which were never delivered: they are lost."""
+        damage = {}
+        for row in self.queues.values():
+            queue = self.index.queues[row.id]
+            spans = queue.overlapping(queue.cursor, queue.next_seq)
+            there = union((span.first, span.end - span.first) for span in spans)
+            if lost := sum(n for _, n in subtract(queue.cursor, queue.next_seq, there)):
+                what = f"{lost} waiting messages are missing"
+                damage[row.id] = Damage(f"queue {shown(row.name)}", what)
+        return damage
 
 
-def missing(queue: QueueIndex) -> list[Range]:
-    """Numbers that were never delivered and are in no segment: these messages are lost."""
-    there = [
-        (span.first, span.end - span.first)
-        for span in queue.overlapping(queue.cursor, queue.next_seq)
-    ]
-    return subtract(queue.cursor, queue.next_seq, union(there))
-
-
-def guess(body: object, names: Mapping[int, bytes]) -> str:
-    """What a damaged segment says that it held, as far as that can be read; `names` by id."""
+def guess(head: Head, queues: Mapping[int, QueueRow]) -> str:
+    """Why a segment is damaged, and what it says that it held, as far as that can be read."""
+    why, sections = head.damage, list[StoredSection]()
     try:
-        sections = decode(body) if isinstance(body, bytes) else []
-    except (SegmentDamaged, MemoryError):
-        sections = []
+        sections = decode(head.head)
+    except (SegmentDamaged, MemoryError) as error:
+        why = why or str(error)
     told = [
         f"{sum(run.total for run in section.runs)} messages and "
         f"{sum(count for _, count in section.acks)} acks of queue "
-        f"{shown(names[section.queue_id])}"
+        f"{shown(queues[section.queue_id].name)}"
         for section in sections[:20]
-        if section.queue_id in names
+        if section.queue_id in queues
     ]
-    return ", ".join(told) or "what can't be read any more"
+    held = ", ".join(told) or "what can't be read any more"
+    return f"{why}; it held {held}"

@@ -6,10 +6,10 @@ and a request and its reply cost one turn, not three.
 """
 
 import asyncio
-from enum import IntFlag
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
+from mqks.broker.resting import Resting
 from mqks.limits import LINGER_BYTES_MAX
 from mqks.server.gate import Peer
 
@@ -26,28 +26,29 @@ CLOSE_S = 10.0
 """How long a connection that sends no more may take nothing of its last replies."""
 
 
-class Hold(IntFlag):
+class Hold:
     """Why a client is not read for now."""
 
-    TURN = 1
+    TURN: Final = 1
     """It has sent a large chunk, or a costly one: let the others have a turn."""
-    JOURNAL = 2
+    JOURNAL: Final = 2
     """Too much waits for the journal."""
-    OUTBOX = 4
+    OUTBOX: Final = 4
     """It does not take its replies."""
-    STOP = 8
+    STOP: Final = 8
     """The server stops."""
-    AUTH = 16
+    AUTH: Final = 16
     """Its password is being verified."""
 
 
-class Client(asyncio.Protocol):
-    """`peer` is one that the gate has let in."""
+class Client(Resting, asyncio.Protocol):
+    """`peer` is one that the gate has let in. While it rests, it is not read."""
 
     connection: Connection
     transport: asyncio.Transport
 
     def __init__(self, server: "Server", peer: Peer) -> None:
+        super().__init__()
         self._server = server
         self.peer = peer
         self.made = False
@@ -57,14 +58,11 @@ class Client(asyncio.Protocol):
         self.auth_timer: asyncio.TimerHandle | None = None
         self._lingering_bytes = 0
         self._tls = False
-        self._holds = Hold(0)
         self.ended = False
         """It sends no more; it is closed when its confirms are out."""
         self.lingers = False
         """It broke the rules, and is told so before it is closed."""
         self._lingering = False
-        self.paused = False
-        """It takes its replies more slowly than they come."""
         self.unsent_bytes = 0
         """Sent since everything had been taken: until then none of it need have left memory."""
         self._taken_bytes = NOT_SEEN
@@ -104,14 +102,12 @@ class Client(asyncio.Protocol):
             self._server.remove_client(self)
 
     def pause_writing(self) -> None:
-        self.paused = True
-        self.connection.blocked = True
+        self.connection.rest(Slow.PEER)
 
     def resume_writing(self) -> None:
-        self.paused = False
         self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
-        self.release(Hold.OUTBOX)
-        self._server.caught_up(self)
+        self.resume(Hold.OUTBOX)
+        self._server.caught_up(self, Slow.PEER)
 
     # -- called by the server
 
@@ -144,7 +140,12 @@ class Client(asyncio.Protocol):
         if self.paused and (
             self._server.unsent.full or self.waiting_bytes > self._server.settings.outbox_bytes_max
         ):
-            self.hold(Hold.OUTBOX)
+            self.rest(Hold.OUTBOX)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it takes its replies more slowly than they come."""
+        return bool(self.connection.rests & Slow.PEER)
 
     @property
     def waiting_bytes(self) -> int:
@@ -167,16 +168,13 @@ class Client(asyncio.Protocol):
             self.transport.abort()
         return self.unsent_bytes
 
-    def hold(self, why: Hold) -> None:
-        """Stop reading from this client until released."""
-        if not self._holds and not self.transport.is_closing():
+    def _stop(self) -> None:
+        if not self.transport.is_closing():
             self.transport.pause_reading()
-        self._holds |= why
 
-    def release(self, why: Hold) -> None:
-        """Read from this client again, when nothing else holds it, after what is left to do."""
-        held, self._holds = self._holds, self._holds & ~why
-        if held and not self._holds and not self.transport.is_closing():
+    def _go_on(self) -> None:
+        """What is left to do of its lines comes before those that it has sent meanwhile."""
+        if not self.transport.is_closing():
             self.transport.resume_reading()
             if self.connection.overrun:
                 self._server.receive(self, b"")

@@ -1,17 +1,15 @@
 """What the broker tells of the journal under it, from what is in memory.
 
-The one rule: looking costs no reading of the disk, but for the size of two files.
+The one rule: looking costs no reading of the disk, but for the sizes of files.
 """
 
 import time
-from pathlib import Path
 from typing import Any
 
 from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.facts import Facts
 from mqks.journal.journal import Journal
-from mqks.journal.reader import wal_path
 
 
 class JournalFacts(Facts):
@@ -28,14 +26,12 @@ class JournalFacts(Facts):
         return 0.0 if span is None else max(0.0, round(time.time() - span.time_us / 1e6, 3))
 
     def journal(self) -> dict[str, Any]:
-        journal, path = self._journal, self._journal.path
+        journal = self._journal
         segments = journal.index.segments.values()
         return {
-            "path": str(path),
+            "path": journal.store.name,
             "epoch": journal.epoch,
-            "db_bytes": _size(path),
-            "wal_bytes": _size(wal_path(path)),
-            "disk_free_bytes": journal.disk_free_bytes,
+            **journal.store.facts(),
             "disk_full": bool(self._broker.unwritable),
             "unwritable": self._broker.unwritable,
             "segments": len(segments),
@@ -44,14 +40,6 @@ class JournalFacts(Facts):
             "commits": journal.commit_seconds.count,
             "commit_records": int(journal.batch_records.sum),
             "commit_seconds": round(journal.commit_seconds.sum, 6),
-            "checkpoints": journal.checkpoints,
             "once_ids": len(self._broker.once),
             "once_bytes": self._broker.once.size_bytes,
         }
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

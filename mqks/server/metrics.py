@@ -19,7 +19,7 @@ from mqks.broker import stats
 from mqks.broker.broker import Broker
 from mqks.broker.turns import finish
 from mqks.journal.histogram import Histogram
-from mqks.journal.journal import SQLITE_VERSION, Journal
+from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings
 
 SLICE_QUEUES: Final = 500
@@ -34,8 +34,9 @@ class Metric(NamedTuple):
     value: Callable[[Any], float | None]
 
 
-def _of(key: str) -> Callable[[stats.Row], float]:
-    return lambda row: float(row[key])
+def _of(key: str) -> Callable[[stats.Row], float | None]:
+    """None for what there is not: stores differ."""
+    return lambda row: None if (value := row.get(key)) is None else float(value)
 
 
 # Read from what `stats` answers.
@@ -165,11 +166,12 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Family]:
         for metrics, row in (
             (TOTALS, finish(stats.totals(self._broker))),
-            (JOURNAL, self._broker.facts.journal()),
+            (JOURNAL, self._broker.shared.facts.journal()),
         ):
             for metric in metrics:
                 kind = CounterMetricFamily if _is_counter(metric.name) else GaugeMetricFamily
-                yield kind(metric.name, metric.about, metric.value(row))
+                if (value := metric.value(row)) is not None:
+                    yield kind(metric.name, metric.about, value)
         yield GaugeMetricFamily(*READY, not self._why_not_ready())
         for name, about, read in HISTOGRAMS:
             histogram = read(self._journal)
@@ -187,7 +189,7 @@ class _Collector(Collector):
         info = {
             "version": __version__,
             "python": platform.python_version(),
-            "sqlite": SQLITE_VERSION,
+            **self._journal.store.versions,
         }
         build = GaugeMetricFamily(*BUILD_INFO, labels=list(info))
         build.add_metric(list(info.values()), 1)

@@ -11,11 +11,13 @@ import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
+from mqks.broker.pending import NO_MARK
 from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.log_reader import Page
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
+from mqks.protocol import replies
 
 RUN = struct.Struct("<4q")
 """First number, how many, time of arrival in microseconds, bytes of text."""
@@ -33,7 +35,7 @@ class Reads:
 
     def wake(self) -> None:
         """Some may be waiting."""
-        if self._broker.readers and self._broker.outboxes_room > 0:
+        if self._broker.readers and self._broker.shared.outboxes.room > 0:
             self._waiting += self._broker.readers
             self._broker.readers = []
             self._wanted.set()
@@ -45,9 +47,9 @@ class Reads:
             waiting, self._waiting = self._waiting, []
             for connection in waiting:
                 gone = connection.closed or connection.expelled
-                if gone or connection.blocked or not connection.reads:
+                if gone or connection.rests or not connection.reads:
                     continue  # Who is blocked comes again when it is not.
-                if self._broker.outboxes_room <= 0:
+                if self._broker.shared.outboxes.room <= 0:
                     self._broker.readers.append(connection)
                     continue
                 read = connection.reads[0]
@@ -57,8 +59,8 @@ class Reads:
                     if answer is None:
                         self._broker.read_failed(connection, read)
                     else:
-                        self._broker.write(connection, answer)
-                if connection.reads and not connection.blocked:
+                        connection.write(answer)
+                if connection.reads and not connection.rests:
                     self._broker.readers.append(connection)
                 self._flush()
 
@@ -73,7 +75,7 @@ class Reads:
         if read.form == "range":
             return await self._range(read, index)
         # Each one takes the less the less is left: those who leave theirs can't use it up.
-        size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.outboxes_room // 8))
+        size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.shared.outboxes.room // 8))
         page = await self._journal.log.page(
             read.queue_id, index, read.first, read.end, read.limit, size
         )
@@ -104,16 +106,19 @@ class Reads:
         return b"".join([read.request_id, header.encode(), *runs, *texts])
 
     def _epoch(self, read: Read) -> str:
-        return self._broker.facts.epoch_of(read.queue_id)
+        return self._broker.shared.facts.epoch_of(read.queue_id)
 
     def _lines(self, read: Read, page: Page) -> bytes:
-        retries = self._broker.queues[read.queue].retries if self._broker.is_there(read) else {}
+        marks = self._broker.queues[read.queue].lane.marks if self._broker.is_there(read) else {}
         told = []
         for piece in page.pieces:
             for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
                 message_id, event, data = line.split(b" ", 2)
-                if retry := retries.get(seq):
-                    event += b",retry=%d" % retry
+                mark = marks.get(seq, NO_MARK)
+                if mark.retry:
+                    event += b",retry=%d" % mark.retry
+                if mark.has_attributes:
+                    data = replies.plain(data)
                 told.append(
                     b"%b ok %b %b,seq=%d,time=%d %b\n"
                     % (read.request_id, message_id, event, seq, piece.time_us, data)

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from math import inf
 from types import ModuleType
 
 import anyio
@@ -28,13 +29,14 @@ from anyio.abc import TaskStatus
 from mqks import __version__
 from mqks.broker.access import Login
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.budget import Budget
+from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
-from mqks.journal.ballast import Ballast
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
+from mqks.journal.store import OpenStore, open_store
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
@@ -101,14 +103,14 @@ class Server:
         self._work_scheduled = False
         self._working: dict[Connection, Callable[[], None]] = {}
         """Connections whose lines began what the turn did not finish, and what to call then."""
-        self._pending_bytes = 0
-        self._awaited_bytes = 0
-        """What has come in since the last commit and waits for the next one, publishes aside."""
+        self._published = Budget(settings.batch_bytes_max, broker.turns)
+        self._awaited = Budget(settings.batch_bytes_max, broker.turns)
+        """For what has come in since the last commit and waits for the next one: publishes, and
+        all other. Clients wait for it."""
         self._turn_bytes = 0
         """What has come in since the last flush."""
-        self._held_for_journal: set[Client] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
+        self._timer_at_s = inf
         self._reads = Reads(broker, journal, self._flush)
         self._logins = Logins(broker, self._verified)
         self.unsent = Unsent(broker, self._clients, self._drop, self._schedule_flush)
@@ -125,12 +127,7 @@ class Server:
         self._failure: Exception | None = None
         self._failed = anyio.Event()
         self._loop.set_exception_handler(self._internal_error)
-        ballast = Ballast(journal.path, settings.ballast_bytes)
-        if not ballast.fill():
-            log.warning("no_ballast", reason="the disk has no room for it")
-        self._writer = Writer(
-            broker, journal, ballast, release=self._release_publishers, flush=self._flush
-        )
+        self._writer = Writer(broker, journal, release=self._release_publishers, flush=self._flush)
 
     # -- clients
 
@@ -154,7 +151,8 @@ class Server:
     def remove_client(self, client: Client) -> None:
         connection = client.connection
         self._clients.pop(connection.id, None)
-        self._held_for_journal.discard(client)
+        for budget in (self._published, self._awaited):
+            budget.leave(client)
         self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event("disconnected", logging.DEBUG, connection=connection.address)
@@ -168,7 +166,8 @@ class Server:
         to it any more."""
         if self.stopping:
             return
-        connection.closed = connection.blocked = True
+        connection.closed = True
+        connection.rest(Slow.END)
         if connection.works:
             self._working[connection] = partial(self._finish, connection)
         elif connection.overrun:
@@ -189,33 +188,31 @@ class Server:
         size = len(data)
         self._turn_bytes += size
         if broker.queued != queued and broker.pending.records > pending:
-            self._pending_bytes += size
-            if (
-                broker.pending.records > self.settings.batch_records_max
-                or self._pending_bytes > self.settings.batch_bytes_max
-            ):
-                self._hold_for_journal(client)
+            self._published.take(size)
+            if broker.pending.records > self.settings.batch_records_max or self._published.room < 0:
+                self._wait_for_journal(client, self._published)
         elif connection.unconfirmed > unconfirmed or broker.pending.changes > changes:
             # What is confirmed, queues and bindings wait for the same commit. They have a bound of
             # their own: an ack never waits because of publishers.
-            self._awaited_bytes += size
-            if self._awaited_bytes > self.settings.batch_bytes_max:
-                self._hold_for_journal(client)
+            self._awaited.take(size)
+            if self._awaited.room < 0:
+                self._wait_for_journal(client, self._awaited)
         if size >= LARGE_CHUNK_BYTES:
             self._flush()
         else:
             self._schedule_flush()
         if connection.works:
-            client.hold(Hold.TURN)
-            self._working[connection] = partial(client.release, Hold.TURN)
+            client.rest(Hold.TURN)
+            self._working[connection] = partial(client.resume, Hold.TURN)
         elif size >= FAIR_CHUNK_BYTES or connection.overrun:
-            client.hold(Hold.TURN)
-            self._loop.call_soon(client.release, Hold.TURN)
+            client.rest(Hold.TURN)
+            self._loop.call_soon(client.resume, Hold.TURN)
 
-    def _hold_for_journal(self, client: Client) -> None:
+    @staticmethod
+    def _wait_for_journal(client: Client, budget: Budget) -> None:
         """It is read again after the next commit."""
-        self._held_for_journal.add(client)
-        client.hold(Hold.JOURNAL)
+        client.rest(Hold.JOURNAL)
+        budget.wait(client, partial(client.resume, Hold.JOURNAL))
 
     # -- strangers
 
@@ -238,7 +235,7 @@ class Server:
         if connection.expelled:
             self._expelled(client)
         elif connection.awaits_login:
-            client.hold(Hold.AUTH)
+            client.rest(Hold.AUTH)
             # It waits for us now: nobody takes its place.
             self._gate.remove_stranger(client)
         elif connection.permissions is not STRANGER:
@@ -256,7 +253,7 @@ class Server:
             return
         if client.stranger:
             self._gate.add_stranger(client, partial(self._crowded_out, client))
-        client.release(Hold.AUTH)
+        client.resume(Hold.AUTH)
         kept = self._broker.access.verified(login, user)
         if client.connection.expelled:
             self._expelled(client)
@@ -314,12 +311,11 @@ class Server:
                 line_bytes=connection.splitter.tail_bytes,
             )
 
-    def caught_up(self, client: Client) -> None:
+    def caught_up(self, client: Client, why: int = 0) -> None:
         """A slow client has taken what was waiting for it."""
         client.connection.outbox_bytes = 0
-        if not (self.stopping or client.paused or client.connection.closed):
-            self._broker.unblock(client.connection)
-            self._schedule_flush()
+        client.connection.resume(Slow.OUTBOX | why)
+        self._schedule_flush()
 
     # -- the end of a turn
 
@@ -334,12 +330,13 @@ class Server:
         broker = self._broker
         self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
         self._turn_bytes = 0
-        touched, broker.touched = broker.touched, []
+        shared = broker.shared
+        touched, shared.touched = shared.touched, []
         end_s = time.monotonic() + CHUNK_S
         for number, connection in enumerate(touched):
             if number % SENT_CONNECTIONS == 0 and time.monotonic() > end_s:
                 # There may be ten thousand: others have their turn before the rest.
-                broker.touched = touched[number:] + broker.touched
+                shared.touched = touched[number:] + shared.touched
                 self._schedule_flush()
                 break
             connection.touched = False
@@ -351,28 +348,27 @@ class Server:
                 continue
             client.send(data)
             connection.outbox_bytes = client.waiting_bytes
-            if connection.blocked and not client.paused:
+            if connection.rests == Slow.OUTBOX:
                 self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
-        if broker.unsent_bytes > self.unsent.look_due_bytes:
+        if shared.outboxes.used > self.unsent.look_due_bytes:
             self.unsent.look()
         self._reads.wake()
         self._logins.wake()
-        if broker.page_requests:
-            self._pages += broker.page_requests
-            broker.page_requests = []
+        if shared.page_requests:
+            self._pages += shared.page_requests
+            shared.page_requests = []
             self._page_wanted.set()
         if broker.has_work and not self._work_scheduled:
             self._work_scheduled = True
             self._loop.call_soon(self._go_on)
-        deadline = broker.next_deadline()
-        if deadline != self._timer_at:
+        due_s = broker.schedule.next_s()
+        # A timer that comes too early finds nothing, and another one is set then.
+        if due_s is not None and due_s < self._timer_at_s:
             if self._timer:
                 self._timer.cancel()
-            self._timer, self._timer_at = None, deadline
-            if deadline is not None:
-                self._timer = self._loop.call_at(deadline, self._expire)
+            self._timer_at_s, self._timer = due_s, self._loop.call_at(due_s, self._expire)
 
     def _go_on(self) -> None:
         """A turn for what earlier ones have left."""
@@ -387,16 +383,14 @@ class Server:
         self._flush()
 
     def _expire(self) -> None:
-        self._timer = self._timer_at = None
+        self._timer, self._timer_at_s = None, inf
         self._broker.expire()
         self._flush()
 
     def _release_publishers(self) -> None:
         """What they sent is durable: those who wait for the journal may go on."""
-        self._pending_bytes = self._awaited_bytes = 0
-        held, self._held_for_journal = self._held_for_journal, set()
-        for client in held:
-            client.release(Hold.JOURNAL)
+        for budget in (self._published, self._awaited):
+            budget.set(0)
 
     # -- tasks
 
@@ -407,7 +401,7 @@ class Server:
             self._page_wanted = anyio.Event()
             while self._pages:
                 queue = self._pages.pop()
-                first = queue.page_first
+                first = queue.lane.page_first
                 runs = [] if first is None else await self._journal.read(queue.id, first)
                 if not self.stopping:
                     queue.page_in(first, runs)
@@ -510,7 +504,7 @@ class Server:
                 tasks.start_soon(end_unanswering, self._clients)
                 self._schedule_flush()
                 tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-                self._journal.announce(self._listeners.url)
+                self._journal.store.announce(self._listeners.url)
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
                 if self.settings.http_port is not None:
@@ -531,9 +525,9 @@ class Server:
         self.stopping = True
         self._listeners.close()
         for client in self._clients.values():
-            client.hold(Hold.STOP)
+            client.rest(Hold.STOP)
             # Nothing is delivered that the journal would not learn any more.
-            client.connection.blocked = True
+            client.connection.rest(Slow.END)
         with anyio.move_on_after(self.settings.drain_timeout_s):
             await self._finish_all()
             self._writer.stop()
@@ -541,7 +535,7 @@ class Server:
             while self._writer.busy or (self._broker.pending and not self._writer.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
-            while self._broker.touched or any(
+            while self._broker.shared.touched or any(
                 client.transport.get_write_buffer_size() for client in self._clients.values()
             ):
                 await anyio.sleep(0.005)
@@ -597,6 +591,7 @@ async def serve(
     environ: MutableMapping[str, str] | None = None,
     *,
     open_files: int = sys.maxsize,
+    open_store: OpenStore = open_store,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port.
@@ -630,9 +625,9 @@ async def serve(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
     try:
-        journal = await Journal.open(settings, _report)
-        if journal.torn:
-            log.warning("wal_torn", what=journal.torn)
+        journal = await Journal.open(settings, _report, open_store)
+        if journal.store.torn:
+            log.warning("wal_torn", what=journal.store.torn)
         errors, error_ids = ErrorLog(), ErrorIds()
         broker = Broker(
             settings,
@@ -643,17 +638,17 @@ async def serve(
             on_error=errors,
         )
         broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
-        broker.on_queue_full = _log_queue
+        broker.shared.on_queue_full = _log_queue
         broker.on_unacked_full = lambda: log.warning(
-            "unacked_full", unacked_bytes=broker.unacked_bytes
+            "unacked_full", unacked_bytes=broker.shared.unacked.used
         )
-        broker.on_queue_nearly_full = lambda queue: log.warning(
+        broker.shared.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
         broker.access.users = users
         recovery = Recovery(journal, broker, _report)
         await recovery.run(salvage=settings.salvage)
-        broker.facts = JournalFacts(journal, broker)
+        broker.shared.facts = JournalFacts(journal, broker)
         starting.cancel()
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)
@@ -667,6 +662,8 @@ async def serve(
         if are_few:
             log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
+        if not await journal.store.hold_reserves():
+            log.warning("no_ballast", reason="the disk has no room for it")
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
         gc.freeze()

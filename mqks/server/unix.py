@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mqks.errors import AddressUnavailable
-from mqks.journal.lock import identity, lock
+from mqks.files import identity, lock
 
 
 class UnixPath:

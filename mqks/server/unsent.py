@@ -32,6 +32,7 @@ class Unsent:
         flush: Callable[[], None],
     ) -> None:
         self._broker = broker
+        self._outboxes = broker.shared.outboxes
         self._clients = clients
         self._drop = drop
         self._flush = flush
@@ -49,7 +50,7 @@ class Unsent:
         """Find out what has been taken: in a while or, when it is much, next."""
         if self._timer is None:
             self._look_after(LOOK_S, 0)
-        if self._timer is not None and self._broker.unsent_bytes > self.look_due_bytes:
+        if self._timer is not None and self._outboxes.used > self.look_due_bytes:
             self._timer.cancel()
             self._timer = self._loop.call_soon(self._look)
             self.look_due_bytes = inf
@@ -70,10 +71,10 @@ class Unsent:
             much = unsent_bytes > self._bytes_max // 4
             self._look_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)
         # What this turn has written already comes on top.
-        self._broker.unsent_bytes = unsent_bytes + sum(
-            len(data) for connection in self._broker.touched for data in connection.outbox
+        touched = self._broker.shared.touched
+        self._outboxes.set(
+            unsent_bytes + sum(len(data) for connection in touched for data in connection.outbox)
         )
-        self._broker.deliver_postponed()
         self._flush()
 
     def _drop_stuck(self, wanted_bytes: int, now_s: float) -> int:

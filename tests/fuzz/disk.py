@@ -40,7 +40,7 @@ class Disk:
             (self.bindings.add if bound else self.bindings.discard)(name_and_event)
         self.once += entry.once
         for change in entry.changes:
-            queue = self.queues.get(change.queue_id)
+            queue = self.queues.get(change.lane_id)
             if queue is None:
                 continue
             queue.next_seq = max(queue.next_seq, change.next_seq)

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from itertools import chain
 
 from mqks.broker.broker import Broker
-from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer
+from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
+from mqks.broker.lane import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.metadata import binding_bytes, consumer_bytes, queue_bytes
-from mqks.broker.queue import MESSAGE_OVERHEAD_BYTES, Queue
+from mqks.broker.pending import NO_MARK
+from mqks.broker.queue import Queue
 from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
 
@@ -51,57 +53,48 @@ def _deliveries(consumer: Consumer) -> list[tuple[int, bytes]]:
 
 
 def _check_queue(queue: Queue) -> None:
-    name, broker = queue.name, queue.broker
-    waiting = len(queue.head) + queue.paged + len(queue.tail)
-    require(queue.next_seq - queue.cursor == waiting, f"{name!r}: three stretches have a gap")
-    require(queue.paged >= 0, f"{name!r}: paged is {queue.paged}")
-    require(bool(queue.paged) or not queue.tail, f"{name!r}: a tail behind nothing")
-    require(queue.head_bytes == _size(queue.head), f"{name!r}: head_bytes")
-    require(queue.tail_bytes == _size(queue.tail), f"{name!r}: tail_bytes")
-    require(queue.redo_bytes == _size(line for _, line in queue.redo), f"{name!r}: redo_bytes")
+    name, lane = queue.name, queue.lane
+    waiting = len(lane.head) + lane.paged + len(lane.tail)
+    require(lane.next_seq - lane.cursor == waiting, f"{name!r}: three stretches have a gap")
+    require(lane.paged >= 0, f"{name!r}: paged is {lane.paged}")
+    require(bool(lane.paged) or not lane.tail, f"{name!r}: a tail behind nothing")
+    require(lane.head_bytes == _size(lane.head), f"{name!r}: head_bytes")
+    require(lane.tail_bytes == _size(lane.tail), f"{name!r}: tail_bytes")
+    require(lane.redo_bytes == _size(line for _, line in lane.redo), f"{name!r}: redo_bytes")
     held = [number for each in queue.consumers for number, _ in _deliveries(each)]
-    returned = [*(number for number, _ in queue.redo), *queue.redo_paged]
+    returned = [*(number for number, _ in lane.redo), *lane.redo_paged]
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
-    require(not below or max(below) < queue.cursor, f"{name!r}: delivered above the cursor")
-    for heap in ([number for number, _ in queue.redo], queue.redo_paged):
+    require(not below or max(below) < lane.cursor, f"{name!r}: delivered above the cursor")
+    for heap in ([number for number, _ in lane.redo], lane.redo_paged):
         for place in range(1, len(heap)):
             require(heap[(place - 1) // 2] <= heap[place], f"{name!r}: no heap")
-    if queue.retries:
-        living = {*below, *range(queue.cursor, queue.next_seq)}
-        require(queue.retries.keys() <= living, f"{name!r}: a retry of what is settled")
-        require(min(queue.retries.values()) > 0, f"{name!r}: a retry of 0")
-    require(queue.boundary <= queue.next_seq, f"{name!r}: boundary")
+    if lane.marks:
+        living = {*below, *range(lane.cursor, lane.next_seq)}
+        require(lane.marks.keys() <= living, f"{name!r}: a retry of what is settled")
+        require(NO_MARK not in lane.marks.values(), f"{name!r}: a mark of nothing")
+    require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
     require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
-    require(queue.dirty == (queue in broker.pending.dirty), f"{name!r}: dirty")
-    require(queue.full == (queue in broker.full_queues), f"{name!r}: full")
+    require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
+    require(queue.full == (queue in queue.shared.full_queues), f"{name!r}: full")
     _check_deadline(queue)
     _check_turns(queue)
 
 
 def _check_deadline(queue: Queue) -> None:
-    if queue.deadline is None:
-        rule = queue.policy.delete_when_unused
-        due = rule is not None and rule.delay_s is not None and not queue.consumers
+    rule = queue.policy.delete_when_unused
+    due = rule is not None and rule.delay_s is not None and not queue.consumers
+    if queue.timer is None:
         require(not due, f"{queue.name!r}: unused, with a rule and no deadline")
     else:
-        require(
-            queue.policy.delete_when_unused is not None,
-            f"{queue.name!r}: a deadline without a rule",
-        )
+        require(rule is not None, f"{queue.name!r}: a deadline without a rule")
         require(not queue.consumers, f"{queue.name!r}: a deadline while it is used")
-        known = any(
-            each[2] is queue and each[0] == queue.deadline for each in queue.broker._deadlines
-        )
-        require(known, f"{queue.name!r}: a deadline that nobody waits for")
 
 
 def _check_turns(queue: Queue) -> None:
     """Whoever can take gets what there is, or it is known why not."""
-    broker = queue.broker
-    require(not queue.paging or queue.paged + len(queue.redo_paged) >= 0, f"{queue.name!r}: paging")
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
-        waits = queue.paging or queue in broker.postponed
+        waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
         require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
 
 
@@ -111,7 +104,11 @@ def _check_consumer(broker: Broker, consumer: Consumer) -> None:
     require(broker.consumers.get(who) is consumer, f"{who!r} is not known by its id")
     require(consumer.connection.consumers.get(who) is consumer, f"{who!r}: not its connection's")
     require(consumer.connection.id in broker.connections, f"{who!r}: its connection has gone")
-    require(consumer.in_ring == (consumer in queue.ring), f"{who!r}: in_ring")
+    require(
+        (consumer in queue.ring) == (not consumer.rests),
+        f"{who!r} neither rests nor is in the ring",
+    )
+    _check_reasons(consumer)
     deliveries = _deliveries(consumer)
     size = sum(len(line) + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
     require(consumer.unacked_bytes == size, f"{who!r}: unacked_bytes")
@@ -122,8 +119,20 @@ def _check_consumer(broker: Broker, consumer: Consumer) -> None:
     require(all(consumer.repeated.values()), f"{who!r}: nothing repeated")
     for message_id, (_, line) in consumer.unacked.items():
         require(line.startswith(message_id + b" event="), f"{who!r}: {message_id!r} is another")
-    starved = not consumer.in_ring and not queue.deleted and consumer.room() > 0
-    require(not starved, f"{who!r} has room and no place in the ring")
+
+
+def _check_reasons(consumer: Consumer) -> None:
+    """Whoever rests has a reason that holds."""
+    who, rests, budget = consumer.id, consumer.rests, consumer.budget
+    holds = {
+        Rest.SLOW: bool(consumer.connection.rests),
+        Rest.UNACKED: consumer.unacked_count >= consumer.unacked_max,
+        Rest.ALL_UNACKED: bool(consumer.unacked) and consumer in budget.waiters,
+        Rest.NO_QUEUE: consumer.queue.deleted,
+    }
+    for reason, is_true in holds.items():
+        require(is_true or not rests & reason, f"{who!r} rests without the reason {reason}")
+    require(bool(rests & Rest.NO_QUEUE) == consumer.queue.deleted, f"{who!r}: deleted queue")
 
 
 def _check_orphan(broker: Broker, name: bytes, queue: Queue) -> None:
@@ -131,7 +140,7 @@ def _check_orphan(broker: Broker, name: bytes, queue: Queue) -> None:
     require(name not in broker.queues, f"{name!r} is orphaned and there")
     require(bool(queue.consumers), f"orphan {name!r} has no consumers")
     require(not queue.ring, f"orphan {name!r} delivers")
-    require(not queue.memory_bytes, f"orphan {name!r} takes memory")
+    require(not queue.lane.memory_bytes, f"orphan {name!r} takes memory")
 
 
 def _check_bindings(broker: Broker) -> None:
@@ -149,18 +158,23 @@ def _check_bindings(broker: Broker) -> None:
 
 def _check_sums(broker: Broker) -> None:
     settings = broker.settings
-    memory = sum(queue.memory_bytes for queue in broker.queues.values())
-    require(broker.memory_bytes == memory, f"memory_bytes {broker.memory_bytes}, not {memory}")
+    shared = broker.shared
+    memory = sum(queue.lane.memory_bytes for queue in broker.queues.values())
+    require(shared.memory.used == memory, f"memory {shared.memory.used}, not {memory}")
     consumers = [*_consumers(broker)]
     unacked = sum(consumer.unacked_bytes for consumer in consumers)
-    require(broker.unacked_bytes == unacked, f"unacked_bytes {broker.unacked_bytes}, not {unacked}")
+    require(shared.unacked.used == unacked, f"unacked {shared.unacked.used}, not {unacked}")
     require(len(consumers) == len(broker.consumers), "a consumer that is attached to no queue")
     theirs = sum(len(each.consumers) for each in broker.connections.values())
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
-    for consumer in broker.held_back:
-        require(not consumer.deleted, f"{consumer.id!r} is held back and deleted")
-    require(not broker.held_back or broker.unacked_room <= 0, "held back for no reason")
-    require(not broker.postponed or broker.outboxes_room <= 0, "postponed for no reason")
+    require(
+        len(broker.schedule) == sum(q.timer is not None for q in broker.queues.values()), "timers"
+    )
+    for budget in (shared.unacked, shared.outboxes):
+        require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
+    for each in shared.unacked.waiters:
+        waits = isinstance(each, Consumer) and each.rests & Rest.ALL_UNACKED
+        require(bool(waits), "a consumer waits, and does not rest")
     require(len(broker.queues) <= settings.queues_max, "more queues than there may be")
     metadata = _metadata_bytes(broker)
     require(broker.metadata.bytes == metadata, f"metadata {broker.metadata.bytes}, not {metadata}")
@@ -197,7 +211,7 @@ def check_disk(broker: Broker, disk: Disk) -> None:
     require(disk.bindings == bindings, "bindings on disk")
     for queue in broker.queues.values():
         known = disk.queues[queue.id]
-        require(known.next_seq <= queue.next_seq, f"{queue.name!r}: next_seq on disk")
+        require(known.next_seq <= queue.lane.next_seq, f"{queue.name!r}: next_seq on disk")
         wanted = _living(queue)
         require(known.lines.keys() == wanted.keys(), f"{queue.name!r}: numbers on disk")
         for number, line in wanted.items():
@@ -206,12 +220,13 @@ def check_disk(broker: Broker, disk: Disk) -> None:
 
 def _living(queue: Queue) -> dict[int, bytes | None]:
     """Number → message, None for one that is only on disk."""
-    middle = queue.cursor + len(queue.head)
-    living: dict[int, bytes | None] = dict(enumerate(queue.head, queue.cursor))
-    living |= dict.fromkeys(range(middle, middle + queue.paged))
-    living |= enumerate(queue.tail, middle + queue.paged)
-    living |= dict.fromkeys(queue.redo_paged)
-    living |= queue.redo
+    lane = queue.lane
+    middle = lane.cursor + len(lane.head)
+    living: dict[int, bytes | None] = dict(enumerate(lane.head, lane.cursor))
+    living |= dict.fromkeys(range(middle, middle + lane.paged))
+    living |= enumerate(lane.tail, middle + lane.paged)
+    living |= dict.fromkeys(lane.redo_paged)
+    living |= lane.redo
     for consumer in queue.consumers:
         living |= _deliveries(consumer)
     return living
@@ -219,37 +234,39 @@ def _living(queue: Queue) -> dict[int, bytes | None]:
 
 def digest(broker: Broker) -> object:
     """All that a request may change; errors and what is told of them aside."""
+    shared, counters = broker.shared, broker.shared.counters
     waiters = broker.pending.waiters
     return (
         [_queue_digest(queue) for queue in _all_queues(broker)],
         {name: [*events] for name, events in broker.bindings.by_name.items()},
         dict(broker.pending.entry.bindings),
         [_consumer_digest(each) for each in broker.consumers.values()],
-        [each.id for each in broker.held_back],
-        (broker.published, broker.queued, broker.unroutable, broker.confirmed, broker.delivered),
-        (broker.redelivered, broker.consumed, broker.rejected, broker.purged),
+        [each.id for each in shared.unacked.waiters if isinstance(each, Consumer)],
+        (broker.published, broker.queued, broker.unroutable, broker.confirmed, broker.purged),
+        (counters.delivered, counters.redelivered, counters.consumed, counters.rejected),
         (
-            broker.memory_bytes,
+            shared.memory.used,
             broker.metadata.bytes,
-            broker.unacked_bytes,
+            shared.unacked.used,
             broker.unwritable,
             broker.pending.records,
         ),
         (len(broker.once), len(broker.pending.entry.once), dict(broker.pending.entry.queues)),
         [len(each) for each in (waiters.confirms, waiters.counts, waiters.held)],
-        (len(broker.access.logins), len(broker.page_requests), len(broker.pending.dirty)),
+        (len(broker.access.logins), len(shared.page_requests), len(broker.pending.dirty)),
         {each.id: (each.user, len(each.reads)) for each in broker.connections.values()},
     )
 
 
 def _queue_digest(queue: Queue) -> object:
+    lane = queue.lane
     return (
-        (queue.name, queue.id, queue.policy, queue.deadline, queue.next_seq, queue.cursor),
-        (len(queue.head), queue.paged, len(queue.tail), queue.memory_bytes, queue.paging),
-        ([*queue.redo], [*queue.redo_paged], dict(queue.retries), dict(queue.marks)),
+        (queue.name, queue.id, queue.policy, queue.timer, lane.next_seq, lane.cursor),
+        (len(lane.head), lane.paged, len(lane.tail), lane.memory_bytes, lane.paging),
+        ([*lane.redo], [*lane.redo_paged], dict(lane.marks), dict(lane.marked)),
         ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
-        (queue.pending_first, len(queue.pending), len(queue.pending_runs), [*queue.acked]),
-        ([*queue.acked_ranges], [*queue.moved], queue.cursor_moved, queue.full),
+        (lane.unwritten_first, len(lane.unwritten), len(lane.unwritten_runs), [*lane.acked]),
+        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.full),
     )
 
 
@@ -257,5 +274,5 @@ def _consumer_digest(consumer: Consumer) -> object:
     return (
         (consumer.id, consumer.connection.id, consumer.queue.name, consumer.manual_ack),
         (dict(consumer.unacked), {each: [*of] for each, of in consumer.repeated.items()}),
-        (consumer.held, consumer.update_due),
+        (consumer.rests, consumer.update_due),
     )

@@ -13,10 +13,12 @@ from time import thread_time
 from types import TracebackType
 from typing import Any, Final, Self
 
-from mqks.broker import queue as queue_module
+from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
+from mqks.broker.connection import Slow
 from mqks.broker.intake import Intake
 from mqks.broker.pending import Batch, Run
+from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
 from mqks.settings import Settings
@@ -77,8 +79,8 @@ class World(AbstractContextManager["World"]):
 
     def _tune(self) -> None:
         small = self._small_steps
-        setattr(queue_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
-        setattr(queue_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
+        setattr(lane_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
+        setattr(lane_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
 
     def __exit__(
         self,
@@ -111,7 +113,7 @@ class World(AbstractContextManager["World"]):
         self.peers: dict[str, Peer] = {}
         self._in_flight: Batch | None = None
         self._slow = False
-        self._pages: list[tuple[queue_module.Queue, int | None, list[Run]]] = []
+        self._pages: list[tuple[Queue, int | None, list[Run]]] = []
         self._going: list[Peer] = []
         self.disk.recover(self.broker)
 
@@ -251,7 +253,8 @@ class World(AbstractContextManager["World"]):
 
     def _finish(self, peer: Peer) -> None:
         connection = peer.connection
-        connection.closed = connection.blocked = True
+        connection.closed = True
+        connection.rest(Slow.END)
         if connection.works:
             self._timed(self.broker.go_on)
         elif connection.overrun:
@@ -262,14 +265,15 @@ class World(AbstractContextManager["World"]):
 
     def _on_pause(self, who: str) -> None:
         peer = self._peer(who)
-        peer.paused = peer.connection.blocked = True
+        peer.paused = True
+        peer.connection.rest(Slow.PEER)
 
     def _on_resume(self, who: str) -> None:
         peer = self.peers.get(who)
         if peer is not None and peer.paused:
             peer.paused, peer.unsent_bytes = False, 0
             peer.connection.outbox_bytes = 0
-            self._timed(self.broker.unblock, peer.connection)
+            self._timed(peer.connection.resume, Slow.OUTBOX | Slow.PEER)
 
     def _on_tick(self, seconds: bytes) -> None:
         self._now_s += float(seconds)
@@ -323,7 +327,6 @@ class World(AbstractContextManager["World"]):
         """What the server's tasks do in the next turn."""
         broker = self.broker
         self._find_out_unsent()
-        self._timed(broker.deliver_postponed)
         self._timed(broker.go_on)
         for peer in [*self.peers.values()]:
             if peer.connection.overrun and not peer.ended:
@@ -339,7 +342,7 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         return bool(
             broker.has_work
-            or broker.page_requests
+            or broker.shared.page_requests
             or self._pages
             or broker.access.logins
             or broker.readers
@@ -353,9 +356,9 @@ class World(AbstractContextManager["World"]):
         for page in pages:
             self._timed(page[0].page_in, *page[1:])
         broker = self.broker
-        wanted, broker.page_requests = broker.page_requests, []
+        wanted, broker.shared.page_requests = broker.shared.page_requests, []
         for queue in wanted:
-            first = queue.page_first
+            first = queue.lane.page_first
             is_there = first is not None and queue.id in self.disk.queues
             self._pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
 
@@ -374,16 +377,16 @@ class World(AbstractContextManager["World"]):
     def _read(self) -> None:
         """Every answer is that there is nothing."""
         broker = self.broker
-        if broker.outboxes_room <= 0:
+        if broker.shared.outboxes.room <= 0:
             return
         readers, broker.readers = broker.readers, []
         for connection in readers:
             gone = connection.closed or connection.expelled
-            if gone or connection.blocked or not connection.reads:
+            if gone or connection.rests or not connection.reads:
                 continue
             read = connection.reads.popleft()
-            broker.write(connection, read.request_id + b" ok --end\n")
-            if connection.reads and not connection.blocked:
+            connection.write(read.request_id + b" ok --end\n")
+            if connection.reads and not connection.rests:
                 broker.readers.append(connection)
 
     # -- the end of a turn
@@ -396,7 +399,7 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         for _ in range(_MORE_THAN_ENDLESS):
             self._write()
-            if not (broker.touched or broker.has_work):
+            if not (broker.shared.touched or broker.has_work):
                 break
             self._timed(broker.go_on)
             self._hand_over()
@@ -430,7 +433,7 @@ class World(AbstractContextManager["World"]):
 
     def _hand_over(self) -> None:
         broker = self.broker
-        touched, broker.touched = broker.touched, []
+        touched, broker.shared.touched = broker.shared.touched, []
         by_connection = {id(peer.connection): peer for peer in self.peers.values()}
         slow = []
         for connection in touched:
@@ -444,20 +447,19 @@ class World(AbstractContextManager["World"]):
             peer.received(data)
             peer.unsent_bytes += len(data) if peer.paused else 0
             connection.outbox_bytes = peer.unsent_bytes
-            if connection.blocked and not peer.paused:
+            if connection.rests == Slow.OUTBOX:
                 slow.append(connection)
         self._find_out_unsent()
         for connection in slow:
             connection.outbox_bytes = 0
-            self._timed(broker.unblock, connection)
-        self._timed(broker.deliver_postponed)
+            self._timed(connection.resume, Slow.OUTBOX)
 
     def _find_out_unsent(self) -> None:
         """What has not been taken, what this turn has written included."""
-        broker = self.broker
-        broker.unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values()) + sum(
-            len(data) for connection in broker.touched for data in connection.outbox
-        )
+        shared = self.broker.shared
+        unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values())
+        unsent_bytes += sum(len(data) for each in shared.touched for data in each.outbox)
+        self._timed(shared.outboxes.set, unsent_bytes)
 
 
 class TooSlow(Finding):

@@ -93,7 +93,7 @@ class State:
     @property
     def consumed(self) -> int:
         """Copies acked, or delivered without manual ack, since the start."""
-        return self._broker.consumed
+        return self._broker.shared.counters.consumed
 
     @property
     def commands_put(self) -> int:

@@ -11,11 +11,23 @@ from typing import Final
 
 from mqks.broker.pending import Entry, ErrorRecord, QueueState
 from mqks.errors import JournalFailed
-from mqks.journal.once import OnceRow, OnceRows
-from mqks.journal.tables import CHECKSUMS_SINCE, QueueRow, Row, Rows, Tally, row_crc, segment_crcs
+from mqks.journal.segment import checksum
+from mqks.journal.sqlite.once import OnceRow, OnceRows
+from mqks.journal.sqlite.tables import (
+    CHECKSUMS_SINCE,
+    Row,
+    Rows,
+    Tally,
+    queue_crc,
+    row_crc,
+    segment_crcs,
+)
+from mqks.journal.store import LastWords, Metadata, NewSegment, QueueRow
 
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
-_PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?, ?)"
+INSERT_SEGMENT: Final = "insert into segment (id, crc, body) values (?, ?, ?)"
+TALLIED: Final = ("queue", "binding", "once", "segment")
+_PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
 _DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
 _PUT_ONCE: Final = "insert into once values (?, ?, ?, ?)"
@@ -39,7 +51,7 @@ def counted(segments: Tally, next_id: int) -> Tally:
     return segments._replace(next=next_id).plus(new)
 
 
-class Metadata:
+class Tables:
     """What the small tables say, as far as it takes to write them. `queues` are their rows, whose
     numbers are those that dropped segments knew."""
 
@@ -56,33 +68,70 @@ class Metadata:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
         self.once.next = self.tallies["once"].next
 
-    # -- an entry
+    # -- a commit
 
     def write(
-        self, db: sqlite3.Connection, entry: Entry, inserts: Sequence[tuple[str, Row]]
+        self,
+        db: sqlite3.Connection,
+        segments: Sequence[NewSegment],
+        next_id: int,
+        entry: Entry | None = None,
+        drop: Sequence[int] = (),
+        last_words: Iterable[LastWords] = (),
     ) -> None:
-        """One transaction with all of the entry that is not in segments, and these `inserts`."""
+        """One transaction: segments come and go, all below `next_id`, and the small tables get what
+        is not in segments.
+
+        Raises JournalFailed when one that goes is not there.
+        """
         tallies: dict[str, Tally] = {}
+        gone: Iterable[int] = ()
         rows: list[QueueRow] = []
         once: OnceRow | None = None
         with transaction(db):
-            if entry.queues:
-                rows, tallies["queue"] = self._put_queues(db, entry.queues)
-            if entry.bindings:
-                tallies["binding"] = self._put_bindings(db, entry.bindings)
-            if entry.once:
-                once, tallies["once"] = self._put_once(db, entry.once)
-            if entry.errors:
-                self._put_errors(db, entry.errors)
+            if drop:
+                tallies["segment"] = self.segments(next_id, drop)
+                _delete_segments(db, drop)
+            for segment in segments:
+                db.execute(INSERT_SEGMENT, row_of(segment))
+            if words := [*last_words]:
+                rows, tallies["queue"] = self._put_last_words(db, words)
+            if entry is not None:
+                if entry.queues:
+                    gone = entry.queues
+                    rows, tallies["queue"] = self._put_queues(db, entry.queues)
+                if entry.bindings:
+                    tallies["binding"] = self._put_bindings(db, entry.bindings)
+                if entry.once:
+                    once, tallies["once"] = self._put_once(db, entry.once)
+                if entry.errors:
+                    self._put_errors(db, entry.errors)
             db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
-            for sql, row in inserts:
-                db.execute(sql, row)
         self.tallies |= tallies
         if once:
             self.once.written(once)
-        for queue_id in entry.queues:
+        for queue_id in gone:
             self.queues.pop(queue_id, None)
         self.queues |= {row.id: row for row in rows}
+
+    def _put_last_words(
+        self, db: sqlite3.Connection, words: Sequence[LastWords]
+    ) -> tuple[list[QueueRow], Tally]:
+        olds = [self.queues[queue_id] for queue_id, _, _ in words]
+        news = [
+            old._replace(next_seq=next_seq, cursor=cursor)
+            for old, (_, next_seq, cursor) in zip(olds, words, strict=True)
+        ]
+        return news, self._put_rows(db, olds, news)
+
+    def _put_rows(
+        self, db: sqlite3.Connection, olds: Iterable[QueueRow], news: Iterable[QueueRow]
+    ) -> Tally:
+        """These instead of those."""
+        rows = [(*row, queue_crc(row)) for row in news]
+        db.executemany(_PUT_QUEUE, rows)
+        tally = self.tallies["queue"].minus([queue_crc(row) for row in olds])
+        return tally.plus([crc for *_, crc in rows])
 
     def _put_queues(
         self, db: sqlite3.Connection, states: Mapping[int, QueueState | None]
@@ -94,10 +143,9 @@ class Metadata:
             if state is not None
         ]
         db.executemany("delete from queue where id = ?", [(row.id,) for row in olds])
-        db.executemany(_PUT_QUEUE, [(*row, row.crc) for row in news])
-        tally = self.tallies["queue"]
-        tally = tally._replace(next=max(tally.next, *(queue_id + 1 for queue_id in states)))
-        return news, tally.minus([row.crc for row in olds]).plus([row.crc for row in news])
+        tally = self._put_rows(db, olds, news)
+        next_id = max(tally.next, *(queue_id + 1 for queue_id in states))
+        return news, tally._replace(next=next_id)
 
     def _put_bindings(
         self, db: sqlite3.Connection, bindings: Mapping[tuple[bytes, bytes], bool]
@@ -138,63 +186,26 @@ class Metadata:
         """Their tally up to an id, when some have gone."""
         return counted(self.tallies["segment"], next_id).minus(segment_crcs(gone))
 
-    def drop(
-        self,
-        db: sqlite3.Connection,
-        gone: list[int],
-        next_id: int,
-        words: Iterable[tuple[int, int, int]] = (),
-        inserts: Sequence[tuple[str, Row]] = (),
-    ) -> None:
-        """One transaction in which segments go and others come, all below `next_id`, and queues
-        get next sequences and cursors.
-
-        Raises JournalFailed when one that goes is not there.
-        """
-        rows = [
-            self.queues[queue_id]._replace(next_seq=next_seq, cursor=cursor)
-            for next_seq, cursor, queue_id in words
-        ]
-        tallies = {"segment": self.segments(next_id, gone)}
-        if rows:
-            olds = [self.queues[row.id].crc for row in rows]
-            tallies["queue"] = self.tallies["queue"].minus(olds).plus([row.crc for row in rows])
-        with transaction(db):
-            db.executemany(_PUT_QUEUE, [(*row, row.crc) for row in rows])
-            ids = ",".join(map(str, gone))
-            count = db.execute(f"delete from segment where id in ({ids})").rowcount
-            if count != len(gone):
-                raise JournalFailed(f"{len(gone) - count} of the segments {ids} are missing")
-            for sql, row in inserts:
-                db.execute(sql, row)
-            db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
-        self.tallies |= tallies
-        self.queues |= {row.id: row for row in rows}
-
     # -- salvage
 
     def salvage(
-        self,
-        db: sqlite3.Connection,
-        rows: Rows,
-        errors: list[ErrorRecord],
-        segments: Iterable[int],
+        self, db: sqlite3.Connection, rows: Rows, found: Metadata, segments: Iterable[int]
     ) -> None:
         """Write anew what is whole, set damaged rows and these segments aside. One transaction."""
         ids = [(segment_id,) for segment_id in segments]
-        tallies = {
-            "queue": Tally(rows.tallies["queue"].next).plus([r.crc for r in rows.queues.values()]),
-            "binding": rows.tallies["binding"],
-            "once": rows.tallies["once"],
+        queues = found.queues.values()
+        rows.epoch, rows.queues = found.epoch, found.queues
+        rows.tallies |= {
+            "queue": Tally(found.next_queue_id).plus([*map(queue_crc, queues)]),
             "segment": rows.tallies["segment"].minus(segment_crcs(i for (i,) in ids)),
         }
         whole: dict[str, Iterable[Row]] = {
             "meta": [("epoch", rows.epoch)],
-            "queue": rows.queues.values(),
+            "queue": queues,
             "binding": rows.bindings,
             "once": rows.once,
-            "error": [record[:6] for record in errors],
-            "tally": [(name, *tally) for name, tally in tallies.items()],
+            "error": [record[:6] for record in found.errors],
+            "tally": [(name, *rows.tallies[name]) for name in TALLIED],
         }
         with transaction(db):
             db.executemany(
@@ -210,7 +221,6 @@ class Metadata:
                     db.execute(
                         f"insert into {table} values ({marks})", (*row, row_crc(table, *row))
                     )
-        rows.tallies |= tallies
 
 
 def become_another(db: sqlite3.Connection, epoch: str) -> None:
@@ -229,10 +239,19 @@ def become_another(db: sqlite3.Connection, epoch: str) -> None:
             db.execute(PUT_TALLY, tally.row("segment"))
 
 
+def row_of(segment: NewSegment) -> tuple[int, int, bytes]:
+    """As it is stored: head and text in one blob."""
+    body = segment.body
+    return segment.id, checksum(segment.id, body), body
+
+
+def _delete_segments(db: sqlite3.Connection, gone: Sequence[int]) -> None:
+    ids = ",".join(map(str, gone))
+    count = db.execute(f"delete from segment where id in ({ids})").rowcount
+    if count != len(gone):
+        raise JournalFailed(f"{len(gone) - count} of the segments {ids} are missing")
+
+
 def _queue_row(old: QueueRow | None, queue_id: int, state: QueueState) -> QueueRow:
-    rule = state.policy.delete_when_unused
-    delay_s = None if rule is None else rule.delay_s
-    # As SQLite gives it back: no negative zero.
-    delay_s = None if delay_s is None else float(delay_s) + 0.0
-    next_seq, cursor = (old.next_seq, old.cursor) if old else (1, 1)
-    return QueueRow(queue_id, state.name, int(rule is not None), delay_s, next_seq, cursor)
+    row = QueueRow(queue_id, state.name) if old is None else old
+    return row._replace(name=state.name, policy=state.policy.encode())

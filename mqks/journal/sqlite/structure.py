@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from mqks.journal.migrations import migrations
-from mqks.journal.tables import Damage, row_crc
+from mqks.journal.sqlite.migrations import migrations
+from mqks.journal.sqlite.tables import row_crc
+from mqks.journal.store import Damage
 
 UNREADABLE: Final = (sqlite3.DatabaseError, MemoryError, UnicodeDecodeError)
 """What comes of a damaged file. SQLite's message may quote what is damaged, and Python fails then

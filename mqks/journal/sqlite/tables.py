@@ -14,25 +14,19 @@ from typing import Any, Final, NamedTuple
 
 from mqks.broker.pending import ErrorRecord
 from mqks.broker.policy import Policy
+from mqks.journal.segment import checksum
+from mqks.journal.store import Damage, Head, QueueRow
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import DeleteRule
 
 Row = tuple[Any, ...]
 CHECKSUMS_SINCE: Final = 3
 EPOCH_SINCE: Final = 2
+POLICIES_SINCE: Final = 4
 """Schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
 """Damaged rows that are told of one table, and characters of each."""
-
-
-class Damage(NamedTuple):
-    place: str
-    what: str
-
-
-def shown(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
 
 
 def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
@@ -40,25 +34,16 @@ def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
     return zlib.crc32(repr((table, *row)).encode("utf-8", "backslashreplace"))
 
 
+def head_of(segment_id: int, crc: object, body: object) -> Head:
+    """A row of `segment`: all of it, which begins with the head."""
+    if isinstance(body, bytes) and checksum(segment_id, body) == crc:
+        return Head(segment_id, len(body), body)
+    found = body if isinstance(body, bytes) else b""
+    return Head(segment_id, len(found), found, "its checksum does not match")
+
+
 def is_name(name: bytes) -> bool:
     return name != b"" and b" " not in name and b"\n" not in name
-
-
-class QueueRow(NamedTuple):
-    id: int
-    name: bytes
-    delete_when_unused: int
-    delete_delay_s: float | None
-    next_seq: int
-    cursor: int
-
-    @property
-    def policy(self) -> Policy:
-        return Policy(DeleteRule(self.delete_delay_s) if self.delete_when_unused else None)
-
-    @property
-    def crc(self) -> int:
-        return row_crc("queue", *self)
 
 
 class Tally(NamedTuple):
@@ -85,15 +70,30 @@ def segment_crcs(ids: Iterable[int]) -> list[int]:
     return [row_crc("segment", segment_id) for segment_id in ids]
 
 
+def queue_crc(row: QueueRow) -> int:
+    return row_crc("queue", *row)
+
+
 def _is_queue(row: Row) -> bool:
-    queue_id, name, flag, delay_s, next_seq, cursor = row
-    return bool(
-        queue_id > 0
-        and is_name(name)
-        and flag in (0, 1)
-        and (delay_s is None or (math.isfinite(delay_s) and delay_s >= 0))
-        and 1 <= cursor <= next_seq <= SEQ_MAX
-    )
+    queue_id, name, policy, next_seq, cursor = row
+    try:
+        Policy.decode(policy)
+    except ValueError:
+        return False
+    return queue_id > 0 and is_name(name) and 1 <= cursor <= next_seq <= SEQ_MAX
+
+
+def _is_ruled_queue(row: Row) -> bool:
+    _, _, flag, delay_s, _, _ = row
+    is_rule = flag in (0, 1) and (delay_s is None or (math.isfinite(delay_s) and delay_s >= 0))
+    return is_rule and _is_queue(_with_policy(row))
+
+
+def _with_policy(row: Row) -> Row:
+    """Of a queue as it was stored before there were policies."""
+    queue_id, name, flag, delay_s, *numbers = row
+    policy = Policy(DeleteRule(delay_s) if flag else None)
+    return queue_id, name, policy.encode(), *numbers
 
 
 def _is_once(row: Row) -> bool:
@@ -117,11 +117,7 @@ _TABLES: Final = {
         "name, next, count, sum", (str, int, int, int), lambda row: row[1] > 0 <= row[2]
     ),
     "meta": _Table("key, value", (str, str), _is_meta),
-    "queue": _Table(
-        "id, name, delete_when_unused, delete_delay_s, next_seq, cursor",
-        (int, bytes, int, (float, type(None)), int, int),
-        _is_queue,
-    ),
+    "queue": _Table("id, name, policy, next_seq, cursor", (int, bytes, str, int, int), _is_queue),
     "binding": _Table("queue, event", (bytes, bytes), lambda row: all(map(is_name, row))),
     "once": _Table("number, count, ids", (int, int, bytes), _is_once),
     "error": _Table(
@@ -132,13 +128,24 @@ _TABLES: Final = {
 }
 
 
+_RULED_QUEUE: Final = _Table(
+    "id, name, delete_when_unused, delete_delay_s, next_seq, cursor",
+    (int, bytes, int, (float, type(None)), int, int),
+    _is_ruled_queue,
+)
+
+
+def _table(name: str, version: int) -> _Table:
+    return _RULED_QUEUE if name == "queue" and version < POLICIES_SINCE else _TABLES[name]
+
+
 def read_by(version: int) -> dict[str, str]:
     """The tables that a database of this schema has, and the columns to read of each."""
     since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE}
     crc = ", crc" if version >= CHECKSUMS_SINCE else ""
     return {
-        name: table.columns + crc
-        for name, table in _TABLES.items()
+        name: _table(name, version).columns + crc
+        for name in _TABLES
         if since.get(name, 1) <= version and name != "error"
     }
 
@@ -158,13 +165,17 @@ class Rows:
         self.tallies: dict[str, Tally] = {}
         """Of what is there; `next` is what was told, where it was."""
         self._has_checksums = version >= CHECKSUMS_SINCE
+        self._version = version
         self._raw = raw
         self._told = {name: Tally(*rest) for name, *rest in self._whole("tally")}
         meta = dict(self._whole("meta"))
         self.epoch: str | None = meta.get("epoch")
         if self.epoch is None and version >= EPOCH_SINCE:
             self.damage.append(Damage("table meta", "there is no epoch"))
-        rows = [QueueRow(*row) for row in self._whole("queue")]
+        rows = self._whole("queue")
+        if version < POLICIES_SINCE:
+            rows = [*map(_with_policy, rows)]
+        rows = [QueueRow(*row) for row in rows]
         self.queues = {row.id: row for row in rows}
         if not len(rows) == len(self.queues) == len({row.name for row in rows}):
             self.damage.append(Damage("table queue", "two queues have the same name or id"))
@@ -180,7 +191,7 @@ class Rows:
             self.queue_ids_end = 0
 
     def _whole(self, table: str) -> list[Any]:
-        whole, crcs, aside = _sifted(table, self._raw.get(table, ()), self._has_checksums)
+        whole, crcs, aside = _sifted(table, self._raw.get(table, ()), self._version)
         self.damage += _told_damage(table, aside)
         self.aside += ((table, repr(row)) for row in aside)
         self.tallies[table] = Tally(1).plus(crcs)
@@ -226,7 +237,7 @@ class Rows:
 
 def errors(version: int, rows: Iterable[Row]) -> tuple[list[ErrorRecord], list[Damage]]:
     """Those that are whole, and what is wrong. Nothing depends on them."""
-    whole, _, aside = _sifted("error", rows, version >= CHECKSUMS_SINCE)
+    whole, _, aside = _sifted("error", rows, version)
     return [ErrorRecord(*row) for row in whole], _told_damage("error", aside)
 
 
@@ -241,10 +252,11 @@ def _told_damage(table: str, aside: list[Row]) -> list[Damage]:
 
 
 def _sifted(
-    table: str, rows: Iterable[Row], has_checksums: bool
+    table: str, rows: Iterable[Row], version: int
 ) -> tuple[list[Row], list[int], list[Row]]:
     """The rows that are whole, without their checksums; these; and the other rows, as they are."""
-    _, types, makes_sense = _TABLES[table]
+    _, types, makes_sense = _table(table, version)
+    has_checksums = version >= CHECKSUMS_SINCE
     whole: list[Row] = []
     crcs: list[int] = []
     aside: list[Row] = []

@@ -9,34 +9,17 @@ locks do not see each other.
 
 import fcntl
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from mqks.errors import DatabaseLocked
-
-TRIES = 20
-TRY_S = 0.01
+from mqks.files import identity, lock
 
 
 def lock_path(database: Path) -> Path:
     """Beside the file itself: who comes by a link meets the same lock."""
     return Path(f"{database.resolve()}.lock")
-
-
-def lock(descriptor: int) -> None:
-    """Again and again for a moment: `server_of` holds the lock while it looks."""
-    for _ in range(TRIES):
-        with suppress(BlockingIOError):
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(TRY_S)
-    raise BlockingIOError
-
-
-def identity(of: os.stat_result) -> tuple[int, int]:
-    """What tells a file from every other one, whatever their names."""
-    return of.st_dev, of.st_ino
 
 
 class FileLock:

@@ -14,12 +14,12 @@ from typing import Final
 
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
-from mqks.journal.lock import FileLock, lock_path
-from mqks.journal.metadata import become_another
-from mqks.journal.migrations import check_version
-from mqks.journal.reader import State, connect, no_file
-from mqks.journal.structure import UNREADABLE
-from mqks.journal.verify import Verdict, verify
+from mqks.journal.sqlite.lock import FileLock, lock_path
+from mqks.journal.sqlite.metadata import become_another
+from mqks.journal.sqlite.migrations import check_version
+from mqks.journal.sqlite.reader import State, connect, no_file
+from mqks.journal.sqlite.structure import UNREADABLE
+from mqks.journal.sqlite.verify import Verdict, verify
 
 STEP_PAGES: Final = 4096
 """Copied between two reports of progress: 16 MiB."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mqks.broker.broker import Broker
 from mqks.journal.journal import Journal
-from mqks.journal.reader import no_file, wal_path
 from mqks.journal.recovery import Recovery
+from mqks.journal.sqlite.reader import no_file, wal_path
+from mqks.journal.sqlite.store import SqliteStore
 from mqks.settings import Settings
 
 
@@ -25,7 +26,8 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     if not path.is_file():
         raise no_file(path)
     before = _size(path)
-    journal = await Journal.open(settings, report)
+    store = await SqliteStore.open(settings, report)
+    journal = Journal(store)
     try:
         broker = Broker(
             settings,
@@ -36,6 +38,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
         )
         await Recovery(journal, broker, report).run(salvage=False)
         await journal.compact_fully()
+        await store.shrink()
     finally:
         await journal.close()
     return before, _size(path)

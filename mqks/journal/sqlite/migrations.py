@@ -9,12 +9,12 @@ from typing import Final
 import aiosqlite
 
 from mqks.errors import SchemaTooNew
-from mqks.journal.tables import row_crc
+from mqks.journal.sqlite.tables import row_crc
 
 
 def _directory() -> Path:
     """Inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     inside = package / "migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
 

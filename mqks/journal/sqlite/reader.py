@@ -7,7 +7,7 @@
 
 - `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes, oldest_us
 - `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
-- `ErrorReply`: id, time_us, connection, request_id, action, reason
+- `ErrorRecord`: id, time_us, connection, request_id, action, reason
 - `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
   segment_bytes, set_aside
 - `Damage`: place, what
@@ -27,17 +27,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from mqks.broker.pending import Mark
+from mqks.broker.pending import ErrorRecord, Mark
+from mqks.broker.policy import Policy
 from mqks.broker.ranges import below
 from mqks.errors import InspectionFailed, JournalDamaged
-from mqks.journal import wal
 from mqks.journal.index import Index, QueueIndex
-from mqks.journal.lock import server_of
-from mqks.journal.migrations import check_version
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
-from mqks.journal.structure import UNREADABLE, schema_damage
-from mqks.journal.survey import Survey, checked, guess, missing
-from mqks.journal.tables import Damage, Rows, error_columns, errors, read_by, shown
+from mqks.journal.sqlite import wal
+from mqks.journal.sqlite.lock import server_of
+from mqks.journal.sqlite.migrations import check_version
+from mqks.journal.sqlite.structure import UNREADABLE, schema_damage
+from mqks.journal.sqlite.tables import Rows, error_columns, errors, head_of, read_by
+from mqks.journal.store import Damage, QueueRow, shown
+from mqks.journal.survey import Survey, guess, sections_of
 from mqks.protocol.requests import DeleteRule
 
 AT_ONCE: Final = 16
@@ -96,15 +98,6 @@ class Message(NamedTuple):
     unacked: bool
     doubtful: bool
     """Its segment fails its checksum: any byte of it may be wrong, and it may have been acked."""
-
-
-class ErrorReply(NamedTuple):
-    id: str
-    time_us: int
-    connection: str
-    request_id: bytes
-    action: bytes
-    reason: str
 
 
 class Facts(NamedTuple):
@@ -293,7 +286,7 @@ class DatabaseFile:
             if any(place == "table queue" for place, _ in self.damage):
                 rows.queue_ids_end = 0  # Not all of it can be read.
             self.damage += rows.damage
-            self._names = {row.id: row.name for row in rows.queues.values()}
+            self._rows = rows.queues
             ids = self._segment_ids()
             new = [segment_id for segment_id in ids if segment_id not in self._segments]
             for segment_id in new[:AT_ONCE]:
@@ -398,14 +391,15 @@ class DatabaseFile:
             if of_now:
                 self._segments[segment_id] = _Segment(0, [], LISTED_ONLY)
             return
-        crc, body = row
+        head = head_of(segment_id, *row)
         try:
-            segment = _Segment(len(body), checked(segment_id, crc, body))
-            if self._thorough and segment.sections != _credible(body):
-                raise SegmentDamaged("its text is not the messages it tells of")
+            segment = _Segment(head.size, sections_of(head))
+            if self._thorough and segment.sections != _credible(head.head):
+                head = head._replace(damage="its text is not the messages it tells of")
         except SegmentDamaged as error:
-            held = guess(body, self._names)
-            segment = _Segment(len(body), _credible(body), f"{error}; it held {held}")
+            head = head._replace(damage=str(error))
+        if head.damage:
+            segment = _Segment(head.size, _credible(head.head), guess(head, self._rows))
         self._segments[segment_id] = segment
 
     def _row(self, segment_id: int) -> tuple[object, bytes] | None:
@@ -415,46 +409,21 @@ class DatabaseFile:
 
     def _build(self, rows: Rows) -> None:
         self._index = Index()
-        for row in rows.queues.values():
-            self._index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
-        survey = Survey(self._index, rows.queue_ids_end)
+        survey = Survey(self._index, rows.queues, rows.queue_ids_end)
         for segment_id, segment in self._segments.items():
             if not segment.damage:
                 survey.place(segment_id, segment.size, segment.sections)
-        survey.finish()
-        for queue_id, name in survey.name_revived(self._names).items():
-            # Rows of queues are lost: their messages are shown under the queue's id.
-            self._names[queue_id] = name
-            what = f"its row is lost; its messages are those of a queue {shown(name)}"
-            self.damage.append(Damage(f"queue with id {queue_id}", what))
+        self.damage += survey.finish()
         self._marks = survey.marks
         for segment_id, segment in self._segments.items():
             if segment.damage:
                 self.damage.append(Damage(f"segment {segment_id}", segment.damage))
                 self._place_doubtful(segment_id, segment)
-        self.queues = []
-        for queue_id, name in sorted(self._names.items(), key=lambda pair: pair[1]):
-            index, marks = self._index.queues[queue_id], self._marks.get(queue_id, {})
-            if lost := missing(index):
-                count = sum(count for _, count in lost)
-                what = f"{count} waiting messages are missing"
-                self.damage.append(Damage(f"queue {shown(name)}", what))
-            ready, unacked, size = _counts(index, marks)
-            self.queues.append(
-                Queue(
-                    name,
-                    queue_id,
-                    rows.queues[queue_id].policy.delete_when_unused
-                    if queue_id in rows.queues
-                    else None,
-                    index.next_seq,
-                    index.cursor,
-                    ready,
-                    unacked,
-                    size,
-                    _oldest_us(index, marks),
-                )
-            )
+        self.damage += survey.missing().values()
+        self.queues = [
+            _queue(row, self._index.queues[row.id], self._marks.get(row.id, {}))
+            for row in sorted(rows.queues.values(), key=lambda row: row.name)
+        ]
 
     def _place_doubtful(self, segment_id: int, segment: _Segment) -> None:
         """What a damaged segment holds, where nothing that is whole says otherwise."""
@@ -501,7 +470,7 @@ class DatabaseFile:
             if queue_id not in self._index.queues:
                 return
 
-    def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorReply]:
+    def errors(self, limit: int = 1000, before: str = "\x7f") -> list[ErrorRecord]:
         """Error replies, the newest first; those older than the one with the id `before`."""
         with self._failures():
             version = self._number("pragma user_version")
@@ -511,7 +480,7 @@ class DatabaseFile:
             )
             whole, damage = errors(version, rows)
         self.damage += damage
-        return [ErrorReply(*record[:6]) for record in whole]
+        return whole
 
 
 def is_damage(error: Exception) -> bool:
@@ -538,6 +507,18 @@ def _is_credible(run: StoredRun, body: bytes) -> bool:
         return False
     lines = run.lines(body)
     return len(lines) == run.total and all(b" event=" in line for line in lines)
+
+
+def _queue(row: QueueRow, index: QueueIndex, marks: dict[int, Mark]) -> Queue:
+    return Queue(
+        row.name,
+        row.id,
+        Policy.decode(row.policy).delete_when_unused,
+        index.next_seq,
+        index.cursor,
+        *_counts(index, marks),
+        _oldest_us(index, marks),
+    )
 
 
 def _counts(queue: QueueIndex, marks: dict[int, Mark]) -> tuple[int, int, int]:

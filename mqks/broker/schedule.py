@@ -1,0 +1,123 @@
+"""Everything that is due at a time.
+
+The one rule: an entry is one number, made of its time and of its place in a table, so that a
+million of them take 100 MB and are compared without a call.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Final
+
+Act = Callable[[int], None]
+"""What to do, given the key of the entry: many entries can share one."""
+
+_PLACE_BITS: Final = 40
+_PLACE: Final = (1 << _PLACE_BITS) - 1
+WALL_LOOK_S: Final = 1.0
+"""How often the wall clock is looked at while something is due by it: it may be set."""
+_STALE_MIN: Final = 64
+
+
+class _Heap:
+    """Entries of one clock, in microseconds."""
+
+    __slots__ = ("acts", "free", "heap", "keys", "stale")
+
+    def __init__(self) -> None:
+        self.heap: list[int] = []
+        self.acts: list[Act | None] = []
+        self.keys: list[int] = []
+        self.free: list[int] = []
+        self.stale = 0
+
+    def __len__(self) -> int:
+        return len(self.heap) - self.stale
+
+    def add(self, time_us: int, act: Act, key: int) -> int:
+        if self.free:
+            place = self.free.pop()
+            self.acts[place], self.keys[place] = act, key
+        else:
+            place = len(self.acts)
+            self.acts.append(act)
+            self.keys.append(key)
+        heapq.heappush(self.heap, time_us << _PLACE_BITS | place)
+        return place
+
+    def cancel(self, place: int) -> None:
+        self.acts[place] = None
+        self.stale += 1
+        if self.stale > len(self) + _STALE_MIN:
+            kept: list[int] = []
+            gone: list[int] = []
+            for entry in self.heap:
+                (kept if self.acts[entry & _PLACE] else gone).append(entry)
+            self.free += (entry & _PLACE for entry in gone)
+            heapq.heapify(kept)
+            self.heap, self.stale = kept, 0
+
+    def next_us(self) -> int | None:
+        heap = self.heap
+        while heap and self.acts[heap[0] & _PLACE] is None:
+            self.free.append(heapq.heappop(heap) & _PLACE)
+            self.stale -= 1
+        return heap[0] >> _PLACE_BITS if heap else None
+
+    def pop(self) -> None:
+        """Do what is next."""
+        place = heapq.heappop(self.heap) & _PLACE
+        act, key = self.acts[place], self.keys[place]
+        self.acts[place] = None
+        self.free.append(place)
+        if act is not None:
+            act(key)
+
+
+class Schedule:
+    """`clock` gives seconds that only grow, `now_us` the wall clock in microseconds since 1970:
+    a delay counts by the first, a point of time by the second, however that is set."""
+
+    __slots__ = ("_clock", "_delays", "_now_us", "_points")
+
+    def __init__(self, clock: Callable[[], float], now_us: Callable[[], int]) -> None:
+        self._clock = clock
+        self._now_us = now_us
+        self._delays = _Heap()
+        self._points = _Heap()
+
+    def __len__(self) -> int:
+        return len(self._delays) + len(self._points)
+
+    def after(self, delay_s: float, act: Act, key: int = 0) -> int:
+        """Have `act` called with `key` when so many seconds have passed; return what `cancel`
+        takes, until then."""
+        return self._delays.add(round((self._clock() + delay_s) * 1_000_000), act, key) << 1
+
+    def at(self, time_us: int, act: Act, key: int = 0) -> int:
+        """The same when the wall clock shows a time."""
+        return self._points.add(time_us, act, key) << 1 | 1
+
+    def cancel(self, entry: int) -> None:
+        """Not any more. Only for what is not due yet."""
+        (self._points if entry & 1 else self._delays).cancel(entry >> 1)
+
+    def next_s(self) -> float | None:
+        """When `run` should be called next, on the clock that only grows."""
+        delay_us, point_us = self._delays.next_us(), self._points.next_us()
+        due = [] if delay_us is None else [delay_us / 1_000_000]
+        if point_us is not None:
+            wait_s = (point_us - self._now_us()) / 1_000_000
+            due.append(self._clock() + min(max(wait_s, 0.0), WALL_LOOK_S))
+        return min(due, default=None)
+
+    def run_next(self) -> bool:
+        """Do the next thing that is due; return whether there was one."""
+        for heap, now_us in (
+            (self._delays, round(self._clock() * 1_000_000)),
+            (self._points, self._now_us()),
+        ):
+            due_us = heap.next_us()
+            if due_us is not None and due_us <= now_us:
+                heap.pop()
+                return True
+        return False

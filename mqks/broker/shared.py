@@ -1,0 +1,69 @@
+"""What the queues, consumers and connections of one broker have in common.
+
+The one rule: they are given this and each other, never the broker.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqks.broker.budget import Budget
+from mqks.broker.facts import Facts
+from mqks.broker.pending import Pending
+from mqks.broker.turns import Turns
+from mqks.settings import Settings
+
+if TYPE_CHECKING:
+    from mqks.broker.connection import Connection
+    from mqks.broker.queue import Queue
+
+
+class Counters:
+    """Since the start; `docs/protocol.md` tells them under stats."""
+
+    __slots__ = ("consumed", "delivered", "redelivered", "rejected")
+
+    def __init__(self) -> None:
+        self.delivered = self.redelivered = self.consumed = self.rejected = 0
+
+
+class Shared:
+    __slots__ = (
+        *("counters", "due", "facts", "full_queues", "high_water_bytes", "memory"),
+        *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending"),
+        *("queue_messages_max", "touched", "turns", "unacked"),
+    )
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        now_us: Callable[[], int],
+        on_unacked_wait: Callable[[], None],
+    ) -> None:
+        self.turns = Turns(clock)
+        self.counters = Counters()
+        self.facts = Facts()
+        self.pending = Pending(settings.errors_kept_max, now_us)
+        self.memory = Budget(settings.memory_bytes // 2 + 1, self.turns)
+        """For waiting messages: half of what they may take. The other half is left to what is on
+        its way, and to the allocator."""
+        self.unacked = Budget(settings.unacked_bytes_max, self.turns, on_unacked_wait)
+        """For what consumers hold. Consumers wait for it."""
+        self.outboxes = Budget(settings.outboxes_bytes_max, self.turns)
+        """For replies that were not taken, at most: the server looks now and then what was. Queues
+        wait for it."""
+        self.high_water_bytes = settings.outbox_high_water_bytes
+        self.touched: list[Connection] = []
+        """Connections with something in their outbox: the server's to flush."""
+        self.due: dict[Queue, None] = {}
+        """Queues that could deliver, and the turn was over."""
+        self.page_requests: list[Queue] = []
+        """Queues that want their next page from disk: the server's to fetch."""
+        self.queue_messages_max = settings.queue_messages_max
+        self.full_queues: dict[Queue, None] = {}
+        """Queues with as many waiting messages as they may have."""
+        self.on_queue_full: Callable[[Queue], None] = lambda queue: None
+        """Called when a queue is full, and when it is no longer."""
+        self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
+        """Called when a queue begins to come near that."""

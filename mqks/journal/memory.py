@@ -1,0 +1,141 @@
+"""A store in memory: for tests, and to show what a store has to do.
+
+The one rule: whoever opened it last has it; all others have lost their claim.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anyio.lowlevel import checkpoint
+
+from mqks.broker.pending import Entry
+from mqks.errors import ClaimLost, DiskFull, JournalFailed
+from mqks.journal.store import Head, LastWords, Metadata, NewSegment, QueueRow, Report, Store
+from mqks.settings import Settings
+
+
+class Memory:
+    """What outlives a server. `open` is an `OpenStore`."""
+
+    def __init__(self) -> None:
+        self.metadata = Metadata(epoch=secrets.token_hex(8))
+        self.segments: dict[int, tuple[bytes, bytes]] = {}
+        """Id → head and text."""
+        self.holder: Store | None = None
+        self.is_full = False
+
+    async def open(self, settings: Settings, report: Report) -> Store:
+        self.holder = MemoryStore(self, settings)
+        return self.holder
+
+
+class MemoryStore:
+    def __init__(self, memory: Memory, settings: Settings) -> None:
+        self.name = "memory"
+        self.versions: dict[str, str] = {}
+        self.torn = self.gone = ""
+        self.overdue = False
+        self.commit_now: Callable[[NewSegment], None] | None = None
+        self._memory = memory
+        self._once_ids_max = settings.once_ids_max
+        self._errors_kept_max = settings.errors_kept_max
+
+    # -- starting
+
+    async def load(self) -> Metadata:
+        known = self._memory.metadata
+        return replace(
+            known,
+            queues=dict(known.queues),
+            queue_ids_end=known.next_queue_id,
+            damage=[],
+            notes=[],
+        )
+
+    async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
+        for segment_id, (head, text) in sorted(self._memory.segments.items()):
+            yield [Head(segment_id, len(head) + len(text), head)]
+
+    async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
+        self._memory.metadata = replace(metadata, queues=dict(metadata.queues))
+        for segment_id in damaged:
+            del self._memory.segments[segment_id]
+
+    async def begin(self) -> None: ...
+
+    def announce(self, url: str) -> None: ...
+
+    # -- writing
+
+    async def commit(
+        self,
+        segments: Sequence[NewSegment],
+        entry: Entry | None = None,
+        drop: Sequence[int] = (),
+        last_words: Iterable[LastWords] = (),
+    ) -> None:
+        await checkpoint()
+        memory, kept = self._memory, self._memory.metadata
+        if memory.holder is not self:
+            raise ClaimLost("another process has taken the memory over")
+        if memory.is_full and any(segment.texts for segment in segments):
+            raise DiskFull("the memory is full")
+        if missing := set(drop) - memory.segments.keys():
+            raise JournalFailed(f"segments {sorted(missing)} are missing")
+        for segment in segments:
+            memory.segments[segment.id] = segment.head, b"".join(segment.texts)
+            kept.next_segment = segment.id + 1
+        for segment_id in drop:
+            del memory.segments[segment_id]
+        for queue_id, next_seq, cursor in last_words:
+            row = kept.queues[queue_id]
+            kept.queues[queue_id] = row._replace(next_seq=next_seq, cursor=cursor)
+        if entry is not None:
+            self._keep(kept, entry)
+
+    def _keep(self, kept: Metadata, entry: Entry) -> None:
+        for queue_id, state in entry.queues.items():
+            kept.next_queue_id = max(kept.next_queue_id, queue_id + 1)
+            row = kept.queues.pop(queue_id, QueueRow(queue_id, b""))
+            if state is not None:
+                policy = state.policy.encode()
+                kept.queues[queue_id] = row._replace(name=state.name, policy=policy)
+        bound = dict.fromkeys(kept.bindings, True) | entry.bindings
+        kept.bindings = [key for key, is_bound in bound.items() if is_bound]
+        once = kept.once + entry.once
+        kept.once = once[-self._once_ids_max or len(once) :]
+        errors = kept.errors + [record._replace(user=None) for record in entry.errors]
+        kept.errors = errors[-self._errors_kept_max or len(errors) :]
+
+    async def tidy(self, *, idle: bool) -> bool:
+        return False
+
+    # -- reading
+
+    async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
+        await checkpoint()
+        there = self._memory.segments
+        return {each: b"".join(there[each]) for each in ids if each in there}
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    # -- room, and looking after it
+
+    async def hold_reserves(self) -> bool:
+        return True
+
+    async def give_up_reserves(self) -> None: ...
+
+    async def has_room(self) -> bool:
+        return not self._memory.is_full
+
+    def look(self) -> str:
+        return ""
+
+    def renew_claim(self) -> str:
+        return ""
+
+    async def close(self) -> None: ...

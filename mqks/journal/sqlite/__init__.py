@@ -1,0 +1,1 @@
+"""The default store: one SQLite database, for one server on one machine."""

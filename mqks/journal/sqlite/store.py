@@ -1,0 +1,524 @@
+"""The journal in a SQLite database: one connection that writes, and two that read.
+
+The one rule: nothing of SQLite leaves this room, least of all its errors.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from itertools import starmap
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+import anyio
+from anyio.to_thread import run_sync
+
+from mqks.broker.pending import Entry
+from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.files import identity
+from mqks.journal.segment import checksum
+from mqks.journal.sqlite import opening
+from mqks.journal.sqlite.ballast import Ballast
+from mqks.journal.sqlite.lock import FileLock
+from mqks.journal.sqlite.metadata import INSERT_SEGMENT, PUT_TALLY, Tables, row_of
+from mqks.journal.sqlite.migrations import NEWEST, migrate
+from mqks.journal.sqlite.reader import is_damage, wal_path
+from mqks.journal.sqlite.structure import UNREADABLE
+from mqks.journal.sqlite.tables import Row, Rows, error_columns, errors, head_of, read_by
+from mqks.journal.store import Damage, Head, LastWords, Metadata, NewSegment, Report, shown
+from mqks.settings import Settings
+
+PAGE_SIZE: Final = 4096
+RESERVE_PAGES: Final = 1024
+"""Pages held back for acks, of a database with a size limit."""
+VACUUM_PAGES: Final = 1000
+"""Free pages given back to the file system in one step."""
+FREE_PAGES_KEPT: Final = 256
+"""Free pages that an idle database keeps for what comes next: 1 MiB."""
+FREE_PAGES_BUSY: Final = 16384
+"""Free pages that a busy database keeps: 64 MiB."""
+SMALL_COMMIT_PAGES: Final = 0.25
+"""What a commit costs the next checkpoint beside its body: small commits in a row write the same
+page to the WAL again and again, and a checkpoint folds it once. 250 pages are some 900 commits of
+one small message then, and 4 MiB of WAL."""
+WAL_PAGES_IDLE: Final = 16
+"""An idle journal folds a WAL of this many pages."""
+WAL_PAGES_RESTART: Final = 4096
+"""A WAL of this many pages (16 MiB) is begun again, if need be by waiting for its readers."""
+READERS_WAIT_MS: Final = 50
+BUSY_WAIT_MS: Final = 100
+WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
+"""The WAL's file is cut back to this size when it is begun again."""
+VACUUM_LOOK_S: Final = 1.0
+"""How often a busy journal looks for free pages."""
+FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+"""Failures that pass when there is room again; any other ends the process."""
+
+
+def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
+    """What has happened to a file, if anything."""
+    try:
+        now = identity(path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{what} was deleted or moved"
+    except OSError as error:
+        return f"{what} can't be looked at: {error.strerror}"
+    return "" if now == was else f"{what} was replaced by another file"
+
+
+class _Reader:
+    """A connection that can only read, used by one thread at a time. Its descriptors are opened by
+    the first read: now, while there are some."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._limiter = anyio.CapacityLimiter(1)
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        self._db.execute("select 1 from sqlite_schema").fetchall()
+
+    def close(self) -> None:
+        self._db.close()
+
+    async def bodies(self, ids: Sequence[int]) -> dict[int, bytes]:
+        return await run_sync(self._bodies, ids, limiter=self._limiter)
+
+    def _bodies(self, ids: Sequence[int]) -> dict[int, bytes]:
+        marks = ",".join("?" * len(ids))
+        sql = f"select id, crc, body from segment where id in ({marks})"
+        try:
+            return {row[0]: self._intact(*row) for row in self._db.execute(sql, ids)}
+        except sqlite3.Error as error:
+            # Nothing of it passes by itself, as a full disk does: readers of a WAL wait for nobody.
+            name = getattr(error, "sqlite_errorname", "")
+            raise JournalFailed(f"{self._path} can't be read: {error} {name}".rstrip()) from error
+
+    def _intact(self, segment_id: int, crc: object, body: object) -> bytes:
+        if not isinstance(body, bytes) or checksum(segment_id, body) != crc:
+            raise JournalFailed(f"segment {segment_id} of {self._path} is damaged")
+        return body
+
+
+class SqliteStore:
+    """Made by `open`. What its methods do tells `Store`."""
+
+    def __init__(
+        self,
+        raw: sqlite3.Connection,
+        db: aiosqlite.Connection,
+        readers: Sequence[_Reader],
+        lock: FileLock,
+        path: Path,
+        settings: Settings,
+    ) -> None:
+        self.name = str(path)
+        self.versions = {"sqlite": sqlite3.sqlite_version}
+        self.torn = ""
+        self.gone = ""
+        self.commit_now: Callable[[NewSegment], None] | None = self._commit_now
+        self._raw = raw
+        self._db = db
+        self._reader, self._background = readers
+        self._path = path
+        self._lock = lock
+        self._files = [
+            (Path(settings.db).absolute(), "the database", identity(os.fstat(lock.database))),
+            (wal_path(path), "its WAL", identity(wal_path(path).stat())),
+        ]
+        self._rows = Rows(NEWEST, {})
+        """As they were loaded."""
+        self._tables = Tables(settings.once_ids_max, settings.errors_kept_max)
+        self._next_segment = 1
+        self._has_begun = False
+        self._has_failed = False
+        self._begin_wal_anew = False
+        """The rest of a damaged WAL would be found again behind what is written next."""
+        self._checkpoints = 0
+        self._checkpoint_pages = settings.wal_checkpoint_pages
+        self._pages_max = settings.db_bytes_max // PAGE_SIZE
+        self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
+        self._room_bytes = settings.batch_bytes_max
+        self._wal_pages = 0.0
+        """Pages that a checkpoint would have to write into the database file, about."""
+        self._wal_bytes_max = settings.wal_bytes_max
+        self._wal_is_held = False
+        self._restart_pages = WAL_PAGES_RESTART
+        self._free_bytes_min = settings.disk_free_bytes_min
+        self._ballast = Ballast(path, settings.ballast_bytes)
+        self._ballast_bytes = settings.ballast_bytes
+        self._looked_s = 0.0
+        self._freed = True
+        """Whether pages may have become free since the last look."""
+
+    # -- opening and closing
+
+    @classmethod
+    async def open(cls, settings: Settings, report: Report = lambda line: None) -> "SqliteStore":
+        """Take the lock, look whether the file is whole, open it and bring its schema up to date.
+
+        Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
+        """
+        path = Path(settings.db)
+        if path.is_dir():  # Before its lock is made, in a directory that nobody meant.
+            raise ConfigurationError(f"can't open {path}: it is a directory")
+        try:
+            lock = FileLock(path).take()
+        except OSError as error:
+            raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
+        try:
+            async with AsyncExitStack() as undo:
+                undo.callback(lock.release)
+                finding = await run_sync(opening.look, path, settings, report)
+                # Shared between aiosqlite's thread and `commit_now`, never at the same time.
+                raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                raw.text_factory = shown
+                db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
+                undo.push_async_callback(db.close)
+                await cls._prepare(db, settings)
+                readers = [undo.enter_context(closing(_Reader(path))) for _ in range(2)]
+                store = cls(raw, db, readers, lock, path.resolve(), settings)
+                store._begin_wal_anew = finding is not None
+                if finding and (finding.is_torn or settings.synchronous != "full"):
+                    store.torn = f"{wal_path(path).name} {finding}"
+                await store._limit_pages(reserve=True)
+                undo.pop_all()
+        except UNREADABLE as error:
+            # What it can't execute does not fit the schema, which has been looked at.
+            if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
+                raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
+            raise ConfigurationError(f"can't open {path}: {error}") from error
+        return store
+
+    @staticmethod
+    async def _prepare(db: aiosqlite.Connection, settings: Settings) -> None:
+        # Page size and auto_vacuum count only before the first table and before WAL.
+        for pragma in (
+            f"page_size = {PAGE_SIZE}",
+            "auto_vacuum = incremental",
+            "journal_mode = wal",
+            f"synchronous = {settings.synchronous}",
+            # SQLite's own checkpoints hide their failures: `_checkpoint` does them.
+            "wal_autocheckpoint = 0",
+            f"journal_size_limit = {WAL_BYTES_KEPT}",
+            # Debian's SQLite overwrites what it frees unless told not to: 1.7 times the writes.
+            "secure_delete = off",
+            "cache_size = -16384",
+            f"busy_timeout = {BUSY_WAIT_MS}",
+        ):
+            await db.execute_fetchall(f"pragma {pragma}")
+        await migrate(db)
+
+    async def close(self) -> None:
+        # The last connection to close folds the WAL and deletes it, unless it may only read. After
+        # a failed sync the disk may hold an older WAL, which could come back beside the new state;
+        # what has the WAL's name may be another file; and what is in doubt is left as it is.
+        keeps_wal = self._has_failed or not self._has_begun
+        if not keeps_wal:
+            with suppress(JournalFailed):
+                await self._count_segments()
+        if self.look() and not keeps_wal:
+            with suppress(sqlite3.Error):
+                await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
+        self._background.close()
+        if not (keeps_wal or self.gone):
+            self._reader.close()
+        await self._db.close()
+        self._reader.close()  # Once more does nothing.
+        self._lock.release()
+
+    # -- starting
+
+    async def load(self) -> Metadata:
+        with self._unreadable():
+            raw = {
+                table: await self._table(columns, table)
+                for table, columns in read_by(NEWEST).items()
+            }
+        rows = self._rows = Rows(NEWEST, raw)
+        try:
+            found, notes = errors(NEWEST, await self._table(error_columns(NEWEST), "error"))
+        except UNREADABLE as error:
+            found, notes = [], [Damage("table error", str(error))]
+        return Metadata(
+            epoch=rows.epoch or "",
+            queues=dict(rows.queues),
+            bindings=rows.bindings,
+            once=[each for _, _, ids in rows.once for each in ids.split(b"\n")],
+            errors=found,
+            next_queue_id=rows.tallies["queue"].next,
+            queue_ids_end=rows.queue_ids_end,
+            damage=[*rows.damage],
+            notes=notes,
+        )
+
+    async def _table(self, columns: str, table: str) -> list[Row]:
+        sql = f"select {columns} from {table} order by 1"
+        return [tuple(row) for row in await self._db.execute_fetchall(sql)]
+
+    async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
+        ids: list[int] = []
+        with self._unreadable():
+            async with self._db.execute(
+                "select id, crc, cast(body as blob) from segment order by id"
+            ) as cursor:
+                cursor.arraysize = 16
+                while found := await cursor.fetchmany():
+                    ids += (row[0] for row in found)
+                    yield [head_of(*row) for row in found]
+        metadata.damage += self._rows.count_segments(ids)
+        metadata.next_segment = self._rows.tallies["segment"].next
+
+    @contextmanager
+    def _unreadable(self) -> Iterator[None]:
+        try:
+            yield
+        except UNREADABLE as error:
+            raise JournalDamaged(
+                f"{self.name} can't be read, not even to salvage it: {error}"
+            ) from error
+
+    async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
+        try:
+            await run_sync(self._tables.salvage, self._raw, self._rows, metadata, damaged)
+        except sqlite3.Error as error:
+            raise JournalFailed(f"what is salvaged can't be written: {error}") from error
+
+    async def begin(self) -> None:
+        self._tables.restored(self._rows)
+        self._rows = Rows(NEWEST, {})
+        self._next_segment = self._tables.tallies["segment"].next
+        self._has_begun = True
+        if self._begin_wal_anew:
+            with self._failures():
+                await self._count_segments()
+                await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
+
+    def announce(self, url: str) -> None:
+        self._lock.tell(url)
+
+    # -- its files
+
+    def look(self) -> str:
+        """What is written to a file whose name leads elsewhere is lost, or found by nobody."""
+        gone = next(filter(None, starmap(_moved, self._files)), "")
+        if gone and not self.gone:
+            self._wal_pages = max(self._wal_pages, 1.0)
+        self.gone = gone
+        return gone
+
+    def renew_claim(self) -> str:
+        """The lock on the database has kept others away."""
+        if self._lock.is_there:
+            return ""
+        return "made again" if self._lock.make_again() else "can't be made again"
+
+    def facts(self) -> dict[str, Any]:
+        """By the open file, whose name may lead elsewhere. Raises OSError."""
+        return {
+            "db_bytes": _size(self._path),
+            "wal_bytes": _size(wal_path(self._path)),
+            "disk_free_bytes": self._disk_free_bytes(),
+            "checkpoints": self._checkpoints,
+        }
+
+    def _disk_free_bytes(self) -> int:
+        disk = os.fstatvfs(self._lock.database)
+        return disk.f_bavail * disk.f_frsize
+
+    # -- writing
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: sqlite3.Error) -> DiskFull | JournalFailed:
+        """Tell a full disk, which passes, from one that can't be trusted any more."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES:
+            return DiskFull(f"the journal can't be written: {error}")
+        self._has_failed = True
+        name = getattr(error, "sqlite_errorname", "")
+        return JournalFailed(f"the journal can't be written: {error} {name}")
+
+    async def commit(
+        self,
+        segments: Sequence[NewSegment],
+        entry: Entry | None = None,
+        drop: Sequence[int] = (),
+        last_words: Iterable[LastWords] = (),
+    ) -> None:
+        next_id = segments[-1].id + 1 if segments else self._next_segment
+        if not drop:
+            self._check_floor(segments)
+        with self._failures():
+            if len(segments) == 1 and not (drop or (entry and entry.has_metadata)):
+                await self._db.execute(INSERT_SEGMENT, row_of(segments[0]))
+            else:
+                write = self._tables.write
+                await run_sync(write, self._raw, segments, next_id, entry, drop, last_words)
+        for segment in segments:
+            self._committed(segment)
+        if entry is not None:
+            self._wal_pages += len(entry.queues) + len(entry.errors)
+        if drop:
+            self._wal_pages += 2 * len(drop)
+            self._freed = True
+
+    def _commit_now(self, segment: NewSegment) -> None:
+        """Only while nothing else is under way on the writing connection."""
+        self._check_floor((segment,))
+        try:
+            self._raw.execute(INSERT_SEGMENT, row_of(segment))
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+        self._committed(segment)
+
+    def _committed(self, segment: NewSegment) -> None:
+        self._next_segment = segment.id + 1
+        self._wal_pages += segment.size / PAGE_SIZE + SMALL_COMMIT_PAGES
+
+    def _check_floor(self, segments: Sequence[NewSegment]) -> None:
+        """Raise DiskFull for messages while the disk has less space than must stay free; 1 µs."""
+        if (
+            self._free_bytes_min
+            and self._free_bytes() < self._free_bytes_min
+            and any(segment.texts for segment in segments)
+        ):
+            raise DiskFull(
+                f"less than {self._free_bytes_min} bytes are free on the disk of {self.name}"
+            )
+
+    def _free_bytes(self) -> int:
+        try:
+            return self._disk_free_bytes()
+        except OSError as error:
+            raise JournalFailed(f"the disk of {self.name} can't be looked at: {error}") from error
+
+    # -- letting go
+
+    @property
+    def overdue(self) -> bool:
+        return self._wal_pages >= self._checkpoint_pages or bool(self.gone and self._wal_pages)
+
+    async def tidy(self, *, idle: bool) -> bool:
+        with self._failures():
+            if self.overdue:
+                await self._checkpoint()
+            elif idle and not self._freed and self._wal_pages >= WAL_PAGES_IDLE:
+                await self._checkpoint()
+                return True
+            if self._freed and (idle or time.monotonic() > self._looked_s + VACUUM_LOOK_S):
+                return await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY)
+            return False
+
+    async def shrink(self) -> None:
+        """Give back all free pages. Only while nothing else is written."""
+        with self._failures():
+            while await self._vacuum(0):
+                pass
+
+    async def _vacuum(self, keep: int) -> bool:
+        self._looked_s = time.monotonic()
+        surplus = await self._number("pragma freelist_count") - keep
+        if surplus <= 0:
+            self._freed = False
+            return False
+        # `execute` would free one page only: the statement must be stepped to its end.
+        await self._db.executescript(f"pragma incremental_vacuum({min(surplus, VACUUM_PAGES)})")
+        self._wal_pages += self._checkpoint_pages
+        return True
+
+    async def _checkpoint(self) -> None:
+        """Fold the WAL back into the database file, as far as readers let it. The WAL's own file
+        keeps its size: to write over it is synced in 190 µs, to append to it in 300.
+
+        SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
+        would keep silent about a failed fsync.
+        """
+        await self._count_segments()
+        self._wal_pages = 0.0
+        self._checkpoints += 1
+        if self.gone:
+            # The database alone must be all there is, and a WAL that is left beside another
+            # database would be taken for that one's.
+            await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
+            return
+        ((_, pages, _),) = await self._db.execute_fetchall("pragma wal_checkpoint(passive)")
+        if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
+            return
+        # Readers that overlap keep the WAL from being begun again: wait for those of now.
+        await self._db.execute_fetchall(f"pragma busy_timeout = {READERS_WAIT_MS}")
+        self._checkpoints += 1
+        ((held, pages, _),) = await self._db.execute_fetchall("pragma wal_checkpoint(restart)")
+        await self._db.execute_fetchall(f"pragma busy_timeout = {BUSY_WAIT_MS}")
+        # The wait must not come again and again while one of them stays for long.
+        self._restart_pages = pages + WAL_PAGES_RESTART if held else WAL_PAGES_RESTART
+        self._wal_is_held = bool(held) and pages * PAGE_SIZE >= self._wal_bytes_max
+        if self._wal_is_held:
+            raise DiskFull(f"another process reads {self.name} for long: the WAL has {pages} pages")
+
+    async def _count_segments(self) -> None:
+        """Before they are folded, so that a page of them that is lost later is noticed. What is not
+        folded stands in the WAL, of which each frame has a checksum."""
+        tally = self._tables.segments(self._next_segment)
+        if tally != self._tables.tallies["segment"]:
+            # On a full disk folding matters more.
+            with suppress(DiskFull), self._failures():
+                await self._db.execute(PUT_TALLY, tally.row("segment"))
+                self._tables.tallies["segment"] = tally
+
+    # -- room
+
+    async def hold_reserves(self) -> bool:
+        """The ballast on the disk, and part of a database that has a size limit of its own."""
+        if not self._ballast.fill():
+            return False
+        await self._limit_pages(reserve=True)
+        return True
+
+    async def give_up_reserves(self) -> None:
+        self._ballast.give_up()
+        await self._limit_pages(reserve=False)
+
+    async def _limit_pages(self, *, reserve: bool) -> None:
+        if self._pages_max:
+            pages = self._pages_max - (self._reserve_pages if reserve else 0)
+            with self._failures():
+                await self._db.execute_fetchall(f"pragma max_page_count = {max(1, pages)}")
+
+    async def has_room(self) -> bool:
+        with self._failures():
+            if self._wal_is_held:
+                self._wal_is_held, self._restart_pages = False, 0
+                await self._checkpoint()
+            # The ballast will take its part again.
+            floor = self._free_bytes_min
+            if floor and self._free_bytes() < floor + self._ballast_bytes:
+                return False
+            if not self._pages_max:
+                return True
+            pages = await self._number("pragma page_count")
+            free = await self._number("pragma freelist_count")
+            wanted = min(2 * self._room_bytes // PAGE_SIZE, self._pages_max // 8)
+            return pages - free + self._reserve_pages + wanted < self._pages_max
+
+    async def _number(self, sql: str) -> int:
+        ((number,),) = await self._db.execute_fetchall(sql)
+        return int(number)
+
+    # -- reading
+
+    async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
+        return await (self._background if background else self._reader).bodies(ids)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,74 @@
+"""What the writer does while the disk is full.
+
+The one rule: acks are written as far as they can be, and what they settle is let go, until there is
+room again for what waits and for the reserves.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from mqks.broker.broker import Broker
+from mqks.broker.pending import Batch
+from mqks.errors import DiskFull
+from mqks.journal.journal import Journal
+from mqks.server import log
+
+if TYPE_CHECKING:
+    from mqks.server.writer import Writer
+
+RETRY_S: Final = 0.5
+
+
+class FullDisk:
+    def __init__(self, writer: "Writer", broker: Broker, journal: Journal) -> None:
+        self._writer = writer
+        self._broker = broker
+        self._pending = broker.pending
+        self._journal = journal
+        self._store = journal.store
+
+    async def leave(self, failure: DiskFull, unwritten: Sequence[Batch] = ()) -> None:
+        """Refuse publishes from here on, until there is room again or the writer stops."""
+        writer = self._writer
+        log.error("disk_full", reason=failure)
+        writer.become(disk_full=True)
+        await self._store.give_up_reserves()
+        await self._answer(failure, unwritten)
+        while not writer.stopping:
+            writer.stepped()
+            await self._write(self._pending.take_settled())
+            await self._let_go()
+            if await self._write(self._pending.take()) and await self._has_room():
+                writer.become(disk_full=False)
+                log.event("disk_has_room")
+                return
+            await writer.pause(RETRY_S)
+
+    async def _answer(self, failure: DiskFull, unwritten: Sequence[Batch]) -> None:
+        """Those who wait for what was accepted before, and what still can't be written."""
+        if unwritten or not await self._write(self._pending.take()):
+            # What came last goes first, as what is put back stands before what is pending.
+            for batch in (self._pending.take(whole=True), *unwritten):
+                self._broker.failed(batch, failure)
+                self._pending.put_back(batch)
+        self._writer.release()
+
+    async def _write(self, batch: Batch) -> bool:
+        """Or put it back with all who wait for it."""
+        if await self._writer.writes(batch):
+            return True
+        self._pending.put_back(batch)
+        return False
+
+    async def _has_room(self) -> bool:
+        try:
+            return await self._store.has_room() and await self._store.hold_reserves()
+        except DiskFull:
+            return False
+
+    async def _let_go(self) -> None:
+        try:
+            while await self._journal.maintain(idle=True):
+                self._writer.stepped()
+        except DiskFull:
+            pass

@@ -1,0 +1,175 @@
+"""What a store may tell the server, shown with the one in memory, and large commits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqks.broker.pending import Mark
+from mqks.errors import ClaimLost
+from mqks.journal import segment
+from mqks.journal.memory import Memory
+from mqks.journal.segment import Lines, Section, cut, decode, encode
+from mqks.testing import Broker
+from tests.line_client import LineClient
+from tests.waiting import WAIT_S, until
+
+LOSING = """
+import sys
+from functools import partial
+from mqks.commands import main
+from mqks.journal.memory import Memory, MemoryStore
+from mqks.server import server
+
+class Losing(MemoryStore):
+    async def commit(self, segments, *rest):
+        if any(segment.texts for segment in segments):
+            self._memory.holder = None
+        await super().commit(segments, *rest)
+
+async def open_store(settings, report):
+    memory = Memory()
+    memory.holder = Losing(memory, settings)
+    return memory.holder
+
+server.serve = partial(server.serve, open_store=open_store)
+sys.exit(main(["serve", "--port", "0"]))
+"""
+
+
+def served(memory: Memory) -> Broker:
+    broker = Broker(Path("none"))
+    broker.open_store = memory.open
+    return broker
+
+
+def client_of(broker: Broker) -> LineClient:
+    return LineClient(("127.0.0.1", broker.port))
+
+
+def test_a_claim_that_is_lost_ends_the_server_and_confirms_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", LOSING], stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stderr is not None
+        while "event=listening" not in (line := process.stderr.readline()):
+            assert line
+        host, _, port = line.partition("address=")[2].strip().partition(":")
+        with LineClient((host, int(port))) as client:
+            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+            client.send(b"m publish --confirm e x\n")
+            with pytest.raises(EOFError):
+                client.line()
+        log = process.communicate(timeout=WAIT_S)[1]
+    assert process.returncode == ClaimLost.exit_code
+    assert log.splitlines()[-1] == "mqks: another process has taken the memory over"
+
+
+def test_what_a_server_writes_after_its_claim_is_lost_is_not_there() -> None:
+    memory = Memory()
+    old = served(memory)
+    old.start()
+    with client_of(old) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert client.ask(b"m publish --confirm e x") == b"m ok "
+        with served(memory) as new:
+            client.send(b"n publish --confirm e y\n")
+            until(old._ended.done)
+            with pytest.RaisesGroup(ClaimLost):
+                old.stop()
+            with client_of(new) as other:
+                assert other.ask(b"c consume q") == b"c ok m event=e x"
+                assert other.ask(b"p ping x") == b"p ok x"
+
+
+def test_a_store_that_is_full_takes_acks_and_goes_on_when_there_is_room() -> None:
+    memory = Memory()
+    with served(memory) as broker, client_of(broker) as client:
+        client.send(b"c consume --confirm q e --manual-ack\n")
+        assert client.line() == b"c ok "
+        client.send(b"m publish --confirm e x\n")
+        assert {client.line(), client.line()} == {b"c ok m event=e x", b"m ok "}
+        memory.is_full = True
+        client.send(b"n publish --confirm e y\n")
+        lines = [client.line(), client.line()]
+        assert b"c ok n event=e y" in lines
+        assert any(line.startswith(b"n error ") for line in lines)
+        assert client.ask(b"a ack --confirm c m") == b"a ok "
+        assert client.ask(b"o publish --confirm e z").startswith(b"o error ")
+        memory.is_full = False
+        with client_of(broker) as other:
+            while other.ask(b"w publish --confirm none x") != b"w ok ":
+                pass
+    assert len(memory.segments) <= 2
+
+
+# -- large commits
+
+NUMBERS = st.integers(1, 99)
+TEXTS = [[b"%d" % n * (n % 40) for n in range(first, first + 7)] for first in range(5)]
+RUNS = st.builds(
+    Lines, NUMBERS, st.just(0), st.sampled_from(TEXTS) | st.lists(st.binary(), min_size=1)
+)
+SECTIONS = st.lists(
+    st.builds(
+        Section,
+        st.integers(1, 9),
+        NUMBERS,
+        NUMBERS,
+        st.lists(RUNS, max_size=3),
+        st.lists(st.tuples(NUMBERS, NUMBERS), max_size=5),
+        st.lists(st.tuples(NUMBERS, st.builds(Mark, st.integers(0, 9), st.booleans())), max_size=5),
+    ),
+    min_size=1,
+    unique_by=lambda section: section.queue_id,
+)
+
+
+def said(parts: list[list[Section]]) -> list[object]:
+    """Everything, a message at a time."""
+    found: list[object] = []
+    for section in (section for part in parts for section in part):
+        queue_id, next_seq, cursor, runs, acks, marks = section
+        found += {(queue_id, "numbers", next_seq, cursor)}
+        found += ((queue_id, "ack", *acked) for acked in acks)
+        found += ((queue_id, "mark", *mark) for mark in marks)
+        for run in runs:
+            found += ((queue_id, number, line) for number, line in enumerate(run.lines, run.first))
+    return sorted(set(found), key=repr)
+
+
+@given(SECTIONS, st.integers(1, 500))
+def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: int) -> None:
+    parts = list(cut(sections, size_max))
+    assert said(parts) == said([sections])
+    for part in parts:
+        head, texts = encode(part)
+        assert len(decode(head)) == len(part)
+        lengths = [len(line) for section in part for run in section.runs for line in run.lines]
+        assert sum(map(len, texts)) <= max([size_max, *lengths])
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_large_commit_is_several_segments(
+    db: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 2000)
+    broker = Broker(db)
+    if in_memory:
+        broker.open_store = Memory().open
+    with broker, client_of(broker) as client:
+        for queue in (b"q", b"r"):
+            assert client.ask(b"s subscribe --confirm %b e" % queue) == b"s ok "
+        lines = [b"m%d publish e %b\n" % (n, b"x" * (n * 7 % 500)) for n in range(100)]
+        client.send(b"".join(lines) + b"last publish --confirm e x\n")
+        assert client.line() == b"last ok "
+        assert json.loads(client.ask(b"j stats journal").split(b" ", 2)[2])["segments"] > 10
+    with broker, client_of(broker) as client:
+        for queue in (b"q", b"r"):
+            client.send(b"c%b consume %b\n" % (queue, queue))
+            found = [client.line().split(b" ") for _ in range(101)]
+            assert [words[2] for words in found] == [*(b"m%d" % n for n in range(100)), b"last"]
+            assert [len(words[4]) for words in found] == [*(n * 7 % 500 for n in range(100)), 1]
