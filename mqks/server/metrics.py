@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from mqks import __version__
 from mqks.broker import stats
 from mqks.broker.broker import Broker
+from mqks.broker.turns import finish
 from mqks.journal.histogram import Histogram
 from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings
@@ -164,7 +165,7 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Family]:
         for metrics, row in (
-            (TOTALS, stats.totals(self._broker)),
+            (TOTALS, finish(stats.totals(self._broker))),
             (JOURNAL, self._broker.shared.facts.journal()),
         ):
             for metric in metrics:
