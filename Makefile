@@ -16,6 +16,9 @@ PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 serve: $(VENV)/.installed
 	$(BIN)/mqks serve --db $(DB)
 
+# Tests start Python often, and what it has compiled is kept for the next time.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: lint
 	$(PYTEST) -m "not slow"
 

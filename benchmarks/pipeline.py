@@ -29,7 +29,7 @@ from mqks.pipeline.archive import Archive
 from mqks.pipeline.lake import LAKES
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import session
-from mqks.pipeline.wire import Server, Wire
+from mqks.pipeline.wire import Server, connected
 from mqks.testing import BrokerProcess
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Bench:
             client.delete_queue("bench")
             client.subscribe("bench", EVENTS)
         events, payloads = [event.encode() for event in EVENTS], self._payloads
-        wire = Wire(Server(url=self.url))
+        wire = connected(Server(url=self.url))
         for first in range(0, count, 10_000):
             numbers = range(first, min(count, first + 10_000))
             lines = [
@@ -65,7 +65,7 @@ class Bench:
             ]
             lines[-1] = lines[-1].replace(b"publish", b"publish --confirm", 1)
             wire.send(b"".join(lines))
-            wire.confirms(1)
+            wire.line()
         wire.close()
 
     def lake(self) -> Path:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from benchmarks.flow import free_port
 from benchmarks.servers.base import Server
@@ -55,6 +56,19 @@ def sampled(value: Callable[[], int]) -> Iterator[Most]:
         most.seen = max(most.seen, value())
 
 
+def spawn(command: list[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """A process of a group of its own, whose Python finds what this one finds."""
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+
+
 class Running:
     """A server while it runs; a context that stops it."""
 
@@ -80,17 +94,7 @@ class Running:
         data = self.directory / "data"
         data.mkdir(exist_ok=True)
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                self.server.command(data, proposed),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
-                },
-                start_new_session=True,
-            )
+            self.process = spawn(self.server.command(data, proposed), output)
         while time.monotonic() < began + START_S:
             if self.process.poll() is not None:
                 break

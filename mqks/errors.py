@@ -59,6 +59,10 @@ class MqksError(Exception):
 
     exit_code: ClassVar[int] = 70
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
 
 class BadRequest(MqksError):
     """A request that gets an error reply and changes nothing."""
@@ -92,79 +96,59 @@ class DiskFull(Unwritable):
     """The same for want of room."""
 
 
-class ConfigurationError(MqksError):
+class ConfigurationError(MqksError, exit_code=78):
     """A setting that is unknown, bad or unsafe; the message tells its place and the reason."""
 
-    exit_code = 78
 
-
-class DatabaseLocked(MqksError):
+class DatabaseLocked(MqksError, exit_code=69):
     """Another process serves this database."""
 
-    exit_code = 69
 
-
-class AddressUnavailable(MqksError):
+class AddressUnavailable(MqksError, exit_code=69):
     """The address cannot be listened on."""
 
-    exit_code = 69
 
-
-class SchemaTooNew(MqksError):
+class SchemaTooNew(MqksError, exit_code=65):
     """The database was written by a newer MQKS."""
 
-    exit_code = 65
 
-
-class JournalDamaged(MqksError):
+class JournalDamaged(MqksError, exit_code=65):
     """The journal fails its checksums, and `salvage` is off."""
 
-    exit_code = 65
 
-
-class InspectionFailed(MqksError):
+class InspectionFailed(MqksError, exit_code=65):
     """What was asked for is not there, or the file cannot be read."""
 
-    exit_code = 65
 
-
-class ImportFailed(MqksError):
+class ImportFailed(MqksError, exit_code=65):
     """A line to be imported is wrong, or does not fit what is there; nothing of it was done."""
 
-    exit_code = 65
 
-
-class CannotWrite(MqksError):
+class CannotWrite(MqksError, exit_code=73):
     """A file to be made is there already, or can't be made."""
 
-    exit_code = 73
 
-
-class BenchFailed(MqksError):
+class BenchFailed(MqksError, exit_code=69):
     """The server to be measured is not there, falls silent or answers wrongly."""
 
-    exit_code = 69
 
-
-class JournalFailed(MqksError):
+class JournalFailed(MqksError, exit_code=74):
     """The journal could not be written; what is not yet confirmed may be lost."""
 
-    exit_code = 74
 
-
-class ClaimLost(MqksError):
+class ClaimLost(MqksError, exit_code=77):
     """Another process has taken the journal over; what is not yet confirmed was not written."""
 
-    exit_code = 77
 
-
-class BadData(MqksError):
+class BadData(MqksError, exit_code=65):
     """What a command is given to send cannot be sent; the message tells where it stands."""
 
-    exit_code = 65
 
-
-class TimedOut(MqksError):
+class TimedOut(MqksError, exit_code=75):
     """What a command waits for has not come in time."""
 
-    exit_code = 75
+
+def reason(error: OSError) -> str:
+    """What the system had against it, with the file if it was one."""
+    told = error.strerror or str(error) or type(error).__name__
+    return told if error.filename is None else f"{error.filename}: {told}"

@@ -5,21 +5,27 @@ their checks all follow from that field; a test holds mqks.toml.example and docs
 against it.
 """
 
+# ruff: noqa: RUF009  A default that is a call to a `_Group` makes a field.
+
 import ipaddress
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from mqks.errors import ConfigurationError
 
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
+SHARE_BYTES_MIN = 64 * MIB
+"""The least that a budget shrinks to with `memory_bytes`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # These start like settings and are none: the place of mqks.toml, and what clients connect to.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,343 +34,219 @@ class About:
 
     group: str
     why: str
-    unit: str = ""
-    bounds: tuple[float, float] = (0, 0)  # of numbers, both included
+    unit: str
+    bounds: tuple[float, float]  # of numbers, both included
+    share: int
+    """What part of a smaller `memory_bytes` it is unless it is set: 2 for a half, 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Settings that are shown together; calling it makes a field."""
+
+    name: str
+
+    def __call__(
+        self,
+        default: T,
+        why: str,
+        bounds: tuple[float, float, str] = (0, 0, ""),
+        *,
+        share: int = 0,
+    ) -> T:
+        """`bounds` are the least and the greatest number, and the unit."""
+        low, high, unit = bounds
+        about = About(self.name, why, unit, (low, high), share)
+        return field(default=default, metadata={"about": about})
+
+
+_storage, _listening, _security = _Group("Storage"), _Group("Listening"), _Group("Security")
+_limits, _memory = _Group("Limits"), _Group("Memory and pace")
+_watching, _running = _Group("Watching"), _Group("Running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a server is told from outside; made by `load`, which checks every value."""
 
-    db: Annotated[
-        Path,
-        About("Storage", "The SQLite file that keeps everything that must last."),
-    ] = Path("mqks.db")
-    synchronous: Annotated[
-        Literal["full", "normal", "off"],
-        About("Storage", "How far a commit waits for the disk; only full outlives a power cut."),
-    ] = "full"
-    db_bytes_max: Annotated[
-        int,
-        About(
-            "Storage",
-            "Where the database stops growing; 0 lets it fill the disk.",
-            unit="bytes",
-            bounds=(0, 128 * TIB),
-        ),
-    ] = 0
-    disk_free_bytes_min: Annotated[
-        int,
-        About(
-            "Storage",
-            "Free space on its disk below which publishes are refused, as on a full disk.",
-            unit="bytes",
-            bounds=(0, 128 * TIB),
-        ),
-    ] = 50 * MIB
-    ballast_bytes: Annotated[
-        int,
-        About(
-            "Storage",
-            "A file given back when the disk is full, so that acks can still be written.",
-            unit="bytes",
-            bounds=(0, 16 * GIB),
-        ),
-    ] = 16 * MIB
-    wal_checkpoint_pages: Annotated[
-        int,
-        About(
-            "Storage",
-            "How far the WAL grows before it is folded back; more slows the slowest confirms.",
-            unit="pages",
-            bounds=(1, 1_000_000),
-        ),
-    ] = 250
-    wal_bytes_max: Annotated[
-        int,
-        About(
-            "Storage",
-            "How far the WAL may grow while another process reads; then publishes are refused.",
-            unit="bytes",
-            bounds=(16 * MIB, 128 * TIB),
-        ),
-    ] = GIB
-    once_ids_max: Annotated[
-        int,
-        About(
-            "Storage",
-            "Ids of publish --once that are remembered; an older one may be published again.",
-            unit="ids",
-            bounds=(0, 100_000_000),
-        ),
-    ] = 1_000_000
-    errors_kept_max: Annotated[
-        int,
-        About(
-            "Storage",
-            "Errors that mqks inspect can look up; older ones are forgotten.",
-            unit="errors",
-            bounds=(0, 10_000_000),
-        ),
-    ] = 1000
-
-    host: Annotated[str, About("Listening", "The address to listen on.")] = "127.0.0.1"
-    port: Annotated[
-        int,
-        About("Listening", "The TCP port; 0 takes any free one and logs it.", bounds=(0, 65535)),
-    ] = 25000
-    unix: Annotated[Path | None, About("Listening", "A Unix socket to listen on as well.")] = None
-    insecure: Annotated[
-        bool,
-        About("Listening", "Listen beyond loopback, where whoever can connect may do anything."),
-    ] = False
-    eval: Annotated[
-        Literal["off", "loopback", "on"],
-        About("Listening", "Who may send _eval, which looks into the running server."),
-    ] = "loopback"
-
-    users: Annotated[Path | None, About("Security", "The file of users that mqks user writes.")] = (
-        None
+    db: Path = _storage(Path("mqks.db"), "The SQLite file that keeps everything that must last.")
+    synchronous: Literal["full", "normal", "off"] = _storage(
+        "full", "How far a commit waits for the disk; only full outlives a power cut."
     )
-    auth: Annotated[
-        Literal["remote", "always"],
-        About("Security", "Who must authenticate: peers beyond loopback, or everybody."),
-    ] = "remote"
-    auth_timeout_s: Annotated[
-        float,
-        About(
-            "Security",
-            "How long a peer that must authenticate may take for it.",
-            unit="seconds",
-            bounds=(0.1, 3600),
-        ),
-    ] = 10.0
-    unauthenticated_max: Annotated[
-        int,
-        About(
-            "Security",
-            "Connections that have yet to authenticate; beyond it the oldest of them is closed.",
-            unit="connections",
-            bounds=(1, 1_000_000),
-        ),
-    ] = 1000
-    tls_host: Annotated[str, About("Security", "The address to listen on with TLS as well.")] = (
-        "0.0.0.0"
+    db_bytes_max: int = _storage(
+        0, "Where the database stops growing; 0 lets it fill the disk.", (0, 128 * TIB, "bytes")
     )
-    tls_port: Annotated[
-        int, About("Security", "The TCP port for TLS, mostly 25001; 0 for none.", bounds=(0, 65535))
-    ] = 0
-    tls_cert: Annotated[
-        Path | None, About("Security", "The server's certificate and those above it, as PEM.")
-    ] = None
-    tls_key: Annotated[Path | None, About("Security", "The certificate's private key, as PEM.")] = (
-        None
+    disk_free_bytes_min: int = _storage(
+        50 * MIB,
+        "Free space on its disk below which publishes are refused, as on a full disk.",
+        (0, 128 * TIB, "bytes"),
     )
-    tls_client_ca: Annotated[
-        Path | None,
-        About("Security", "Whose certificates clients must show over TLS, as PEM; none for all."),
-    ] = None
+    ballast_bytes: int = _storage(
+        16 * MIB,
+        "A file given back when the disk is full, so that acks can still be written.",
+        (0, 16 * GIB, "bytes"),
+    )
+    wal_checkpoint_pages: int = _storage(
+        250,
+        "How far the WAL grows before it is folded back; more slows the slowest confirms.",
+        (1, 1_000_000, "pages"),
+    )
+    wal_bytes_max: int = _storage(
+        GIB,
+        "How far the WAL may grow while another process reads; then publishes are refused.",
+        (16 * MIB, 128 * TIB, "bytes"),
+    )
+    once_ids_max: int = _storage(
+        1_000_000,
+        "Ids of publish --once that are remembered; an older one may be published again.",
+        (0, 100_000_000, "ids"),
+    )
+    errors_kept_max: int = _storage(
+        1000,
+        "Errors that mqks inspect can look up; older ones are forgotten.",
+        (0, 10_000_000, "errors"),
+    )
 
-    connections_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "Connections at once; each costs a file descriptor.",
-            unit="connections",
-            bounds=(1, 1_000_000),
-        ),
-    ] = 20_000
-    connections_per_address_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "Connections at once from one IPv4 address, or from one IPv6 network of 64 bits.",
-            unit="connections",
-            bounds=(1, 1_000_000),
-        ),
-    ] = 5000
-    line_bytes_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "The longest request, without its line end; a longer one closes its connection.",
-            unit="bytes",
-            bounds=(64, GIB),
-        ),
-    ] = MIB
-    name_bytes_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "The longest new name: a queue, an event, or the id of a request.",
-            unit="bytes",
-            bounds=(64, 64 * 1024),
-        ),
-    ] = 255
-    queues_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "Queues at once, so that a client inventing names is stopped.",
-            unit="queues",
-            bounds=(1, 100_000_000),
-        ),
-    ] = 100_000
-    queue_messages_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
-            unit="messages",
-            bounds=(0, 10**15),
-        ),
-    ] = 100_000_000
-    bindings_per_queue_max: Annotated[
-        int,
-        About("Limits", "Events bound to one queue.", unit="bindings", bounds=(1, 100_000_000)),
-    ] = 100_000
-    consumers_per_connection_max: Annotated[
-        int,
-        About("Limits", "Consumers on one connection.", unit="consumers", bounds=(1, 10_000_000)),
-    ] = 10_000
-    consumer_unacked_max: Annotated[
-        int,
-        About(
-            "Limits",
-            "Deliveries one consumer may leave unacked before it gets no more.",
-            unit="deliveries",
-            bounds=(1, 100_000_000),
-        ),
-    ] = 100_000
+    host: str = _listening("127.0.0.1", "The address to listen on.")
+    port: int = _listening(25000, "The TCP port; 0 takes any free one and logs it.", (0, 65535, ""))
+    unix: Path | None = _listening(None, "A Unix socket to listen on as well.")
+    insecure: bool = _listening(
+        False, "Listen beyond loopback, where whoever can connect may do anything."
+    )
+    eval: Literal["off", "loopback", "on"] = _listening(
+        "loopback", "Who may send _eval, which looks into the running server."
+    )
 
-    memory_bytes: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Bodies of waiting messages kept in memory; beyond it they live on disk only.",
-            unit="bytes",
-            bounds=(0, 128 * TIB),
-        ),
-    ] = 512 * MIB
-    metadata_bytes_max: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Queues, bindings and consumers, messages aside, above which new ones are refused.",
-            unit="bytes",
-            bounds=(MIB, 128 * TIB),
-        ),
-    ] = 512 * MIB
-    unacked_bytes_max: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Messages that consumers hold unacked, above which each gets one at a time.",
-            unit="bytes",
-            bounds=(MIB, 128 * TIB),
-        ),
-    ] = 256 * MIB
-    outbox_high_water_bytes: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Unsent replies above which a connection's consumers get nothing more.",
-            unit="bytes",
-            bounds=(1, 16 * GIB),
-        ),
-    ] = MIB
-    outbox_bytes_max: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Unsent replies above which a slow connection is no longer read.",
-            unit="bytes",
-            bounds=(1, 16 * GIB),
-        ),
-    ] = 16 * MIB
-    outboxes_bytes_max: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Unsent replies of all connections, above which all wait and who takes none is closed.",
-            unit="bytes",
-            bounds=(MIB, 128 * TIB),
-        ),
-    ] = 256 * MIB
-    batch_records_max: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Records waiting for the journal before publishers are paused.",
-            unit="records",
-            bounds=(1, 10_000_000),
-        ),
-    ] = 16_384
-    batch_bytes_max: Annotated[
-        int,
-        About(
-            "Memory and pace",
-            "Bytes waiting for the journal before publishers are paused.",
-            unit="bytes",
-            bounds=(1, GIB),
-        ),
-    ] = 4 * MIB
+    users: Path | None = _security(None, "The file of users that mqks user writes.")
+    auth: Literal["remote", "always"] = _security(
+        "remote", "Who must authenticate: peers beyond loopback, or everybody."
+    )
+    auth_timeout_s: float = _security(
+        10.0, "How long a peer that must authenticate may take for it.", (0.1, 3600, "seconds")
+    )
+    unauthenticated_max: int = _security(
+        1000,
+        "Connections that have yet to authenticate; beyond it the oldest of them is closed.",
+        (1, 1_000_000, "connections"),
+    )
+    tls_host: str = _security("0.0.0.0", "The address to listen on with TLS as well.")
+    tls_port: int = _security(0, "The TCP port for TLS, mostly 25001; 0 for none.", (0, 65535, ""))
+    tls_cert: Path | None = _security(None, "The server's certificate and those above it, as PEM.")
+    tls_key: Path | None = _security(None, "The certificate's private key, as PEM.")
+    tls_client_ca: Path | None = _security(
+        None, "Whose certificates clients must show over TLS, as PEM; none for all."
+    )
 
-    http_host: Annotated[
-        str, About("Watching", "The address on which metrics and health are told over HTTP.")
-    ] = "127.0.0.1"
-    http_port: Annotated[
-        int | None,
-        About(
-            "Watching",
-            "The port of metrics and health; 0 takes any free one and logs it.",
-            bounds=(0, 65535),
-        ),
-    ] = None
-    queue_age_warning_s: Annotated[
-        float,
-        About(
-            "Watching",
-            "How long messages may wait in a queue before the log warns of it; 0 for ever.",
-            unit="seconds",
-            bounds=(0, 1e9),
-        ),
-    ] = 0.0
-    loop_held_s: Annotated[
-        float,
-        About(
-            "Watching",
-            "How long one thing may hold the event loop before it is counted and logged; 0: never.",
-            unit="seconds",
-            bounds=(0, 60),
-        ),
-    ] = 0.1
+    connections_max: int = _limits(
+        20_000, "Connections at once; each costs a file descriptor.", (1, 1_000_000, "connections")
+    )
+    connections_per_address_max: int = _limits(
+        5000,
+        "Connections at once from one IPv4 address, or from one IPv6 network of 64 bits.",
+        (1, 1_000_000, "connections"),
+    )
+    line_bytes_max: int = _limits(
+        MIB,
+        "The longest request, without its line end; a longer one closes its connection.",
+        (64, GIB, "bytes"),
+    )
+    name_bytes_max: int = _limits(
+        255,
+        "The longest new name: a queue, an event, or the id of a request.",
+        (64, 64 * 1024, "bytes"),
+    )
+    queues_max: int = _limits(
+        100_000,
+        "Queues at once, so that a client inventing names is stopped.",
+        (1, 100_000_000, "queues"),
+    )
+    queue_messages_max: int = _limits(
+        100_000_000,
+        "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
+        (0, 10**15, "messages"),
+    )
+    bindings_per_queue_max: int = _limits(
+        100_000, "Events bound to one queue.", (1, 100_000_000, "bindings")
+    )
+    consumers_per_connection_max: int = _limits(
+        10_000, "Consumers on one connection.", (1, 10_000_000, "consumers")
+    )
+    consumer_unacked_max: int = _limits(
+        100_000,
+        "Deliveries one consumer may leave unacked before it gets no more.",
+        (1, 100_000_000, "deliveries"),
+    )
 
-    salvage: Annotated[
-        bool,
-        About("Running", "Start on a damaged journal with what can still be read."),
-    ] = False
-    drain_timeout_s: Annotated[
-        float,
-        About(
-            "Running",
-            "How long a stopping server waits for its replies to be taken.",
-            unit="seconds",
-            bounds=(0, 3600),
-        ),
-    ] = 10.0
-    uvloop: Annotated[
-        bool,
-        About("Running", "Run on uvloop where it is installed, faster than plain asyncio."),
-    ] = True
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        About("Running", "The least grave lines that are still logged."),
-    ] = "info"
-    log_format: Annotated[
-        Literal["text", "json"],
-        About("Running", "Log lines as key=value text for people, or as JSON for collectors."),
-    ] = "text"
+    memory_bytes: int = _memory(
+        512 * MIB,
+        "Bodies of waiting messages kept in memory; beyond it they live on disk only.",
+        (0, 128 * TIB, "bytes"),
+    )
+    metadata_bytes_max: int = _memory(
+        512 * MIB,
+        "Queues, bindings and consumers, messages aside, above which new ones are refused.",
+        (MIB, 128 * TIB, "bytes"),
+        share=1,
+    )
+    unacked_bytes_max: int = _memory(
+        256 * MIB,
+        "Messages that consumers hold unacked, above which each gets one at a time.",
+        (MIB, 128 * TIB, "bytes"),
+        share=2,
+    )
+    outbox_high_water_bytes: int = _memory(
+        MIB,
+        "Unsent replies above which a connection's consumers get nothing more.",
+        (1, 16 * GIB, "bytes"),
+    )
+    outbox_bytes_max: int = _memory(
+        16 * MIB,
+        "Unsent replies above which a slow connection is no longer read.",
+        (1, 16 * GIB, "bytes"),
+    )
+    outboxes_bytes_max: int = _memory(
+        256 * MIB,
+        "Unsent replies of all connections, above which all wait and who takes none is closed.",
+        (MIB, 128 * TIB, "bytes"),
+        share=2,
+    )
+    batch_records_max: int = _memory(
+        16_384,
+        "Records waiting for the journal before publishers are paused.",
+        (1, 10_000_000, "records"),
+    )
+    batch_bytes_max: int = _memory(
+        4 * MIB, "Bytes waiting for the journal before publishers are paused.", (1, GIB, "bytes")
+    )
+
+    http_host: str = _watching(
+        "127.0.0.1", "The address on which metrics and health are told over HTTP."
+    )
+    http_port: int | None = _watching(
+        None, "The port of metrics and health; 0 takes any free one and logs it.", (0, 65535, "")
+    )
+    queue_age_warning_s: float = _watching(
+        0.0,
+        "How long messages may wait in a queue before the log warns of it; 0 for ever.",
+        (0, 1e9, "seconds"),
+    )
+    loop_held_s: float = _watching(
+        0.1,
+        "How long one thing may hold the event loop before it is counted and logged; 0: never.",
+        (0, 60, "seconds"),
+    )
+
+    salvage: bool = _running(False, "Start on a damaged journal with what can still be read.")
+    drain_timeout_s: float = _running(
+        10.0, "How long a stopping server waits for its replies to be taken.", (0, 3600, "seconds")
+    )
+    uvloop: bool = _running(True, "Run on uvloop where it is installed, faster than plain asyncio.")
+    log_level: Literal["debug", "info", "warning", "error"] = _running(
+        "info", "The least grave lines that are still logged."
+    )
+    log_format: Literal["text", "json"] = _running(
+        "text", "Log lines as key=value text for people, or as JSON for collectors."
+    )
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a peer must say who it is before anything else."""
@@ -477,9 +359,8 @@ class Setting:
 
 
 SETTINGS = {
-    each.name: Setting(each.name, annotation.__origin__, each.default, *annotation.__metadata__)
+    each.name: Setting(each.name, each.type, each.default, each.metadata["about"])
     for each in fields(Settings)
-    for annotation in [cast(Any, each.type)]
 }
 
 
@@ -518,6 +399,7 @@ def gather(
         except ValueError as error:
             raise ConfigurationError(f"{place}: {error}") from None
         places[setting.name] = place
+    _share_memory(values, places)
     settings = Settings(**values)
     _check_together(settings, places)
     return settings, places
@@ -530,6 +412,17 @@ def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None
         return Path(named)
     usual = Path("mqks.toml")
     return usual if usual.exists() else None
+
+
+def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
+    """With less `memory_bytes` than by default the budgets beside it shrink, too, unless they are
+    set themselves. With more they stay: how much may be unacked is bounded by what a commit can
+    hold, and the others do not grow with the messages."""
+    for name, setting in SETTINGS.items() if "memory_bytes" in values else ():
+        if setting.about.share and name not in values:
+            part = max(SHARE_BYTES_MIN, values["memory_bytes"] // setting.about.share)
+            if part < setting.default:
+                values[name], places[name] = part, "memory_bytes"
 
 
 _Given = tuple[str, Setting, object]  # the place, the setting, the value

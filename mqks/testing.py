@@ -143,8 +143,8 @@ class BrokerProcess:
         self._listens = False
         self._listens_or_ended = threading.Event()
         self._process = self._spawn([*self._command, "--port", str(self.port), *self._flags])
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
+        self._log_thread = threading.Thread(target=self._read_log, daemon=True)
+        self._log_thread.start()
 
     def _spawn(self, command: list[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -190,7 +190,7 @@ class BrokerProcess:
             self._started.kill()
             self._started.wait(WAIT_S)
             raise RuntimeError(f"the broker does not end; its log:\n{self.log}") from None
-        self._reader.join(WAIT_S)
+        self._log_thread.join(WAIT_S)
         return code
 
     @property

@@ -57,11 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            """What is of one scope runs in one process."""
+            jvm, *_ = LONGEST
+            return jvm if nodeid.startswith(jvm) else str(super()._split_scope(nodeid))
+
     config.option.loadscopereorder = False
-    scheduling = LoadFileScheduling(config, log)
-    file, (pipeline, *_) = scheduling._split_scope, LONGEST
-    scheduling._split_scope = lambda test: pipeline if test.startswith(pipeline) else file(test)
-    return scheduling
+    return ByFile(config, log)
 
 
 # How long something took, or what chance gave, is never a test's verdict.

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import mqks
 from mqks.settings import SETTINGS, Settings, load
 
 ROOT = Path(__file__).parents[1]
-MODULES = sorted((ROOT / "mqks").rglob("*.py"))
+PACKAGE = Path(mqks.__file__).parent
+"""Not of the checkout where an installed one is tested."""
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import of the others; itself always. `*` is everything.
 ARROWS = {
@@ -33,6 +36,9 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "inspection": {"client", "journal", "errors"},
+    "transfer": {"inspection", "client", "errors"},
+    "bench": {"client", "protocol", "errors"},
     "testing": {"server", "journal", "settings"},
     "commands": {"*"},
 }
@@ -48,7 +54,7 @@ IO_CLOCK_AND_CHANCE = {
 
 
 def dotted(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
@@ -76,7 +82,7 @@ def is_allowed(module: str, name: str) -> bool:
     """Whether the house lets this module import this name."""
     mine, top = room(module), name.split(".")[0]
     if top in ("sqlite3", "aiosqlite") or f"{name}.".startswith(f"{SQLITE}."):
-        knows_files = mine == "commands" or module == "mqks.journal.store"
+        knows_files = mine in ("commands", "inspection") or module == "mqks.journal.store"
         return module.startswith(f"{SQLITE}.") or (top == "mqks" and knows_files)
     if top == "mqks":
         other = room(name)  # not a room: a name that mqks itself holds
@@ -122,6 +128,9 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.journal.journal", "import sqlite3"),
         ("mqks.journal.recovery", "from mqks.journal.sqlite import store"),
         ("mqks.server.facts", "from mqks.journal.sqlite.reader import wal_path"),
+        ("mqks.inspection.live", "from mqks.commands.options import note"),
+        ("mqks.transfer.importing", "from mqks.server import run"),
+        ("mqks.client.wire", "from mqks.inspection.live import Live"),
         ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
     ],
 )

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mqks.bench import WORKS
 from mqks.commands import main
-from mqks.commands.bench import WORKS
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S

@@ -5,15 +5,17 @@ The one rule: nothing here looks at how long something took.
 
 import json
 import math
+import os
 import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from benchmarks import scale
+from benchmarks import process, scale
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.process import Running
@@ -33,11 +35,22 @@ from benchmarks.servers.rabbitmq import (
 from benchmarks.servers.sink import FAULTS, Sink
 from benchmarks.work import Size
 from benchmarks.works import WORKS, paging, scale_consumers, scale_copies, wal_reader
+from tests.forks import Forked
 
 MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
 PLAYED = sorted(name for name in WORKS if takes_part(Sink(), name))
 DIFFERENCES = "_each_bytes"
 """Too small in a tiny run to be told from chance."""
+
+
+@pytest.fixture(autouse=True)
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn(command: list[str], output: IO[bytes]) -> Forked:
+        log = output.fileno()
+        with open(os.devnull) as none:
+            return Forked(command, os.environ, (none.fileno(), log, log))
+
+    monkeypatch.setattr(process, "spawn", spawn)
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ def seed() -> int:
 
 
 def test_lives_of_servers(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, seed(), lives=25, seconds=20)
+    figures = chaos(tmp_path, seed(), lives=12, seconds=20)
     assert figures.counts["published"]
 
 

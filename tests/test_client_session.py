@@ -315,6 +315,17 @@ def test_the_end_reaches_every_call() -> None:
 # -- consumers
 
 
+@pytest.mark.parametrize("told", [b"q2 e", b"q2", b"", b"p e"])
+def test_an_update_of_another_queue_is_no_update(told: bytes) -> None:
+    subject = consumer(b"q e")
+    up(subject)
+    subject.receive(b"c-2 ok \nc-2 ok --update q\n", 0.0)
+
+    with pytest.raises(ProtocolViolation):
+        subject.receive(b"c-2 ok --update %b\n" % told, 0.0)
+    assert list(subject.updates) == [Update("q", [], False)]
+
+
 def test_transcript_of_a_consumer() -> None:
     subject = consumer(b"q e --add f --delete-queue-when-unused=5.0 --manual-ack")
     up(subject)

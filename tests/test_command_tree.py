@@ -122,5 +122,5 @@ def test_starting_loads_nothing_heavy(word: str) -> None:
     rooms = {module.split(".")[1] for module in done.stderr.split() if module[:5] == "mqks."}
 
     assert not loaded & {"anyio", "asyncio", "aiosqlite", "uvloop", "numpy", "pandas", "pyspark"}
-    assert not rooms & {"broker", "client", "journal", "pipeline", "server"}
+    assert not rooms & {"bench", "broker", "client", "journal", "pipeline", "server", "transfer"}
     assert word == "--help" or "rich" not in loaded, "typer itself shows its help with it"

@@ -27,6 +27,7 @@ import pytest
 
 from mqks import connect_blocking
 from mqks.commands import main
+from tests import forks
 from tests.proxy import Peer
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S, until
@@ -49,9 +50,7 @@ class Shell:
         )
 
     def __call__(self, *words: object, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        with self.start(*words, stdin=subprocess.PIPE) as process:
-            out, err = process.communicate(stdin, WAIT_S)
-        return process.returncode, out, err
+        return forks.run([*MQKS, *map(str, words)], stdin, self.environ, self.directory)
 
     def ready(self, queue: str) -> int:
         with connect_blocking(self.url) as client:
@@ -68,9 +67,12 @@ class Shell:
             return [consumer.receive(WAIT_S).data for _ in range(count)]
 
     def is_unused(self) -> bool:
-        """Whether the server knows of no consumer any more."""
+        """Whether the server knows of no consumer any more, and has back what they held."""
+        ready = "sum(len(waiting) for waiting in state.queues.values())"
+        unsettled = "state.queued - state.consumed"
         with connect_blocking(self.url) as client:
-            return client.evaluate("len(state.queues_by_consumer_ids)") == "0"
+            held = client.evaluate(f"[len(state.queues_by_consumer_ids), {unsettled} - {ready}]")
+        return held == "[0, 0]"
 
 
 @pytest.fixture
@@ -400,7 +402,7 @@ def test_killed_in_the_middle_nothing_is_acked_that_was_not_written(shell: Shell
         written += process.stdout.readall()  # type: ignore[attr-defined]
 
     first = written[: written.rfind(b"\n")].split(b"\n")
-    until(shell.is_unused)  # And what it held is back.
+    until(shell.is_unused)
     second = sorted(shell.rest("q"), key=lambda line: int(line.split()[0]))
 
     assert first == lines[: len(first)]

@@ -253,7 +253,7 @@ def test_a_database_of_another_program_is_refused(db: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("cases", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_nothing_goes_by_without_a_word(cases: int, tmp_path: Path) -> None:
     """`python -m tests.damage 10000` does the same at length."""
     seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import mqks
 from mqks.broker.actions import ACTIONS
 from mqks.broker.pending import Mark
 from mqks.broker.state import State
@@ -57,7 +58,7 @@ def logged(source: str) -> Iterator[tuple[str, set[str]]]:
 
 
 EVENTS: dict[str, set[str]] = {}
-for module in sorted((ROOT / "mqks").rglob("*.py")):
+for module in sorted(Path(mqks.__file__).parent.rglob("*.py")):
     for event, its_fields in logged(module.read_text()):
         EVENTS.setdefault(event, set()).update(its_fields)
 

@@ -17,6 +17,7 @@ import sys
 from mqks.{module} import {kind}
 def fault(*arguments, **keywords):
     raise KeyError("a fault of our own")
+getattr({kind}, "{method}")  # What is not there is not replaced.
 setattr({kind}, "{method}", fault)
 from mqks.commands import main
 {more}
@@ -43,7 +44,7 @@ Journal.close, anyio.run = close_and_stop, run_and_stop
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [
-        ("broker.broker", "Broker", "_publish"),
+        ("broker.publishing", "Publishing", "_publish"),
         ("broker.broker", "Broker", "committed"),
         ("journal.journal", "Journal", "_written"),
     ],
@@ -55,7 +56,7 @@ def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str)
 
 
 def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
-    fault = {"module": "broker.broker", "kind": "Broker", "method": "_publish"}
+    fault = {"module": "broker.publishing", "kind": "Publishing", "method": "_publish"}
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):
         assert code == MqksError.exit_code, log
         last = log.splitlines()[-1]

@@ -27,10 +27,11 @@ from pyspark.errors import PySparkException
 
 from mqks.client.blocking import connect_blocking
 from mqks.client.errors import RequestFailed
-from mqks.commands import pipeline as command
+from mqks.commands import main
 from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
+from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import LAKES, messages
 from mqks.pipeline.page import page
@@ -299,14 +300,14 @@ def test_what_is_trimmed_under_a_batch_is_noticed(
 ) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 10))
-    batch = archives.Archive._batch
+    stage = archives._Run._stage
 
     def trimmed_meanwhile(*told: Any) -> Any:
         with QueueReader(mqks_broker.url, "clicks") as reader:
             reader.trim(4)
-        return batch(*told)
+        return stage(*told)
 
-    monkeypatch.setattr(archives.Archive, "_batch", trimmed_meanwhile)
+    monkeypatch.setattr(archives._Run, "_stage", trimmed_meanwhile)
     with pytest.raises(PySparkException, match="messages 1 to 3 of the queue clicks are gone"):
         run(spark, mqks_broker, lake)
 
@@ -595,7 +596,24 @@ def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None:
-    assert mqks(*arguments).returncode == 64
+    assert main(["pipeline", *arguments]) == os.EX_USAGE
+
+
+@pytest.mark.parametrize("text", ["int", '{"type": "nothing"}', "no schema at all"])
+def test_what_is_no_schema(spark: "SparkSession", text: str) -> None:
+    with pytest.raises(BadOption, match="schema"):
+        job.schema_of(text)
+
+
+def test_a_schema_is_read_from_a_file_or_as_it_stands(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    told = job.schema_of("n bigint")
+    assert told is not None
+    for name, text in (("ddl", "n bigint"), ("json", told.json())):
+        (tmp_path / name).write_text(text)
+        assert job.schema_of(str(tmp_path / name)) == told
+    assert job.schema_of(None) is None
 
 
 @pytest.mark.slow  # Archive and replay run as commands in the tests with kills.
@@ -651,7 +669,7 @@ def test_report_as_a_command(
 def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) -> None:
     frames = "org.apache.spark.SparkException: Job aborted\n\tat org.apache.spark.Executor"
     text = f"An exception was thrown from the worker\n  File x\n{told}\n\n{frames}"
-    failure = command._failure(text)
+    failure = job.failure(text)
 
     assert isinstance(failure, MqksError)
     assert failure.exit_code == code
@@ -662,7 +680,7 @@ def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
     with QueueReader(mqks_broker.url, "none") as reader, pytest.raises(RequestFailed) as refused:
         reader.range()
     told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
-    failure = explained(command._failure(told), mqks_broker.url)
+    failure = explained(job.failure(told), mqks_broker.url)
 
     assert str(failure) == str(refused.value)
     assert failure.__notes__ == ["range: there is no queue 'none'"]
@@ -673,7 +691,7 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
     steps = []
 
     def start() -> None:
-        with command._signals_wait():
+        with job.signals_wait():
             signal.raise_signal(number)
             steps.append("started")
 

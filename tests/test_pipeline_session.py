@@ -53,6 +53,15 @@ def test_a_java_that_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ve
     check_java()
 
 
+@pytest.mark.slow
+def test_a_java_that_takes_long_is_none_the_less_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java(tmp_path, "sleep 31\n" + told_by_java("17.0.15"))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check_java()
+
+
 def test_a_java_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java(tmp_path, "exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

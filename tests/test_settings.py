@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mqks.errors import ConfigurationError
-from mqks.settings import SETTINGS, Settings, load
+from mqks.settings import SETTINGS, Settings, gather, load
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +83,32 @@ def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
 
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("memory", "metadata", "unacked", "outboxes"),
+    [
+        ("512MiB", 512, 256, 256),
+        ("8GiB", 512, 256, 256),
+        ("300MiB", 300, 150, 150),
+        ("100MiB", 100, 64, 64),
+        ("0", 64, 64, 64),
+    ],
+)
+def test_less_memory_means_less_of_what_stands_beside_it(
+    memory: str, metadata: int, unacked: int, outboxes: int
+) -> None:
+    given = {"memory_bytes": memory}
+    names = ("metadata_bytes_max", "unacked_bytes_max", "outboxes_bytes_max")
+
+    settings, places = gather(given, {})
+
+    sizes = [getattr(settings, name) // 1024**2 for name in names]
+    assert sizes == [metadata, unacked, outboxes]
+    shrunk = {name for name in names if getattr(settings, name) != SETTINGS[name].default}
+    assert {name for name, place in places.items() if place == "memory_bytes"} == shrunk
+    told = load(given, {"MQKS_UNACKED_BYTES_MAX": "200MiB"})
+    assert told.unacked_bytes_max == 200 * 1024**2, "what is set itself stays"
 
 
 def test_toml_values_keep_their_types(directory: Path) -> None:

@@ -9,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLIENT = Path(__file__).parent.parent / "mqks" / "client"
+import mqks
+
+CLIENT = Path(mqks.__file__).parent / "client"
 SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "blocking.py"
+RUFF = sys.executable, "-m", "ruff"
+STYLE = Path(__file__).parents[1] / "pyproject.toml"
 DOCSTRING = '''"""The blocking client, on threads. Any thread may call.
 
 Made of `async_client.py` by `python -m tests.unasync`: change that, and write this anew.
@@ -43,7 +47,7 @@ def blocking(source: str) -> str:
         "Iterable, Iterator, Callable, Iterable\n", "Callable, Iterable, Iterator\n"
     )
     return subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--stdin-filename", TARGET, "-"],
+        [*RUFF, "format", "--config", STYLE, "--stdin-filename", TARGET, "-"],
         input=f"{DOCSTRING}\n{code}",
         text=True,
         capture_output=True,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-WAIT_S = 60
+WAIT_S = 120
 _LOOK_AGAIN_S = 0.01
 
 T = TypeVar("T")

@@ -146,17 +146,22 @@ class Consumer(Resting):
         return self.prefix + self.separator.join(told) + b"\n"
 
     def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
-        """Tell the retry of those messages that have one, and mark them as delivered again."""
+        """Tell the retry of those messages that have one, mark them as delivered again, and leave
+        attributes out."""
         lane, told = self.queue.lane, []
         for number, line in zip(numbers, lines, strict=True):
             mark = lane.marks.get(number)
             if mark is None:
                 told.append(line)
                 continue
-            told.append(replies.with_retry(line, mark.retry))
-            self.queue.shared.counters.redelivered += 1
+            if mark.has_attributes:
+                line = replies.plain(line)
+            if mark.retry:
+                line = replies.with_retry(line, mark.retry)
+                self.queue.shared.counters.redelivered += 1
             if self.manual_ack:
                 lane.mark(number, mark._replace(redelivered=True))
+            told.append(line)
         return told
 
     def _take_one(self, message_id: bytes, delivery: Delivery) -> None:

@@ -134,11 +134,12 @@ class Lane:
             self.head_bytes += size
         self.remember(first, lines)
 
-    def append_moved(self, line: bytes, mark: Mark) -> None:
-        """Take one in that was elsewhere before, with its mark."""
+    def append_marked(self, line: bytes, mark: Mark) -> None:
+        """Take one in with its mark."""
         number = self.next_seq
         self.next_seq = number + 1
-        self.mark(number, mark)
+        if mark != NO_MARK:
+            self.mark(number, mark)
         self.append(number, [line])
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:

@@ -29,7 +29,7 @@ def move(
     """Move messages that are alive in `source`, in none of its stretches any more, to the end of
     `to`, which may be the same lane. Each gets what `remark` makes of its mark."""
     for number, line in deliveries:
-        to.append_moved(line, remark(source.move_out(number)))
+        to.append_marked(line, remark(source.move_out(number)))
     if source is not to:
         source.pending.moves = True
 

@@ -32,11 +32,14 @@ class Mark(NamedTuple):
     retry: int = 0
     """How often it came back."""
     redelivered: bool = False
-    """Delivered since it came back: if it is alive after a crash, a consumer held it."""
+    """Delivered since it was marked: if it is alive after a crash, a consumer held it."""
+
+    has_attributes: bool = False
+    """Its text ends with attributes, which not every consumer is told: `replies.plain`."""
 
     def returned(self) -> "Mark":
         """It came back once more."""
-        return Mark(self.retry + 1)
+        return Mark(self.retry + 1, has_attributes=self.has_attributes)
 
 
 NO_MARK = Mark()

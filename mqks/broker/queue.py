@@ -90,6 +90,12 @@ class Queue:
         if self.ring or lane.next_seq - lane.cursor >= self.told_at:
             self.deliver()
 
+    def publish_marked(self, line: bytes, mark: Mark) -> None:
+        """Append one message that has more than its text: attributes, for now."""
+        if not self.deleted:
+            self.lane.append_marked(line, mark)
+            self.deliver()
+
     def reject(self, deliveries: Sequence[Delivery]) -> None:
         """Rejected by a consumer: to the tail, under new numbers, with one more retry."""
         self.shared.counters.rejected += len(deliveries)

@@ -11,8 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.async_connection import Connection, Connections, Event, Lock
@@ -49,18 +48,13 @@ class AsyncClient:
         self._connections = Connections()
         await self._connections.open()
         try:
-            await self._connections.start(self._connection, lambda: session.state is State.UP)
+            await self._start(self._connection)
         except BaseException:
             await self._connections.close()
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         is_sent = False
         if kind is None or self._session.state is State.UP:
             is_sent = await self._send_rest()
@@ -68,6 +62,20 @@ class AsyncClient:
         await self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
+
+    async def _start(self, connection: Connection[Any]) -> None:
+        """Start a connection, which ends with the client, and wait until it is up."""
+        session, limit_s = connection.session, self._options.connect_timeout_s
+        self._connections.start(connection)
+        try:
+            with connection.lock:
+                if not await connection.until(lambda: session.is_up or session.failure, limit_s):
+                    why = f"not within {limit_s:g} s: {session.reason}"
+                    raise ConnectionLost(f"{self._address}: {why}")
+                session.raise_if_closed()
+        except BaseException:
+            connection.close("it did not start")
+            raise
 
     async def _send_rest(self) -> bool:
         """Wait until the server has read all that was published without a confirm."""
@@ -135,11 +143,7 @@ class AsyncClient:
     async def publish_many(
         self,
         messages: Iterable[tuple[str, requests.Data]],
-        *,
-        id_prefix: str | None = None,
-        once: bool = False,
-        mandatory: bool = False,
-        timeout_s: float | None = None,
+        **options: Unpack[requests.Many],
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
@@ -152,13 +156,7 @@ class AsyncClient:
         async def batches() -> AsyncIterator[Iterable[tuple[str, requests.Data]]]:
             yield messages
 
-        return await self.publish_batches(
-            batches(),
-            id_prefix=id_prefix,
-            once=once,
-            mandatory=mandatory,
-            timeout_s=timeout_s,
-        )
+        return await self.publish_batches(batches(), **options)
 
     async def publish_batches(
         self,
@@ -294,8 +292,7 @@ class AsyncConsumer:
 
     async def __aenter__(self) -> Self:
         client = self._client
-        if client._session.failure is not None:
-            raise client._session.failure.with_traceback(None)
+        client._session.raise_if_closed()
         lock = Lock()
         self._session = session = ConsumerSession(
             client._options,
@@ -306,15 +303,10 @@ class AsyncConsumer:
             guard=lock.guard,
         )
         self._connection = Connection(client._address, client._options, session, lock)
-        await client._connections.start(self._connection, lambda: session.is_consuming)
+        await client._start(self._connection)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         left, connection = Event(), self._connection
         with connection.lock:
             self._session.leave(Call(left.set))
@@ -341,8 +333,7 @@ class AsyncConsumer:
                 raise StopAsyncIteration
             if session.ready:
                 return
-            if session.failure is not None:
-                raise session.failure.with_traceback(None)
+            session.raise_if_closed()
             connection.notify()  # Reading may go on.
             if not await connection.until(
                 lambda: session.ready or session.updates or session.failure or self._is_stopping,

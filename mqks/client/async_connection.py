@@ -59,14 +59,8 @@ class Connections:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
-    async def start(self, connection: "Connection[Any]", is_up: Callable[[], bool]) -> None:
-        """Start one and wait until it is up. Raises what ends its session, and ConnectionLost."""
+    def start(self, connection: "Connection[Any]") -> None:
         self._tasks.start_soon(connection.run)
-        try:
-            await connection.wait_until(is_up)
-        except BaseException:
-            connection.close("it did not start")
-            raise
 
     async def close(self) -> None:
         # Not the task group but the caller tells of errors: a group would wrap them.
@@ -114,15 +108,6 @@ class Connection(Generic[S]):
         """Something in the session has changed."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
-
-    async def wait_until(self, is_up: Callable[[], bool]) -> None:
-        """Wait until it is up. Raises what ends the session, and ConnectionLost."""
-        session, limit_s = self.session, self._options.connect_timeout_s
-        await self.until(lambda: is_up() or session.failure is not None, limit_s)
-        if session.failure is not None:
-            raise session.failure
-        if not is_up():
-            raise ConnectionLost(f"{self._address}: not within {limit_s:g} s: {session.reason}")
 
     def close(self, reason: str) -> None:
         self.session.fail(ConnectionLost(reason))

@@ -9,8 +9,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock
@@ -47,18 +46,13 @@ class BlockingClient:
         self._connections = Connections()
         self._connections.open()
         try:
-            self._connections.start(self._connection, lambda: session.state is State.UP)
+            self._start(self._connection)
         except BaseException:
             self._connections.close()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         is_sent = False
         if kind is None or self._session.state is State.UP:
             is_sent = self._send_rest()
@@ -66,6 +60,20 @@ class BlockingClient:
         self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
+
+    def _start(self, connection: Connection[Any]) -> None:
+        """Start a connection, which ends with the client, and wait until it is up."""
+        session, limit_s = connection.session, self._options.connect_timeout_s
+        self._connections.start(connection)
+        try:
+            with connection.lock:
+                if not connection.until(lambda: session.is_up or session.failure, limit_s):
+                    why = f"not within {limit_s:g} s: {session.reason}"
+                    raise ConnectionLost(f"{self._address}: {why}")
+                session.raise_if_closed()
+        except BaseException:
+            connection.close("it did not start")
+            raise
 
     def _send_rest(self) -> bool:
         """Wait until the server has read all that was published without a confirm."""
@@ -133,11 +141,7 @@ class BlockingClient:
     def publish_many(
         self,
         messages: Iterable[tuple[str, requests.Data]],
-        *,
-        id_prefix: str | None = None,
-        once: bool = False,
-        mandatory: bool = False,
-        timeout_s: float | None = None,
+        **options: Unpack[requests.Many],
     ) -> int:
         """Publish events with their data, all confirmed; give how many.
 
@@ -150,13 +154,7 @@ class BlockingClient:
         def batches() -> Iterator[Iterable[tuple[str, requests.Data]]]:
             yield messages
 
-        return self.publish_batches(
-            batches(),
-            id_prefix=id_prefix,
-            once=once,
-            mandatory=mandatory,
-            timeout_s=timeout_s,
-        )
+        return self.publish_batches(batches(), **options)
 
     def publish_batches(
         self,
@@ -292,8 +290,7 @@ class BlockingConsumer:
 
     def __enter__(self) -> Self:
         client = self._client
-        if client._session.failure is not None:
-            raise client._session.failure.with_traceback(None)
+        client._session.raise_if_closed()
         lock = Lock()
         self._session = session = ConsumerSession(
             client._options,
@@ -304,15 +301,10 @@ class BlockingConsumer:
             guard=lock.guard,
         )
         self._connection = Connection(client._address, client._options, session, lock)
-        client._connections.start(self._connection, lambda: session.is_consuming)
+        client._start(self._connection)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         left, connection = Event(), self._connection
         with connection.lock:
             self._session.leave(Call(left.set))
@@ -339,8 +331,7 @@ class BlockingConsumer:
                 raise StopIteration
             if session.ready:
                 return
-            if session.failure is not None:
-                raise session.failure.with_traceback(None)
+            session.raise_if_closed()
             connection.notify()  # Reading may go on.
             if not connection.until(
                 lambda: session.ready or session.updates or session.failure or self._is_stopping,

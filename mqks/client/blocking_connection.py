@@ -21,6 +21,7 @@ from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Message, Settle
 from mqks.client.options import Options
 from mqks.client.session import Session
+from mqks.errors import reason
 
 CHUNK_BYTES = 256 * 1024
 """More than a TLS record holds, so that no part of one is left behind where no poll sees it."""
@@ -58,15 +59,9 @@ class Connections:
     def open(self) -> None:
         self._all: WeakSet[Connection[Any]] = WeakSet()
 
-    def start(self, connection: "Connection[Any]", is_up: Callable[[], bool]) -> None:
-        """Start one and wait until it is up. Raises what ends its session, and ConnectionLost."""
+    def start(self, connection: "Connection[Any]") -> None:
         self._all.add(connection)
         connection.start()
-        try:
-            connection.wait_until(is_up)
-        except BaseException:
-            connection.close("it did not start")
-            raise
 
     def close(self) -> None:
         for connection in list(self._all):
@@ -113,16 +108,6 @@ class Connection(Generic[S]):
         self._wake()
         self.lock.notify_all()
 
-    def wait_until(self, is_up: Callable[[], bool]) -> None:
-        """Wait until it is up. Raises what ends the session, and ConnectionLost."""
-        session, limit_s = self.session, self._options.connect_timeout_s
-        with self.lock:
-            self.until(lambda: is_up() or session.failure is not None, limit_s)
-            if session.failure is not None:
-                raise session.failure
-            if not is_up():
-                raise ConnectionLost(f"{self._address}: not within {limit_s:g} s: {session.reason}")
-
     def close(self, reason: str) -> None:
         with self.lock:
             self.session.fail(ConnectionLost(reason))
@@ -135,11 +120,11 @@ class Connection(Generic[S]):
         with self._bell, self._ring:
             while session.failure is None:
                 try:
-                    reason = self._live()
+                    why = self._live()
                 except OSError as error:
-                    reason = error.strerror or str(error) or type(error).__name__
+                    why = reason(error)
                 with self.lock:
-                    delay_s = session.lost(reason)
+                    delay_s = session.lost(why)
                     self.lock.notify_all()
                 self._closed.wait(delay_s)
 

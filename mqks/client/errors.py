@@ -25,29 +25,21 @@ class ClientError(MqksError):
     """The root of what clients raise."""
 
 
-class InvalidRequest(ClientError, ValueError):
+class InvalidRequest(ClientError, ValueError, exit_code=65):
     """A name, data or a combination of arguments that the wire cannot carry."""
 
-    exit_code = 65
 
-
-class ConnectionLost(ClientError, ConnectionError):
+class ConnectionLost(ClientError, ConnectionError, exit_code=69):
     """There is no connection, and there was none within the time given; or the client is closed."""
 
-    exit_code = 69
 
-
-class ConfirmTimeout(ClientError, TimeoutError):
+class ConfirmTimeout(ClientError, TimeoutError, exit_code=75):
     """No answer in time. The request may have been carried out, or may yet be."""
 
-    exit_code = 75
 
-
-class RequestFailed(ClientError):
+class RequestFailed(ClientError, exit_code=65):
     """The server answered with an error; `reason` of a client asks it why, `mqks inspect error` and
     its log know it, too."""
-
-    exit_code = 65
 
     def __init__(self, message: str, error_id: str) -> None:
         super().__init__(message)
@@ -81,7 +73,5 @@ class AuthenticationFailed(RequestFailed):
     """The server refused the credentials, or wants some where the URL has none."""
 
 
-class ProtocolViolation(ClientError):
+class ProtocolViolation(ClientError, exit_code=69):
     """The peer sent what is not in the protocol; the connection is given up."""
-
-    exit_code = 69

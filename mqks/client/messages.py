@@ -6,7 +6,6 @@ The one rule: nothing is decoded before someone asks for it.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
@@ -109,12 +108,7 @@ class Processing:
     def __enter__(self) -> Message:
         return self._message
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self._message.ack()
         else:
@@ -123,12 +117,7 @@ class Processing:
     async def __aenter__(self) -> Message:
         return self._message
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         self.__exit__(kind, error, trace)
 
 

@@ -25,6 +25,16 @@ PUBLISH = {
 """A publish up to its event, by whether it asks for a confirm, whether its id counts once and
 whether it must reach a queue."""
 
+
+class Many(TypedDict, total=False):
+    """How many messages are published."""
+
+    id_prefix: str | None
+    once: bool
+    mandatory: bool
+    timeout_s: float | None
+
+
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """Messages of a `publish_many` handed over at a time."""
 
@@ -35,7 +45,7 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 @lru_cache(maxsize=4096)
 def name(text: str | bytes) -> bytes:
     """The bytes of an id, event, queue or mask."""
-    raw = _encoded(text) if isinstance(text, str) else text
+    raw = encoded(text) if isinstance(text, str) else text
     if not raw or raw.startswith(b"--") or _FORBIDDEN_IN_NAME.search(raw):
         raise InvalidRequest(
             f"{text[:80]!r} is no name: it must not be empty, start with two dashes, "
@@ -56,10 +66,10 @@ def payload(data: Data) -> bytes:
     if isinstance(data, bytes):
         raw = data
     elif isinstance(data, str):
-        raw = _encoded(data)
+        raw = encoded(data)
     else:
         try:
-            return _encoded(_json(data))
+            return encoded(_json(data))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the data cannot be written as JSON: {error}") from None
     if b"\n" in raw or b"\t" in raw or raw.endswith(b"\r"):
@@ -85,7 +95,7 @@ def bodies(
         yield some
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

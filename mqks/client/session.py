@@ -147,6 +147,11 @@ class Session:
         ) or self.state is State.CLOSED
 
     @property
+    def is_up(self) -> bool:
+        """Whether it has begun to do what it is for, in this life or an earlier one."""
+        return self._was_up
+
+    @property
     def is_full(self) -> bool:
         """Whether to read no more for now."""
         return False
@@ -200,7 +205,7 @@ class Session:
         self._check(max(lines, key=len))
         if id_prefix and not self._in_flight.keys().isdisjoint(ids):
             raise InvalidRequest(f"ids that start with {prefix[:80]!r} are in flight already")
-        self._raise_if_closed()
+        self.raise_if_closed()
         call.ids.append(numbers)
         call.remaining += len(ids)
         self._in_flight.update(zip(ids, [(line, call) for line in lines], strict=True))
@@ -219,7 +224,7 @@ class Session:
 
     def _ask(self, request_id: bytes, line: bytes, call: Call) -> None:
         self._check(line)
-        self._raise_if_closed()
+        self.raise_if_closed()
         if request_id in self._in_flight:
             raise InvalidRequest(f"a request with the id {request_id[:80]!r} is in flight already")
         self._in_flight[request_id] = (line, call)
@@ -234,12 +239,13 @@ class Session:
                 f"{self._options.line_bytes_max}"
             )
 
-    def _raise_if_closed(self) -> None:
+    def raise_if_closed(self) -> None:
+        """Raises what has ended it."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
     def _put(self, line: bytes) -> None:
-        self._raise_if_closed()
+        self.raise_if_closed()
         outbox = self._outbox
         outbox.append(line)
         self._outbox_bytes += len(line)
@@ -409,6 +415,10 @@ class ConsumerSession(Session):
         self._settle = guard(self.settle) if manual_ack else None
 
     @property
+    def is_up(self) -> bool:
+        return self.is_consuming
+
+    @property
     def is_full(self) -> bool:
         """Whether enough waits to be handled: read no more until it is handed out."""
         waits = self.ready or (self.updates and self.is_consuming)
@@ -508,7 +518,7 @@ class ConsumerSession(Session):
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
             self.is_consuming = True
-        elif text.startswith(b"--update " + self._queue):
+        elif (text + b" ").startswith(b"--update %b " % self._queue):
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")

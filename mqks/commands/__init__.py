@@ -8,7 +8,8 @@ and nowhere else.
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +20,10 @@ from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.export import export
 from mqks.commands.import_ import import_
-from mqks.commands.options import AsJson, printable, reason, tell
+from mqks.commands.options import AsJson, note, tell
 from mqks.commands.serve import serve
 from mqks.commands.top import top
-from mqks.errors import MqksError
+from mqks.errors import MqksError, reason
 
 RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
 KEEP, PIPELINE = "Keep", "Pipeline"
@@ -103,21 +104,27 @@ def main(arguments: list[str] | None = None) -> int:
         _give_up_output()
         return 1
     except MqksError as error:
-        typer.echo(printable(f"mqks: {_told(error)}"), err=True)
+        note(_told(error))
         return error.exit_code
     except OSError as error:
         told = reason(error)
         if error.filename is None:  # No file of its own, so it is the output: a full disk, say.
             _give_up_output()
             told = f"can't read or write: {told}"
-        typer.echo(printable(f"mqks: {told}"), err=True)
+        note(told)
         return os.EX_IOERR
     return code
 
 
+@cache
+def command() -> Any:
+    """All of the above, as Click has it; built once, which takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str] | None) -> int:
     try:
-        app(arguments, prog_name="mqks")
+        command()(arguments, prog_name="mqks")
     except SystemExit as stop:
         # Typer always leaves this way, with 2 for a command line it does not understand. Of
         # what a reader has no more use for (EPIPE) it makes a quiet 1.

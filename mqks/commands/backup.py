@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.options import AsJson, Database, progress, table, tell
+from mqks.commands.options import AsJson, Database, note, progress, table, tell
 from mqks.errors import DatabaseLocked, JournalDamaged
 from mqks.settings import load
 
@@ -65,9 +65,9 @@ def verify(
     with progress("Verifying"):
         verdict = verify(file)
     if verdict.is_served:
-        typer.echo(f"mqks: {file} is served: SQLite's structure was not looked at", err=True)
+        note(f"{file} is served: SQLite's structure was not looked at")
     if verdict.torn:
-        typer.echo(f"mqks: {verdict.torn}", err=True)
+        note(verdict.torn)
     damage = [{"place": place, "what": what} for place, what in verdict.damage]
     if as_json or not damage:
         told = {

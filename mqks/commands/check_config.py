@@ -10,9 +10,7 @@ from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
 
-import typer
-
-from mqks.commands.options import AsJson, table
+from mqks.commands.options import AsJson, note, table
 from mqks.commands.serve import FLAGS
 from mqks.errors import ConfigurationError
 from mqks.settings import SETTINGS, Settings, gather
@@ -39,7 +37,7 @@ def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
     table(rows, ["setting", "value", "from"], as_json=as_json)
     found = list(problems(settings))
     for problem in found[:-1]:
-        typer.echo(f"mqks: {problem}", err=True)
+        note(problem)
     if found:
         raise ConfigurationError(found[-1])
 

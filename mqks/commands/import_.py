@@ -1,4 +1,4 @@
-"""`mqks import`: its options; `importing` tells how it is done."""
+"""`mqks import`: its options; `transfer.importing` tells how it is done."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Url, progress, tell
+from mqks.commands.options import AsJson, Url, note, progress, tell
 from mqks.errors import ImportFailed
 
 
@@ -38,7 +38,7 @@ def import_(
     """
     from mqks.client import requests  # here, so that --help need not load them
     from mqks.client.dialogue import Dialogue
-    from mqks.commands.importing import Import, lines_of
+    from mqks.transfer.importing import Import, lines_of
 
     only = list(map(requests.name, queue or []))
     event_for_all = None if event is None else requests.name(event)
@@ -47,7 +47,7 @@ def import_(
         Dialogue(url, limited(timeout)) as server,
         progress("Importing", _size(source)) as advance,
     ):
-        work = Import(server, only=only, event=event_for_all, merge=merge)
+        work = Import(server, only=only, event=event_for_all, merge=merge, note=note)
         counts = work.run(lines_of(source, advance))
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items())
     tell(counts, as_json, f"{told} imported")

@@ -3,27 +3,30 @@
 The one rule: looking changes nothing and consumes nothing.
 """
 
-import re
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from inspect import Parameter, Signature, signature
 from itertools import islice
-from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Database, Url, data_as_text, duration, table, tell
+from mqks.commands.options import AsJson, Database, Url, duration, note, table, tell
 from mqks.errors import InspectionFailed, MqksError
+from mqks.inspection.text import data_as_text
+from mqks.protocol.masks import name_masks
 from mqks.settings import load
 
 if TYPE_CHECKING:
-    from mqks.commands.sources import Source
+    from mqks.inspection.source import Source
 
 Row = dict[str, Any]
 
@@ -62,106 +65,89 @@ class Sort(StrEnum):
     MEMORY = "memory_bytes"
 
 
-@app.command(epilog="Example: mqks inspect queues --sort ready")
+def _command(example: str) -> Callable[[Callable[..., None]], None]:
+    """Make a command of a function that tells what is in a source, `as_json` or not. Around the
+    arguments and options of its own stand those that all have in common."""
+
+    def register(look: Callable[..., None]) -> None:
+        def run(
+            context: typer.Context,
+            url: Url = None,
+            db: Database = None,
+            timeout: Timeout = 30.0,
+            as_json: AsJson = False,
+            **given: object,
+        ) -> None:
+            with source_of(context, url, db, timeout) as source:
+                look(source, as_json, **given)
+
+        context, url, db, timeout, as_json, _ = signature(run).parameters.values()
+        _, _, *own = signature(look).parameters.values()
+        split = sum("ArgumentInfo" in repr(each.annotation) for each in own)
+        order = (context, *own[:split], url, db, *own[split:], timeout, as_json)
+        told = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in order]
+        run.__signature__ = Signature(told)  # type: ignore[attr-defined]
+        run.__name__, run.__doc__ = look.__name__, look.__doc__
+        app.command(epilog=f"Example: {example}")(run)
+
+    return register
+
+
+@_command("mqks inspect queues --sort ready")
 def queues(
-    context: typer.Context,
-    url: Url = None,
-    db: Database = None,
+    source: "Source",
+    as_json: bool,
     sort: Annotated[Sort, typer.Option(help="All but name: the most first.")] = Sort.NAME,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
 ) -> None:
     """List the queues: what waits in them, who consumes them."""
-    with source_of(context, url, db, timeout) as source:
-        rows = source.queues()
-        if sort is not Sort.NAME:
-            rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
-        if as_json:
-            table(rows, QUEUE, as_json=True)
-        else:
-            total = Total()
-            table(map(total.add, rows), QUEUE)
-            total.show()
+    rows = source.queues()
+    if sort is not Sort.NAME:
+        rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
+    counts: Counter[str] = Counter()
+
+    def shown(row: Row) -> Row:
+        counts.update(queues=1, ready=row["ready"], unacked=row["unacked"])
+        return row | {"oldest": _duration(row["oldest_age_s"]), "rule": _text(row["rule"])}
+
+    table(rows if as_json else map(shown, rows), QUEUE, as_json=as_json)
+    if sys.stdout.isatty() and not as_json:
+        told = (f"{counts[name]:,} {name}" for name in ("queues", "ready", "unacked"))
+        typer.echo(", ".join(told))
 
 
-class Total:
-    """What a list of queues comes to; shown where somebody reads it."""
-
-    def __init__(self) -> None:
-        self.queues = self.ready = self.unacked = 0
-
-    def add(self, row: Row) -> Row:
-        self.queues += 1
-        self.ready += row["ready"]
-        self.unacked += row["unacked"]
-        return _queue(row)
-
-    def show(self) -> None:
-        if sys.stdout.isatty():
-            told = f"{self.queues:,} queues, {self.ready:,} ready, {self.unacked:,} unacked"
-            typer.echo(told)
-
-
-@app.command(epilog="Example: mqks inspect queue mail")
-def queue(
-    context: typer.Context,
-    name: Name,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+@_command("mqks inspect queue mail")
+def queue(source: "Source", as_json: bool, name: Name) -> None:
     """Tell all of one queue, with its events and consumers."""
-    with source_of(context, url, db, timeout) as source:
-        _object(source.queue(name), as_json)
+    _object(source.queue(name), as_json)
 
 
-@app.command(epilog="Example: mqks inspect bindings user.created")
+@_command("mqks inspect bindings user.created")
 def bindings(
-    context: typer.Context,
+    source: "Source",
+    as_json: bool,
     event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this one.")] = None,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
 ) -> None:
     """List which queues get which events."""
-    with source_of(context, url, db, timeout) as source:
-        _list(source.bindings(event), BINDING, as_json)
+    _list(source.bindings(event), BINDING, as_json)
 
 
-@app.command(epilog="Example: mqks inspect consumers")
-def consumers(
-    context: typer.Context,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+@_command("mqks inspect consumers")
+def consumers(source: "Source", as_json: bool) -> None:
     """List the consumers of a running server."""
-    with source_of(context, url, db, timeout) as source:
-        _list(source.consumers(), CONSUMER, as_json)
+    _list(source.consumers(), CONSUMER, as_json)
 
 
-@app.command(epilog="Example: mqks inspect connections")
-def connections(
-    context: typer.Context,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+@_command("mqks inspect connections")
+def connections(source: "Source", as_json: bool) -> None:
     """List the connections of a running server."""
-    with source_of(context, url, db, timeout) as source:
-        _list(source.connections(), CONNECTION, as_json)
+    _list(source.connections(), CONNECTION, as_json)
 
 
-@app.command(epilog="Example: mqks inspect messages mail --limit 5 --data --event-mask 'user.*'")
+@_command("mqks inspect messages mail --limit 5 --data --event-mask 'user.*'")
 def messages(
-    context: typer.Context,
+    source: "Source",
+    as_json: bool,
     name: Name,
-    url: Url = None,
-    db: Database = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
     event_mask: Annotated[
@@ -172,56 +158,37 @@ def messages(
     ] = None,
     data: Annotated[bool, typer.Option("--data", help="Show their data, too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Do not cut data on a terminal.")] = False,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
 ) -> None:
     """List the messages of a queue, unacked ones as well, without consuming them."""
-    matches = re.compile(_pattern(event_mask or "**"), re.DOTALL).fullmatch
-    with source_of(context, url, db, timeout) as source:
-        found = (row for row in source.messages(name, after) if matches(row["event"]))
-        rows = map(partial(_message, data=data, as_json=as_json), islice(found, limit))
-        columns = (*MESSAGE, "data") if data else MESSAGE
-        table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
+    from mqks.client.requests import encoded  # here, so that --help need not load it
+
+    matches = name_masks([encoded(event_mask or "**")])
+    found = (row for row in source.messages(name, after) if matches(encoded(row["event"])))
+    rows = map(partial(_message, data=data, as_json=as_json), islice(found, limit))
+    columns = (*MESSAGE, "data") if data else MESSAGE
+    table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
 
-@app.command(epilog="Example: mqks inspect unacked mail")
+@_command("mqks inspect unacked mail")
 def unacked(
-    context: typer.Context,
+    source: "Source",
+    as_json: bool,
     name: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only of this.")] = None,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
 ) -> None:
     """List the messages that consumers hold, or held when the server ended."""
-    with source_of(context, url, db, timeout) as source:
-        _list(source.unacked(name), UNACKED, as_json)
+    _list(source.unacked(name), UNACKED, as_json)
 
 
-@app.command(epilog="Example: mqks inspect journal --json")
-def journal(
-    context: typer.Context,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+@_command("mqks inspect journal --json")
+def journal(source: "Source", as_json: bool) -> None:
     """Tell of the journal on disk."""
-    with source_of(context, url, db, timeout) as source:
-        _object(source.journal(), as_json)
+    _object(source.journal(), as_json)
 
 
-@app.command(epilog="Example: mqks inspect stats --json")
-def stats(
-    context: typer.Context,
-    url: Url = None,
-    db: Database = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+@_command("mqks inspect stats --json")
+def stats(source: "Source", as_json: bool) -> None:
     """Tell how much there is of everything, and what was done since the start."""
-    with source_of(context, url, db, timeout) as source:
-        _object(source.totals(), as_json)
+    _object(source.totals(), as_json)
 
 
 @app.command(epilog="Example: mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db")
@@ -254,13 +221,13 @@ def errors(
 
 def reason_of(error_id: str) -> str | None:
     """Why a server refused something, if its database is the one that is meant here."""
-    from mqks.commands.sources import errors_of  # here, so that --help need not load them
+    from mqks.inspection.stopped import errors_of  # here, so that --help need not load them
 
     with suppress(MqksError):
-        path, ends_s = load({}, environ).db, time.monotonic() + REASON_S
+        path, ends_s = load({}, os.environ).db, time.monotonic() + REASON_S
         # The reply may be a moment ahead of the commit that holds the reason.
         while path.is_file():
-            for row in errors_of(path, 1, error_id):
+            for row in errors_of(path, note, 1, error_id):
                 return str(row["reason"])
             if time.monotonic() > ends_s:
                 break
@@ -275,12 +242,13 @@ def source_of(
     context: typer.Context, url: str | None, db: Path | None, timeout_s: float
 ) -> "Source":
     """What was named: a flag means more than a variable, a URL more than a file."""
-    from mqks.commands.sources import Live, source_of  # here, so that --help need not load them
+    from mqks.inspection.live import Live  # here, as above
+    from mqks.inspection.stopped import source_of
 
     options = limited(timeout_s)
     if url and (db is None or _is_flag(context, "url")):
         return Live(url, options)
-    return source_of(load({"db": db}, environ).db, options, is_named=db is not None)
+    return source_of(load({"db": db}, os.environ).db, options, note, is_named=db is not None)
 
 
 def _is_flag(context: typer.Context, name: str) -> bool:
@@ -296,13 +264,14 @@ def _errors(
     The file knows more of them than the server, and can be read while it is served.
     """
     from mqks.client import urls  # here, as above
-    from mqks.commands.sources import Live, errors_of
+    from mqks.inspection.live import Live
+    from mqks.inspection.stopped import errors_of
 
     if url and db is None:
         with Live(url, limited(timeout_s)) as server:
             return urls.parse(url), server.errors(limit, error_id)
-    path = load({"db": db}, environ).db
-    return path, errors_of(path, limit, error_id)
+    path = load({"db": db}, os.environ).db
+    return path, errors_of(path, note, limit, error_id)
 
 
 # ------------------------------------------------------------------------------ what is shown
@@ -327,11 +296,6 @@ def _list(rows: Iterator[Row], columns: tuple[str, ...], as_json: bool) -> None:
     table(rows, columns, as_json=as_json)
 
 
-def _queue(row: Row) -> Row:
-    """As people read it."""
-    return row | {"oldest": _duration(row["oldest_age_s"]), "rule": _text(row["rule"])}
-
-
 def _text(value: object) -> object:
     """As people read it; numbers stay what they are, to be aligned."""
     match value:
@@ -340,13 +304,8 @@ def _text(value: object) -> object:
         case list():
             return " ".join(map(str, value)) or "-"
         case {"delay_s": delay_s}:
-            return _rule(delay_s)
+            return "delete at once" if delay_s is None else f"delete after {duration(delay_s)}"
     return value
-
-
-def _rule(delay_s: float | None) -> str:
-    """When a queue without consumers is deleted."""
-    return "delete at once" if delay_s is None else f"delete after {duration(delay_s)}"
 
 
 def _duration(seconds: float | None) -> str | None:
@@ -355,20 +314,7 @@ def _duration(seconds: float | None) -> str | None:
 
 def _message(row: Row, *, data: bool, as_json: bool) -> Row:
     raw: bytes = row["data"]
-    shown = {
-        "seq": row["seq"],
-        "time": row["time"],
-        "id": row["id"],
-        "event": row["event"],
-        "data_bytes": len(raw),
-        "retry": row["retry"],
-    }
+    shown = {name: row.get(name, len(raw)) for name in MESSAGE}
     if data:
         shown |= data_as_text(raw) if as_json else {"data": raw.decode("utf-8", "surrogateescape")}
     return shown | {"doubtful": row["doubtful"]}
-
-
-def _pattern(mask: str) -> str:
-    """A mask as a regular expression."""
-    pieces = {"**": ".*", "*": "[^.]*"}
-    return "".join(pieces.get(piece, re.escape(piece)) for piece in re.split(r"(\*\*|\*)", mask))

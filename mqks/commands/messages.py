@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AsJson, Url, data_as_text, printable, progress, tell
+from mqks.commands.options import AsJson, Url, printable, progress, tell
 from mqks.errors import BadData, TimedOut
+from mqks.inspection.text import data_as_text
 from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ program, and neither gets control characters that a client has sent.
 
 import json
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -59,24 +58,15 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g}s"
 
 
-def reason(error: OSError) -> str:
-    """What the system had against it, with the file if it was one."""
-    told = error.strerror or str(error)
-    return told if error.filename is None else f"{error.filename}: {told}"
+def note(text: object) -> None:
+    """Print a line on stderr, beside what is told."""
+    typer.echo(printable(f"mqks: {text}"), err=True)
 
 
 def tell(result: Row, as_json: bool, line: str = "") -> None:
     """Print what a command has done: one JSON object, or a line for people where there is one."""
     if as_json or line:
         typer.echo(json.dumps(result) if as_json else line)
-
-
-def data_as_text(data: bytes) -> dict[str, str]:
-    """Data as they stand in JSON: bytes that are no UTF-8 go as Base64."""
-    try:
-        return {"data": data.decode()}
-    except UnicodeDecodeError:
-        return {"data_base64": b64encode(data).decode()}
 
 
 def counted(count: int, done: str) -> str:

@@ -6,24 +6,19 @@ one line.
 
 import json
 import math
-import os
-import re
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mqks.commands.connection import explained
-from mqks.commands.options import AsJson, Row, Url, duration, reason, table, tell
+from mqks.commands.options import AsJson, Row, Url, duration, table, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,6 +114,7 @@ def archive(
     """
     with _job("archive", master, conf, url) as spark:
         from mqks.pipeline.archive import Archive
+        from mqks.pipeline.job import schema_of, stop_on_signal
         from mqks.pipeline.lake import LAKES
         from mqks.pipeline.wire import Server
 
@@ -128,14 +124,14 @@ def archive(
             once=once,
             batch_messages=batch,
             interval_s=interval,
-            schema=_schema(schema),
+            schema=schema_of(schema),
             roll_s=roll,
             trim=trim,
             fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
         with LAKES[format](lake, by_event=by == "event") as opened:
-            for progress in job.run(spark, opened, _stop_on_signal()):
+            for progress in job.run(spark, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:
                     tell(asdict(progress), as_json)
@@ -187,9 +183,7 @@ def report(
     """
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
-    if lake:
-        _check_is_there(lake)
-    with _job("report", master, conf, url) as spark:
+    with _job("report", master, conf, url, lake) as spark:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
         from mqks.pipeline.lake import messages
@@ -238,8 +232,8 @@ def replay(
     A replay that was stopped or killed goes on when it is started again.
     """
     times = _speed(speed)
-    _check_is_there(lake)
-    with _job("replay", master, conf, url) as spark:
+    with _job("replay", master, conf, url, lake) as spark:
+        from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay
         from mqks.pipeline.wire import Server
 
@@ -257,7 +251,7 @@ def replay(
             table(counts, ["event", "messages"], as_json=as_json)
             return
         began_s = time.monotonic()
-        for progress in job.run(spark, _stop_on_signal()):
+        for progress in job.run(spark, stop_on_signal()):
             if as_json:
                 tell(asdict(progress), as_json)
             else:
@@ -315,72 +309,28 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _check_is_there(lake: Path) -> None:
-    """Before Spark takes seconds to start."""
-    from mqks.pipeline.errors import LakeUnfit
-
-    if not lake.is_dir():
-        raise LakeUnfit(f"{lake}: there is no lake")
-
-
 @contextmanager
 def _job(
-    name: str, master: str | None, conf: list[str] | None, url: str | None
+    name: str,
+    master: str | None,
+    conf: list[str] | None,
+    url: str | None,
+    lake: Path | None = None,
 ) -> "Iterator[SparkSession]":
-    """A session of Spark that ends with the job, and its failures told in one line."""
-    from mqks.pipeline.errors import ExtraMissing, JobFailed, ServerAway
+    """A session of Spark that ends with the job, over a lake that must be there if one is given;
+    what the server refused is explained."""
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load them
+    from mqks.pipeline import job
 
-    for needed in ("numpy", "pandas", "pyarrow", "pyspark"):
-        if find_spec(needed) is None:
-            raise ExtraMissing(
-                f"the pipeline needs Spark for Python ({needed} is missing):"
-                " pip install 'mqks[spark]'"
-            )
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+    if lake:
+        job.check_is_there(lake)
+    job.check_extra()
 
-    from mqks.client.errors import RequestFailed
-    from mqks.pipeline.session import LOGGING, session
-
-    settings = {"spark.app.name": f"mqks {name}", "spark.driver.defaultJavaOptions": LOGGING}
-    settings |= dict(_pair(text) for text in conf or [])
-    spark = None
     try:
-        with _signals_wait():
-            spark = session(master, **settings)
-        yield spark
+        with job.session_of(name, master, dict(map(_pair, conf or []))) as spark:
+            yield spark
     except RequestFailed as error:
         raise explained(error, url) from None
-    except (PySparkException, Py4JError) as error:
-        raise explained(_failure(str(error)), url) from None
-    except ConnectionError as error:
-        raise ServerAway(f"the server cannot be reached: {error}") from None
-    except OSError as error:
-        raise JobFailed(reason(error)) from None
-    finally:
-        try:
-            if spark is not None:
-                spark.stop()
-        except (Py4JError, OSError):  # Then whatever was said before followed from that.
-            raise JobFailed("Spark's process of Java is gone") from None
-
-
-@contextmanager
-def _signals_wait() -> Iterator[None]:
-    """SIGINT and SIGTERM take effect at the end: a process of Java whose driver ends while it
-    starts would stay for ever."""
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -388,82 +338,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-_WORKERS_PYTHON = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
-_ADVICE = {
-    r"\bNo module named '(\w+)": (
-        "the workers' Python has no {}: pip install 'mqks[spark]' there; " + _WORKERS_PYTHON
-    ),
-    r"different version: ([\d.]+) than that in driver: ([\d.]+)": (
-        "the workers' Python is {}, and this one is {}; " + _WORKERS_PYTHON
-    ),
-    r'Cannot run program "(.+?)"': "the workers have no Python {}; " + _WORKERS_PYTHON,
-    r"on a stopped SparkContext": (
-        "Spark was stopped, or there is no master at that URL: its own lines tell which"
-    ),
-}
-"""What goes wrong where the workers are other machines, and what is to be done about it."""
-
-
-def _failure(text: str) -> Exception:
-    """What a job of Spark failed with; what a task had with the server stays what it is."""
-    from mqks.client.errors import RequestFailed
-    from mqks.pipeline.errors import DataLost, JobFailed, LakeUnfit, ServerAway
-
-    for pattern, advice in _ADVICE.items():
-        if found := re.search(pattern, text):
-            return JobFailed(advice.format(*found.groups()))
-    reason = _reason(text)
-    name, _, told = reason.partition(": ")
-    match name.rpartition(".")[2]:
-        case "DataLost":
-            return DataLost(told)
-        case "LakeUnfit":
-            return LakeUnfit(told)
-        case "RequestFailed" | "AuthenticationFailed":
-            return RequestFailed(told, told.rpartition(", error ")[2])
-        case "ConnectionLost":
-            return ServerAway(f"the server cannot be reached: {told}")
-        case _:
-            return JobFailed(reason)
-
-
-def _reason(text: str) -> str:
-    """Of what Spark tells, the line that a task died with, or else the first."""
-    raised = re.findall(
-        r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit): .+)$", text, re.M
-    )
-    lines = [line for line in raised if not line.startswith(("org.apache.", "java.", "py4j."))]
-    return (lines or raised or text.strip().splitlines() or ["Spark does not say why"])[0]
-
-
-def _schema(text: str | None) -> Any:
-    """A schema of Spark from DDL, or from a file with that or with its JSON. Raises BadOption."""
-    if text is None:
-        return None
-    from pyspark.sql.types import StructType
-
-    from mqks.pipeline.errors import BadOption
-
-    if len(text) < os.pathconf("/", "PC_PATH_MAX") and Path(text).is_file():
-        text = Path(text).read_text()
-    try:
-        if text.lstrip().startswith("{"):
-            return StructType.fromJson(json.loads(text))
-        return StructType.fromDDL(text)
-    except Exception as error:
-        raise BadOption(f"the schema cannot be read: {_reason(str(error))}") from None
-
-
-def _stop_on_signal() -> Event:
-    """Set by the first SIGTERM or SIGINT: the batch under way is finished. The second one ends."""
-    stop = Event()
-
-    def on_signal(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    return stop

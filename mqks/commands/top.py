@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -25,19 +25,13 @@ from mqks.commands.options import AsJson, Url, duration, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mqks.client.blocking import BlockingClient
 
-ROWS_MAX, PAGE_ROWS = 10_000, 1_000
-"""Queues and consumers looked at each time, the first by name, and how many of them at once."""
+ROWS_MAX = 10_000
+"""Queues and consumers looked at each time, the first by name."""
 PATIENCE_S = 2.0
 """A server that does not answer for so long is told as not connected."""
 RATE_WIDTH, WORD_WIDTH, GAP = 26, 12, 2
 """Characters, when a terminal is narrow."""
-COUNTERS = (
-    *("received", "routed", "unroutable", "confirmed", "delivered"),
-    *("redelivered", "acknowledged", "rejected", "errors"),
-)
-
 Row = dict[str, Any]
 
 
@@ -74,7 +68,8 @@ def top(
 
     Rates are those since the look before; the first one has none.
     """
-    from mqks.client.options import Options  # here, so that --help need not load it
+    from mqks.client.options import Options  # here, so that --help need not load them
+    from mqks.inspection.sample import sample
 
     patient = Options(
         timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5, reconnect_max_s=1.0
@@ -83,71 +78,21 @@ def top(
         earlier: Row | None = None
         looks = 0
         while True:
-            earlier = look(client, sort, earlier)
-            show(_cut(earlier, rows))
+            earlier = sample(client, earlier, ROWS_MAX)
+            show(_first(earlier, sort, rows))
             looks += 1
             if looks == count or pause(interval):
                 # Not just a return: the client need not wait for a server that is away.
                 raise typer.Exit
 
 
-# -- looking
-
-
-def look(client: "BlockingClient", sort: Sort, earlier: Row | None) -> Row:
-    """Everything there is to see, with rates since an earlier look; `connected` is False and
-    nothing else is there when the server does not answer."""
-    from mqks.client.errors import ConfirmTimeout
-
-    try:
-        totals = json.loads(client.request("stats"))
-        journal = json.loads(client.request("stats", "journal"))
-        queues = list(_rows(client, "queues", "name"))
-        consumers = list(_rows(client, "consumers", "id"))
-    except ConfirmTimeout:
-        return {"connected": False}
-    before: Row = {"connected": False} if earlier is None else earlier
-    passed_s = totals["uptime_s"] - before["totals"]["uptime_s"] if before["connected"] else 0.0
-    known = {queue["name"]: queue for queue in before["queues"]} if passed_s > 0 else {}
-    for queue in queues:
-        queue |= _queue_rates(queue, known.get(queue["name"]), passed_s)
-    queues.sort(key=ORDERS[sort])
-    consumers.sort(key=lambda consumer: -consumer["unacked"])
-    rates: Row = dict.fromkeys(COUNTERS)
-    if passed_s > 0:
-        rates = {key: (totals[key] - before["totals"][key]) / passed_s for key in COUNTERS}
-    return {
-        "connected": True,
-        "totals": totals,
-        "rates_per_s": rates,
-        "journal": journal,
-        "queues": queues,
-        "consumers": consumers,
-    }
-
-
-def _rows(client: "BlockingClient", what: str, key: str) -> Iterator[Row]:
-    """Rows of a list, page by page; of a long one the first `ROWS_MAX`."""
-    after: list[str] = []
-    for _ in range(ROWS_MAX // PAGE_ROWS):
-        page = json.loads(client.request("stats", what, f"--limit={PAGE_ROWS}", *after))
-        yield from page
-        if len(page) < PAGE_ROWS:
-            return
-        after = [f"--after={page[-1][key]}"]
-
-
-def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
-    """What has come in takes numbers; what has gone is what came and is not there any more."""
-    if earlier is None or queue["next_seq"] < earlier["next_seq"]:
-        return {"in_per_s": None, "out_per_s": None}
-    came = queue["next_seq"] - earlier["next_seq"]
-    more = queue["ready"] + queue["unacked"] - earlier["ready"] - earlier["unacked"]
-    return {"in_per_s": came / passed_s, "out_per_s": max(0, came - more) / passed_s}
-
-
-def _cut(seen: Row, rows: int) -> Row:
-    return {key: value[:rows] if isinstance(value, list) else value for key, value in seen.items()}
+def _first(seen: Row, sort: Sort, rows: int) -> Row:
+    """With the first rows of each list."""
+    if not seen["connected"]:
+        return seen
+    queues = sorted(seen["queues"], key=ORDERS[sort])[:rows]
+    consumers = sorted(seen["consumers"], key=lambda consumer: -consumer["unacked"])[:rows]
+    return seen | {"queues": queues, "consumers": consumers}
 
 
 def _fit(seen: Row, height: int) -> Row:
@@ -239,66 +184,67 @@ def _view(seen: Row, width: int) -> "RenderableType":
 
     if not seen["connected"]:
         return Text("not connected: waiting for the server", style="bold red")
+    rates, queues, consumers = _rates(seen, width), _queues(seen, width), _consumers(seen, width)
+    return Group(_head(seen), Text(), rates, Text(), queues, Text(), consumers)
+
+
+def _head(seen: Row) -> "RenderableType":
+    from rich.text import Text
+
     totals, journal = seen["totals"], seen["journal"]
     head = Text(
         f"mqks {totals['version']}  up {duration(totals['uptime_s'])}  "
         f"{totals['connections']:,} connections  {totals['queues']:,} queues  "
-        f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings"
-    )
-    waiting = Text(
+        f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings\n"
         f"{totals['messages_ready']:,} ready  {totals['messages_unacked']:,} unacked  "
-        f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory"
-    )
-    disk = Text(
+        f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory\n"
         f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "
         f"{journal['messages']:,} messages in {journal['segments']:,} segments  "
         f"{_size(journal['disk_free_bytes'])} free"
     )
     if journal["unwritable"]:
-        disk.append(f"  {journal['unwritable'].upper()}", style="bold red")
-    told = [f"{key} {_rate(seen['rates_per_s'][key])}/s" for key in COUNTERS]
+        head.append(f"  {journal['unwritable'].upper()}", style="bold red")
+    return head
+
+
+def _rates(seen: Row, width: int) -> "RenderableType":
+    told = [f"{key} {_rate(rate)}/s" for key, rate in seen["rates_per_s"].items()]
     beside = max(1, min(3, width // RATE_WIDTH))
     lines = -(-len(told) // beside)
-    rates = _table(
-        ("",) * beside,
-        [tuple(told[start::lines]) for start in range(lines)],
-        width,
-        show_header=False,
-    )
-    queues = _table(
-        ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest"),
-        [
-            (
-                printable(queue["name"]),
-                *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
-                *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
-                "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
-            )
-            for queue in seen["queues"]
-        ],
-        width,
-        spare=("consumers", "oldest", "in/s", "out/s"),
-    )
-    consumers = _table(
-        ("consumer", "unacked", "queue", "address"),
-        [
-            (
-                printable(consumer["id"]),
-                f"{consumer['unacked']:,}",
-                printable(consumer["queue"]),
-                printable(consumer["address"]) + "  blocked" * consumer["blocked"],
-            )
-            for consumer in seen["consumers"]
-        ],
-        width,
-        spare=("address",),
-    )
-    return Group(head, waiting, disk, Text(), rates, Text(), queues, Text(), consumers)
+    rows = [tuple(told[start::lines]) for start in range(lines)]
+    return _table(("",) * beside, rows, width, show_header=False)
+
+
+def _queues(seen: Row, width: int) -> "RenderableType":
+    rows = [
+        (
+            printable(queue["name"]),
+            *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
+            *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
+            "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
+        )
+        for queue in seen["queues"]
+    ]
+    columns = ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest")
+    return _table(columns, rows, width, spare=("consumers", "oldest", "in/s", "out/s"))
+
+
+def _consumers(seen: Row, width: int) -> "RenderableType":
+    rows = [
+        (
+            printable(consumer["id"]),
+            f"{consumer['unacked']:,}",
+            printable(consumer["queue"]),
+            printable(consumer["address"]) + "  blocked" * consumer["blocked"],
+        )
+        for consumer in seen["consumers"]
+    ]
+    return _table(("consumer", "unacked", "queue", "address"), rows, width, spare=("address",))
 
 
 def _table(
     columns: tuple[str, ...],
-    rows: list[tuple[str, ...]],
+    rows: Sequence[tuple[str, ...]],
     width: int,
     *,
     spare: tuple[str, ...] = (),

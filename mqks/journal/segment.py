@@ -26,7 +26,8 @@ SECTION: Final = struct.Struct("<QQQIII")
 RUN: Final = struct.Struct("<QIQQQ")
 """First number, count, time of arrival in microseconds, offset and length of the text."""
 MARK: Final = struct.Struct("<QI")
-"""Number, twice its retry; one more when it was redelivered."""
+"""Number, twice its retry; one more when it was redelivered, and `_HAS_ATTRIBUTES`."""
+_HAS_ATTRIBUTES: Final = 1 << 31
 RANGE_BYTES: Final = 16
 """An ack range; a mark takes less."""
 
@@ -111,7 +112,8 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
         if acks:
             pieces.append(struct.pack(f"<{2 * len(acks)}Q", *chain.from_iterable(acks)))
         pieces.extend(
-            MARK.pack(number, 2 * retry + redelivered) for number, (retry, redelivered) in marks
+            MARK.pack(number, 2 * retry + redelivered + _HAS_ATTRIBUTES * attributes)
+            for number, (retry, redelivered, attributes) in marks
         )
     return b"".join(pieces), texts
 
@@ -248,4 +250,5 @@ def _decode(body: bytes) -> list[StoredSection]:
 
 def _mark(body: bytes, place: int) -> tuple[int, Mark]:
     number, stored = MARK.unpack_from(body, place)
-    return number, Mark(stored // 2, stored % 2 == 1)
+    retry = (stored & ~_HAS_ATTRIBUTES) // 2
+    return number, Mark(retry, stored % 2 == 1, stored >= _HAS_ATTRIBUTES)

@@ -11,7 +11,7 @@ The one rule: the queue is trimmed only up to what the lake says it has.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -147,67 +147,53 @@ class Archive:
         Spark fails with.
         """
         reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
-        roll = partial(lake.roll, partial(_merge, spark, lake.staging))
+        run = _Run(self, spark, lake, reader)
         with reader:
-            yield from self._run(spark, lake, stop, reader, roll)
-        roll(0)
+            yield from run.batches(stop)
+        run.roll(0)
 
-    def _run(
-        self,
-        spark: "SparkSession",
-        lake: Lake,
-        stop: Event,
-        reader: QueueReader,
-        roll: Callable[[float], int],
-    ) -> Iterator[Progress]:
-        log, start = self._look(lake, reader)
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An archive at work."""
+
+    job: Archive
+    spark: "SparkSession"
+    lake: Lake
+    reader: QueueReader
+
+    def batches(self, stop: Event) -> Iterator[Progress]:
+        job = self.job
+        log, start = self._look()
         goal, waited_until = log.next, time.monotonic()
-        if self.trim and log.first < start:  # The last run died between the two.
-            _trim(reader, log.epoch, start)
+        if job.trim and log.first < start:  # The last run died between the two.
+            self._trim(log.epoch, start)
         while not stop.is_set():
-            log, start = self._look(lake, reader)
-            end = min(log.next, start + self.batch_messages)
-            if self.once and (start >= goal or end <= start):
+            log, start = self._look()
+            end = min(log.next, start + job.batch_messages)
+            if job.once and (start >= goal or end <= start):
                 return
-            short = not self.once and end - start < self.batch_messages
+            short = not job.once and end - start < job.batch_messages
             if end <= start or (short and time.monotonic() < waited_until):
-                stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
-                roll(self.roll_s)
-                continue
-            waited_until = time.monotonic() + self.interval_s
-            began = time.perf_counter()
-            files = self._batch(spark, lake, reader, log.epoch, start, end)
-            lake.commit(self.queue, log.epoch, end, files)
-            if lake.by_event and len(files) > FILES_MANY:
-                _log.warning("%d files for one batch: --by day makes one for each day", len(files))
-            if self.trim:
-                _trim(reader, log.epoch, end)
-            after = reader.range()
-            waiting = roll(self.roll_s)
-            yield Progress(
-                queue=self.queue,
-                epoch=log.epoch,
-                first=start,
-                next=end,
-                messages=sum(file.rows for file in files),
-                unparsed=sum(file.unparsed for file in files),
-                files=len(files),
-                bytes=sum(file.bytes for file in files),
-                waiting=waiting,
-                seconds=round(time.perf_counter() - began, 3),
-                lag=after.next - (end if after.epoch == log.epoch else after.first),
-            )
+                stop.wait(min(1.0, max(IDLE_S, job.interval_s)))
+                self.roll(job.roll_s)
+            else:
+                waited_until = time.monotonic() + job.interval_s
+                yield self._archive(log.epoch, start, end)
 
-    def _look(self, lake: Lake, reader: QueueReader) -> tuple[LogRange, int]:
+    def roll(self, age_s: float) -> int:
+        return self.lake.roll(partial(_merge, self.spark, self.lake.staging), age_s)
+
+    def _look(self) -> tuple[LogRange, int]:
         """The queue, and the number of its first message that the lake does not have.
 
         Raises DataLost.
         """
-        log = reader.range()
-        came_us = lake.arrived_us(self.queue, log.epoch)
+        queue, log = self.job.queue, self.reader.range()
+        came_us = self.lake.arrived_us(queue, log.epoch)
         if came_us is not None:
-            log = reader.range(came_us + 1)
-        done = lake.next(self.queue, log.epoch)
+            log = self.reader.range(came_us + 1)
+        done = self.lake.next(queue, log.epoch)
         if done is None:
             return log, log.first
         other = log.next if log.at is None else log.at
@@ -215,48 +201,69 @@ class Archive:
             # Numbers that the lake has came, or will come, again for other messages: these must be
             # neither taken for archived nor trimmed.
             raise DataLost(
-                f"the lake has the queue {self.queue} up to {done}, and from {other} on the queue"
+                f"the lake has the queue {queue} up to {done}, and from {other} on the queue"
                 " is another one: an older state of the database was put back"
             )
         if log.first > done:
             lost(
-                f"messages {done} to {log.first - 1} of the queue {self.queue} went before they"
+                f"messages {done} to {log.first - 1} of the queue {queue} went before they"
                 " were archived: something else trims or consumes it",
-                self.fail_on_data_loss,
+                self.job.fail_on_data_loss,
             )
         return log, max(done, log.first)
 
-    def _batch(
-        self,
-        spark: "SparkSession",
-        lake: Lake,
-        reader: QueueReader,
-        epoch: str,
-        start: int,
-        end: int,
-    ) -> list[File]:
+    def _archive(self, epoch: str, start: int, end: int) -> Progress:
+        """One batch, from the queue into the lake."""
+        queue, began = self.job.queue, time.perf_counter()
+        files = self._stage(epoch, start, end)
+        self.lake.commit(queue, epoch, end, files)
+        if self.lake.by_event and len(files) > FILES_MANY:
+            _log.warning("%d files for one batch: --by day makes one for each day", len(files))
+        if self.job.trim:
+            self._trim(epoch, end)
+        after = self.reader.range()
+        return Progress(
+            queue=queue,
+            epoch=epoch,
+            first=start,
+            next=end,
+            messages=sum(file.rows for file in files),
+            unparsed=sum(file.unparsed for file in files),
+            files=len(files),
+            bytes=sum(file.bytes for file in files),
+            waiting=self.roll(self.job.roll_s),
+            seconds=round(time.perf_counter() - began, 3),
+            lag=after.next - (end if after.epoch == epoch else after.first),
+        )
+
+    def _stage(self, epoch: str, start: int, end: int) -> list[File]:
         """Run one batch as a Spark job; gives what it has staged."""
-        context = spark.sparkContext
+        context = self.spark.sparkContext
         batch = _Batch(
-            reader=reader,
-            queue=self.queue,
+            reader=self.reader,
+            queue=self.job.queue,
             epoch=epoch,
             ranges=_split(start, end, context.defaultParallelism),
             archived_us=time.time_ns() // 1000,
-            staging=lake.staging,
-            by_event=lake.by_event,
-            fail_on_data_loss=self.fail_on_data_loss,
+            staging=self.lake.staging,
+            by_event=self.lake.by_event,
+            fail_on_data_loss=self.job.fail_on_data_loss,
         )
-        tasks = len(batch.ranges)
-        if self.schema is None:
-            return (
-                context.parallelize(batch.ranges, tasks)
-                .mapPartitions(batch.read_and_stage)
-                .collect()
-            )
-        messages = spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
-        staged = parsed(messages, self.schema).mapInArrow(batch.stage_rows, _FILES)
+        tasks, schema = len(batch.ranges), self.job.schema
+        if schema is None:
+            parts = context.parallelize(batch.ranges, tasks)
+            return parts.mapPartitions(batch.read_and_stage).collect()
+        messages = self.spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
+        staged = parsed(messages, schema).mapInArrow(batch.stage_rows, _FILES)
         return [File(*row) for row in staged.collect()]
+
+    def _trim(self, epoch: str, number: int) -> None:
+        """Trim the queue, unless it was made anew: other messages have these numbers then."""
+        try:
+            self.reader.trim(number, epoch)
+        except RequestFailed:
+            if self.reader.range().epoch == epoch:
+                raise
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
@@ -274,15 +281,6 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
 
 def _merge(spark: "SparkSession", staging: Path, groups: list[list[str]]) -> list[list[str]]:
     return spark.sparkContext.parallelize(groups).map(partial(merge, staging)).collect()
-
-
-def _trim(reader: QueueReader, epoch: str, number: int) -> None:
-    """Trim the queue, unless it was made anew: other messages have these numbers then."""
-    try:
-        reader.trim(number, epoch)
-    except RequestFailed:
-        if reader.range().epoch == epoch:
-            raise
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:

@@ -22,53 +22,37 @@ class PipelineError(MqksError):
     """The root of what the pipeline raises."""
 
 
-class DataLost(PipelineError):
+class DataLost(PipelineError, exit_code=65):
     """Messages between two offsets are gone; `failOnDataLoss=false` goes on with what is there."""
 
-    exit_code = 65
 
-
-class BadOption(PipelineError, ValueError):
+class BadOption(PipelineError, ValueError, exit_code=78):
     """An option or column that the source does not know, or a value it cannot use."""
 
-    exit_code = 78
 
-
-class BadRow(PipelineError, ValueError):
+class BadRow(PipelineError, ValueError, exit_code=65):
     """A row that the protocol cannot say; the message names the row and the reason."""
 
-    exit_code = 65
 
-
-class JavaMissing(PipelineError):
+class JavaMissing(PipelineError, exit_code=69):
     """There is no Java, or it is too old."""
 
-    exit_code = 69
 
-
-class ExtraMissing(PipelineError):
+class ExtraMissing(PipelineError, exit_code=69):
     """A package of an extra is not installed."""
-
-    exit_code = 69
 
 
 class JobFailed(PipelineError):
     """A job of Spark failed; the message has the reason of the task that failed."""
 
 
-class ServerAway(PipelineError):
+class ServerAway(PipelineError, exit_code=69):
     """The server could not be reached for as long as the retries last."""
 
-    exit_code = 69
 
-
-class LakeInUse(PipelineError):
+class LakeInUse(PipelineError, exit_code=69):
     """Another process writes to the lake: two archives at once would undo each other's work."""
 
-    exit_code = 69
 
-
-class LakeUnfit(PipelineError):
+class LakeUnfit(PipelineError, exit_code=65):
     """There is no such lake, it is of another format, or its file system lacks what is needed."""
-
-    exit_code = 65

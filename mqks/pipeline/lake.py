@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -275,12 +274,7 @@ class Lake:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._lock.close()
 
     def _recover(self) -> None:
@@ -314,13 +308,13 @@ class Lake:
 
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the lake does not have; None before the first."""
-        number = self._state["queues"].get(queue, {}).get(epoch)
-        return None if number is None else int(number)
+        number: int | None = self._state["queues"].get(queue, {}).get(epoch)
+        return number
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """When the latest message came that the lake has of this queue; None before the first."""
-        time_us = self._state["arrived"].get(epoch)
-        return None if time_us is None else int(time_us)
+        time_us: int | None = self._state["arrived"].get(epoch)
+        return time_us
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         """Make staged files part of the lake: everything below `number` is in it now.
@@ -419,20 +413,19 @@ class DeltaLake(Lake):
             self._keep(by_event="event" in self._table.metadata().partition_columns)
 
     def next(self, queue: str, epoch: str) -> int | None:
-        if self._table is None:
-            return None
-        number = self._table.transaction_version(_application(queue, epoch))
-        return None if number is None else int(number)
+        return self._transaction(_application(queue, epoch))
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
+        return self._transaction(_arrivals(queue, epoch))
+
+    def _transaction(self, application: str) -> int | None:
         if self._table is None:
             return None
-        time_us = self._table.transaction_version(_arrivals(queue, epoch))
-        return None if time_us is None else int(time_us)
+        version: int | None = self._table.transaction_version(application)
+        return version
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         from deltalake import CommitProperties, DeltaTable, Transaction
-        from deltalake.transaction import AddAction
 
         self._check_is_here(file.name for file in files)
         own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
@@ -442,22 +435,11 @@ class DeltaLake(Lake):
         self._place((file.name, file.directory) for file in files)
         if self._table is None:
             self._table = DeltaTable.create(self.path, schema, partition_by=[*partitions])
-        actions = [
-            AddAction(
-                path=f"{file.directory}/{_shown(file.name)}",
-                size=file.bytes,
-                partition_values={name: getattr(file, name) for name in partitions},
-                modification_time=time.time_ns() // 10**6,
-                data_change=True,
-                stats=json.dumps({"numRecords": file.rows}),
-            )
-            for file in files
-        ]
         told = [Transaction(_application(queue, epoch), number)]
         for time_us in self._arrived(queue, epoch, files).values():
             told.append(Transaction(_arrivals(queue, epoch), time_us))
         self._table.create_write_transaction(
-            actions,
+            [_addition(file, [*partitions]) for file in files],
             mode="append",
             schema=self._table.schema(),
             partition_by=[*partitions],
@@ -517,6 +499,20 @@ def delta_table(path: Path) -> Any:
     return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
 
 
+def _addition(file: File, partitions: list[str]) -> Any:
+    """What the log of a table tells of a file."""
+    from deltalake.transaction import AddAction
+
+    return AddAction(
+        path=f"{file.directory}/{_shown(file.name)}",
+        size=file.bytes,
+        partition_values={name: getattr(file, name) for name in partitions},
+        modification_time=time.time_ns() // 10**6,
+        data_change=True,
+        stats=json.dumps({"numRecords": file.rows}),
+    )
+
+
 def _application(queue: str, epoch: str) -> str:
     return f"mqks/{queue}/{epoch}"
 
@@ -554,11 +550,12 @@ def messages(spark: "SparkSession", path: Path) -> "DataFrame":
 
     The event is the column `topic`: unlike the directory it has every event whole.
     """
-    reader = spark.read.schema(_DDL).option("basePath", str(path.absolute()))
     if (path / "_delta_log").is_dir():
         files = [str(file) for file in delta_table(path).file_uris()]
     elif path.is_dir():
         files = [str(path.absolute())]
     else:
         raise LakeUnfit(f"{path}: there is no lake")
-    return reader.parquet(*files) if files else spark.createDataFrame([], _DDL)
+    if not files:
+        return spark.createDataFrame([], _DDL)
+    return spark.read.schema(_DDL).parquet(*files, basePath=str(path.absolute()))

@@ -6,7 +6,7 @@ The one rule: an option that would do nothing is refused, and no message holds a
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from mqks.client import requests, urls
@@ -122,12 +122,9 @@ def _server(given: Mapping[str, str]) -> Server:
     timeout_ms = _number(given, "connectTimeoutMs", 1, 3_600_000)
     retries = _number(given, "numRetries", 0, 1_000_000)
     server = Server(url=_url(given), ca=given.get("ca"))
-    return Server(
-        url=server.url,
-        ca=server.ca,
-        connect_timeout_s=server.connect_timeout_s if timeout_ms is None else timeout_ms / 1000,
-        retries=server.retries if retries is None else retries,
-    )
+    if timeout_ms is not None:
+        server = replace(server, connect_timeout_s=timeout_ms / 1000)
+    return server if retries is None else replace(server, retries=retries)
 
 
 def _url(given: Mapping[str, str]) -> str:

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from mqks.client import requests
 from mqks.client.errors import ProtocolViolation
+from mqks.client.wire import Wire
 from mqks.pipeline.columns import SCHEMA, Ints, record_batch
 from mqks.pipeline.errors import DataLost
-from mqks.pipeline.wire import Connection, Server, Wire
+from mqks.pipeline.wire import Connection, Server
 
 FETCH_ROWS = 100_000
 RUN_BYTES = 32
@@ -140,10 +141,10 @@ class QueueReader:
     def _page(self, start: int, end: int, wire: Wire) -> _Page:
         """The next reply, its successor asked for before its text is taken: the server makes that
         one ready while this one is split."""
-        if wire.ahead != (start, end):
+        if self._connection.ahead != (start, end):
             self._send_read(wire, start, end)
-        wire.ahead = None
-        header = wire.reply(f"to read the queue {self._name}")
+        self._connection.ahead = None
+        header = wire.answer(b"r", f"to read the queue {self._name}")
         if not header.startswith(b"--read "):
             raise ProtocolViolation(f"the peer sent {header[:80]!r} to a read")
         fields = _fields(header)
@@ -166,7 +167,7 @@ class QueueReader:
     def _send_read(self, wire: Wire, start: int, end: int) -> None:
         words = (self._queue, start, end, self._fetch_rows)
         wire.send(b"r read %b --from=%d --to=%d --limit=%d\n" % words)
-        wire.ahead = (start, end)
+        self._connection.ahead = start, end
 
     def _check_gap(self, gap: int, after: int, fail: bool) -> None:
         """Numbers are missing in the middle where others consumed from the queue, and that is no
@@ -185,7 +186,7 @@ class QueueReader:
 
         def ask(wire: Wire) -> bytes:
             wire.send(line)
-            return wire.reply(f"{asked} of the queue {self._name} (is there one?)")
+            return wire.answer(b"r", f"{asked} of the queue {self._name} (is there one?)")
 
         return self._connection.again(ask)
 

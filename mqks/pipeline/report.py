@@ -109,8 +109,8 @@ def waiting(spark: "SparkSession", queue: str, url: str | None) -> "DataFrame":
     """What waits in a queue now, with the columns that a report needs."""
     from pyspark.sql import functions as F
 
-    reader = spark.read.format("mqks").option("queue", queue)
-    rows = (reader.option("url", url) if url else reader).load()
+    options = {"queue": queue} | ({"url": url} if url else {})
+    rows = spark.read.format("mqks").options(**options).load()
     return rows.withColumns({"queue": F.lit(queue), "archived": F.current_timestamp()})
 
 
@@ -141,42 +141,37 @@ def report(
     from pyspark.sql import functions as F
 
     counts = [
-        F.count("*").alias("messages"),
-        F.coalesce(F.sum(F.length("value")), F.lit(0)).alias("bytes"),
-        F.count_distinct("key").alias("ids"),
+        F.count("*"),
+        F.coalesce(F.sum(F.length("value")), F.lit(0)),
+        F.count_distinct("key"),
     ]
-    times = [_us(F.min("timestamp")).alias("first"), _us(F.max("timestamp")).alias("last")]
-    totals = rows.groupBy("topic").agg(*counts, *times).collect()
-    events = sorted(
-        (
-            Event(r.topic, r.messages, r.bytes, r.ids, _time(r.first), _time(r["last"]))
-            for r in totals
-        ),
-        key=lambda event: (-event.messages, event.event),
-    )
+    times = [_us(F.min("timestamp")), _us(F.max("timestamp"))]
+    events = [
+        Event(event, messages, size, ids, _time(first), _time(last))
+        for event, messages, size, ids, first, last in (
+            rows.groupBy("topic").agg(*counts, *times).collect()
+        )
+    ]
     now = datetime.now(UTC)
     start = min((event.first for event in events), default=now)
     end = max((event.last for event in events), default=now)
     window_s = window_s or _window_s(end - start)
     if (end - start).total_seconds() / window_s > WINDOWS_MAX:
         raise BadOption(f"windows of {window_s} s would be more than {WINDOWS_MAX:,}")
-    window = F.floor(_us(F.col("timestamp")) / (window_s * 10**6)).alias("window")
-    by_window = rows.groupBy(window, "queue", "topic").agg(*counts).collect()
-    windows = sorted(
-        (
-            Window(_time(r.window * window_s * 10**6), r.queue, r.topic, r.messages, r.bytes, r.ids)
-            for r in by_window
-        ),
-        key=lambda w: (w.start, w.queue, w.event),
-    )
+    window_us = window_s * 10**6
+    window = F.floor(_us(F.col("timestamp")) / window_us)
+    windows = [
+        Window(_time(number * window_us), *counted)
+        for number, *counted in rows.groupBy(window, "queue", "topic").agg(*counts).collect()
+    ]
     return Report(
         title=title,
         start=start,
         end=end,
         window_s=window_s,
         delay_of=f"{sent_field} to arrival" if sent_field else "arrival to archive or now",
-        windows=windows,
-        events=events,
+        windows=sorted(windows, key=lambda each: (each.start, each.queue, each.event)),
+        events=sorted(events, key=lambda event: (-event.messages, event.event)),
         delays=_delays(rows, sent_field),
     )
 

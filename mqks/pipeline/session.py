@@ -80,8 +80,9 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     try:
+        # However long that takes: Spark, too, would wait for it.
         told = subprocess.run(
-            [java or "java", "-version"], capture_output=True, text=True, timeout=30, check=True
+            [java or "java", "-version"], capture_output=True, text=True, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError):
         raise JavaMissing(f"there is no Java here, and Spark {JAVA_NEEDED}") from None

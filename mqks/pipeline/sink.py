@@ -22,10 +22,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from mqks.client import requests
+from mqks.client.errors import RequestFailed
+from mqks.client.wire import Wire
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
 from mqks.pipeline.options import WriteOptions, near
-from mqks.pipeline.wire import Connection, Server, Wire
+from mqks.pipeline.wire import Connection, Server
 
 WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
 """Sent before their confirms are read. The confirms of so much fit into what the server holds for a
@@ -70,7 +73,14 @@ class Publisher:
 
 def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
     wire.send(lines)
-    wire.confirms(count)
+    for _ in range(count):
+        line = wire.line()
+        if line[-4:] != b" ok ":
+            request_id, _, text = requests.Reply.parse(line)
+            name, error_id = requests.decoded(request_id), requests.decoded(text)
+            raise RequestFailed(
+                f"the server refused the message {name}, error {error_id}", error_id
+            )
 
 
 def _lines(first: int, ids: Any, events: Any, values: Any) -> memoryview:

@@ -111,14 +111,14 @@ class Slice(InputPartition):
     end: int
 
 
-class _Reader:
+class _Query:
     """What batch and stream have in common: the options, the columns, and how a task reads."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = read_options(options)
         self._schema = _arrow_schema(schema)
 
-    def _log_reader(self, retries: int | None = None) -> QueueReader:
+    def _reader(self, retries: int | None = None) -> QueueReader:
         options = self.options
         server = options.server if retries is None else replace(options.server, retries=retries)
         return QueueReader(
@@ -134,7 +134,7 @@ class _Reader:
         back: `local[n]` runs no task twice, so that a restart of the server would end the query."""
         if not isinstance(partition, Slice):  # An empty plan: Spark makes one partition of none.
             return
-        with self._log_reader() as log:
+        with self._reader() as log:
             yield from log.read(
                 partition.start,
                 partition.end,
@@ -171,7 +171,7 @@ class _Reader:
         return _resolved("startingOffsets", self.options.start or Place(otherwise), log)
 
 
-class BatchReader(_Reader, DataSourceReader):
+class BatchReader(_Query, DataSourceReader):
     """Everything between two offsets, as it is when the query is planned."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -181,7 +181,7 @@ class BatchReader(_Reader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
-        with self._log_reader() as reader:
+        with self._reader() as reader:
             log = reader.range(options.start_time_us)
         start = self._start(log, EARLIEST)
         end = _resolved("endingOffsets", options.end or Place(LATEST), log)
@@ -193,7 +193,7 @@ class BatchReader(_Reader, DataSourceReader):
         return self._slices(log.epoch, start, end, count)
 
 
-class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A queue as a stream. Spark keeps one in a process of its own to plan batches, and others in
     the tasks to read them.
 
@@ -213,7 +213,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         # batch is done: `latest` would be another number by then, and rows would be lost. So it
         # names no number. The first batch is empty and ends where the stream begins, and that end
         # is in the checkpoint.
-        with self._log_reader() as reader:  # What is mistyped ends the query here, at its start.
+        with self._reader() as reader:  # What is mistyped ends the query here, at its start.
             self._start(reader.range(self.options.start_time_us), LATEST)
         return {"epoch": "", "offset": -1}
 
@@ -221,7 +221,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadMaxRows(self.options.offsets_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with self._log_reader() as reader:
+        with self._reader() as reader:
             self._target = reader.range(self.options.start_time_us)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
@@ -244,7 +244,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         (epoch, first), (epoch_then, after) = _position(start), _position(end)
         if "lost" in end:
-            with self._log_reader() as reader:
+            with self._reader() as reader:
                 self._check(epoch, first, reader.range())
         if epoch != epoch_then or first >= after:
             return []  # Where the stream begins, or goes on with what is there.
@@ -268,7 +268,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _look(self) -> LogRange:
         """The log as it is now, over a connection that is kept: a batch is planned every second."""
         if self._planner is None:
-            self._planner = self._log_reader(retries=1)
+            self._planner = self._reader(retries=1)
         return self._planner.range(self.options.start_time_us)
 
     def _latest(self, start: Offset, limit: ReadLimit, log: LogRange) -> Offset:

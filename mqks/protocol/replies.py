@@ -1,6 +1,7 @@
 """Replies to bytes. The one rule: a reply is one line and ends with one newline."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from mqks.protocol.requests import DeleteRule
 
@@ -31,6 +32,15 @@ def update(consumer_id: bytes, about: bytes, manual_ack: bool) -> bytes:
 def body(message_id: bytes, event: bytes, data: bytes) -> bytes:
     """A message as queue and journal hold it: a delivery without its consumer's prefix."""
     return b"%b event=%b %b" % (message_id, event, data)
+
+
+ATTRIBUTES: Final = b"\t"
+"""Behind a message's data, before its attributes: a request can hold no tab."""
+
+
+def plain(message: bytes) -> bytes:
+    """A message without its attributes."""
+    return message.partition(ATTRIBUTES)[0]
 
 
 def with_retry(message: bytes, retry: int) -> bytes:

@@ -11,11 +11,13 @@ import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
+from mqks.broker.pending import NO_MARK
 from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.log_reader import Page
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
+from mqks.protocol import replies
 
 RUN = struct.Struct("<4q")
 """First number, how many, time of arrival in microseconds, bytes of text."""
@@ -112,8 +114,11 @@ class Reads:
         for piece in page.pieces:
             for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
                 message_id, event, data = line.split(b" ", 2)
-                if mark := marks.get(seq):
+                mark = marks.get(seq, NO_MARK)
+                if mark.retry:
                     event += b",retry=%d" % mark.retry
+                if mark.has_attributes:
+                    data = replies.plain(data)
                 told.append(
                     b"%b ok %b %b,seq=%d,time=%d %b\n"
                     % (read.request_id, message_id, event, seq, piece.time_us, data)

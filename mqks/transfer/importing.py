@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, BinaryIO, Final, NamedTuple
 
-import typer
-
+from mqks.client import listing, requests
 from mqks.client.dialogue import Dialogue
-from mqks.commands.export import VERSION
 from mqks.errors import ImportFailed
+from mqks.transfer.exporting import VERSION
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_LINES: Final = 500
@@ -30,7 +29,6 @@ BATCH_BYTES: Final = 256 * 1024
 """Requests that are sent before their answers are read."""
 BOUND_MAX: Final = 1000
 """Events that a queue is bound to at once to be filled."""
-PAGE: Final = 1000
 
 
 class Line(NamedTuple):
@@ -105,7 +103,7 @@ class Import:
     """One import. `run` raises ImportFailed, and what a Dialogue raises when the server is gone.
 
     `only` names the queues that are wanted, all if it is empty; `event` stands in place of each
-    message's own.
+    message's own; `note` is told what was left undone.
     """
 
     def __init__(
@@ -115,8 +113,10 @@ class Import:
         only: Sequence[bytes] = (),
         event: bytes | None = None,
         merge: bool = False,
+        note: Callable[[str], object],
     ) -> None:
         self._server = server
+        self._note = note
         self._only = only
         self._event = event
         self._merge = merge
@@ -168,7 +168,7 @@ class Import:
         for line in lines:
             if line.number != 1 or line.row.get("version") != VERSION:
                 raise line.wrong(f"this is no export of version {VERSION}")
-        self._there = {_raw(row["name"]) for row in self._rows(b"queues", "name")}
+        self._there = {requests.encoded(row["name"]) for row in self._rows(b"queues", "name")}
 
     def _make_queues(self, lines: Iterator[Line]) -> None:
         for line in self._wanted(lines, "queues", "name"):
@@ -178,8 +178,8 @@ class Import:
         self._check_all_are_told()
         bound: dict[bytes, list[bytes]] = {}
         for row in self._rows(b"bindings", "queue", "event"):
-            if (name := _raw(row["queue"])) in self._queues and name not in self._there:
-                bound.setdefault(name, []).append(_raw(row["event"]))
+            if (name := requests.encoded(row["queue"])) in self._queues and name not in self._there:
+                bound.setdefault(name, []).append(requests.encoded(row["event"]))
         for name, line in self._queues.items():
             if not self._merge and (name in self._there or name in bound):
                 raise line.wrong("there is such a queue, or its name is bound; --merge adds to it")
@@ -229,7 +229,7 @@ class Import:
     def _must_bind(self, line: Line, name: bytes, event: bytes) -> bool:
         """Whether the queue has yet to be bound to this event, which must lead nowhere else."""
         names = {
-            _raw(row["queue"])
+            requests.encoded(row["queue"])
             for row in self._rows(b"bindings %b" % event, "queue", "event")
             if row["exists"]
         }
@@ -269,10 +269,9 @@ class Import:
             if not has_rule or name in self._there:
                 continue
             if delay_s is None:
-                typer.echo(
-                    f"mqks: queue {_shown(name)}: its rule, which deletes it without a consumer at "
-                    "once, is left to its next consumer",
-                    err=True,
+                self._note(
+                    f"queue {_shown(name)}: its rule, which deletes it without a consumer at "
+                    "once, is left to its next consumer"
                 )
             else:
                 self._ask(line, b"delete_queue --confirm %b --when-unused=%a" % (name, delay_s))
@@ -280,16 +279,7 @@ class Import:
     # -- talking
 
     def _rows(self, what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
-        """A list of `stats`, page by page."""
-        after = b""
-        while True:
-            answer = self._server.ask(b"stats %b --limit=%d%b" % (what, PAGE, after))
-            page = json.loads(answer)
-            yield from page
-            if len(page) < PAGE:
-                return
-            flags = zip((b"after", b"then"), keys, strict=False)
-            after = b"".join(b" --%b=%b" % (flag, _raw(page[-1][key])) for flag, key in flags)
+        return listing.rows(self._server.ask, what, *keys)
 
     def _ask(self, line: Line, body: bytes) -> None:
         self._put(line, b"%d %b" % (line.number, body))
@@ -311,10 +301,6 @@ class Import:
                 f"line {number}: the server refused it, error {error_id}: {reason}; others up to "
                 f"line {batch[-1][0]} are imported"
             )
-
-
-def _raw(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
 
 
 def _shown(name: bytes) -> str:

@@ -1,0 +1,28 @@
+"""Lists of `stats`, page by page: no answer keeps a server for long, however much there is."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mqks.client import requests
+
+PAGE_ROWS = 1000
+PAUSE_S_MAX = 0.1
+
+
+def rows(ask: Callable[[bytes], bytes | str], what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
+    """All rows of a list, `ask` being told the requests. The list is sorted by `keys`, one or two:
+    the next page begins behind what the last row has there."""
+    after = b""
+    while True:
+        began_s = time.monotonic()
+        page = json.loads(ask(b"stats %b --limit=%d%b" % (what, PAGE_ROWS, after)))
+        took_s = time.monotonic() - began_s
+        yield from page
+        if len(page) < PAGE_ROWS:
+            return
+        # The busier it is, the longer it is left in peace.
+        time.sleep(min(took_s, PAUSE_S_MAX))
+        places = zip(("after", "then"), keys, strict=False)
+        after = requests.encoded("".join(f" --{flag}={page[-1][key]}" for flag, key in places))

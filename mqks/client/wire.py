@@ -1,0 +1,87 @@
+"""A blocking connection on which one waits for each answer: bytes out, replies in, in their order.
+
+The one rule: a wire with which something went wrong is of no more use.
+"""
+
+from collections.abc import Sequence
+from io import BufferedReader
+from typing import cast
+
+from mqks.client import requests
+from mqks.client.blocking_connection import open_socket
+from mqks.client.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    ProtocolViolation,
+    RequestFailed,
+)
+from mqks.client.options import Options
+from mqks.client.urls import Address
+
+BUFFER_BYTES = 64 * 1024
+
+
+class Wire:
+    """Connected when made. Every call may raise OSError; ConnectionLost is one, TimeoutError after
+    `Options.timeout_s` another."""
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self._socket = open_socket(address, options)
+        self.settimeout = self._socket.settimeout
+        self.settimeout(options.timeout_s)
+        # Small reads come out of its buffer, large ones go past it: straight into our memory.
+        self._replies = cast(BufferedReader, self._socket.makefile("rb", BUFFER_BYTES))
+        self._line_bytes_max = options.reply_bytes_max
+
+    def greet(self, credentials: Sequence[str], asked: str) -> None:
+        """Send the first request: the credentials, or a ping. Raises AuthenticationFailed when the
+        server refuses it; whatever goes wrong closes the wire."""
+        try:
+            body = requests.auth(credentials) if credentials else b"ping"
+            self.send(requests.line(b"hello", body))
+            self.answer(b"hello", asked)
+        except RequestFailed as error:
+            self.close()
+            raise AuthenticationFailed(str(error), error.error_id) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, data: bytes | memoryview) -> None:
+        self._socket.sendall(data)
+
+    def answer(self, request_id: bytes, asked: str = "the request") -> bytes:
+        """What follows `ok` in the next reply, which is to this request. Raises RequestFailed,
+        which names what was asked."""
+        answered, is_error, text = self.reply()
+        if answered != request_id:
+            raise ProtocolViolation(f"the peer answered {answered[:80]!r}, which did not ask")
+        if is_error:
+            error_id = requests.decoded(text)
+            raise RequestFailed(f"the server refused {asked}, error {error_id}", error_id)
+        return text
+
+    def reply(self) -> requests.Reply:
+        """The next reply. Raises ConnectionLost for one that concerns the connection."""
+        reply = requests.Reply.parse(self.line())
+        if reply.is_error and reply.request_id == b"-":
+            raise ConnectionLost(f"refused by the server, error {requests.decoded(reply.text)}")
+        return reply
+
+    def line(self) -> bytes:
+        """The next line, without its end. Raises ProtocolViolation for one that is too long."""
+        line = self._replies.readline(self._line_bytes_max + 1)
+        if line.endswith(b"\n"):
+            return line[:-1]
+        if len(line) > self._line_bytes_max:
+            raise ProtocolViolation("the peer sent a line longer than reply_bytes_max")
+        raise ConnectionLost("the server closed the connection")
+
+    def fill(self, memory: memoryview) -> None:
+        """Fill the memory with what comes next, without a copy in between."""
+        if self._replies.readinto(memory) < len(memory):
+            raise ConnectionLost("the server closed the connection")
+
+    def close(self) -> None:
+        self._replies.close()
+        self._socket.close()

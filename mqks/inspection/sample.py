@@ -1,0 +1,57 @@
+"""A running server at a moment, with rates since an earlier moment."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+
+from mqks.client import listing, requests
+from mqks.client.blocking import BlockingClient
+from mqks.client.errors import ConfirmTimeout
+from mqks.inspection.source import Row
+
+COUNTERS = (
+    *("received", "routed", "unroutable", "confirmed", "delivered"),
+    *("redelivered", "acknowledged", "rejected", "errors"),
+)
+
+
+def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
+    """Everything there is to see, with rates since an earlier sample; `connected` is False and
+    nothing else is there when the server does not answer. Of long lists come the first rows."""
+
+    def rows(what: bytes, key: str) -> Iterator[Row]:
+        return islice(listing.rows(ask, what, key), rows_max)
+
+    def ask(body: bytes) -> str:
+        return client.request(*requests.decoded(body).split(" "))
+
+    try:
+        totals, journal = json.loads(ask(b"stats")), json.loads(ask(b"stats journal"))
+        queues, consumers = list(rows(b"queues", "name")), list(rows(b"consumers", "id"))
+    except ConfirmTimeout:
+        return {"connected": False}
+    before: Row = {"connected": False} if earlier is None else earlier
+    passed_s = totals["uptime_s"] - before["totals"]["uptime_s"] if before["connected"] else 0.0
+    known = {queue["name"]: queue for queue in before["queues"]} if passed_s > 0 else {}
+    for queue in queues:
+        queue |= _queue_rates(queue, known.get(queue["name"]), passed_s)
+    rates: Row = dict.fromkeys(COUNTERS)
+    if passed_s > 0:
+        rates = {key: (totals[key] - before["totals"][key]) / passed_s for key in COUNTERS}
+    return {
+        "connected": True,
+        "totals": totals,
+        "rates_per_s": rates,
+        "journal": journal,
+        "queues": queues,
+        "consumers": consumers,
+    }
+
+
+def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
+    """What has come in takes numbers; what has gone is what came and is not there any more."""
+    if earlier is None or queue["next_seq"] < earlier["next_seq"]:
+        return {"in_per_s": None, "out_per_s": None}
+    came = queue["next_seq"] - earlier["next_seq"]
+    more = queue["ready"] + queue["unacked"] - earlier["ready"] - earlier["unacked"]
+    return {"in_per_s": came / passed_s, "out_per_s": max(0, came - more) / passed_s}

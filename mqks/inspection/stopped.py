@@ -1,0 +1,190 @@
+"""A database file that nobody serves; and where to look, at the server of a file or at the file."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from mqks.client import requests
+from mqks.client.options import Options
+from mqks.errors import InspectionFailed, JournalDamaged
+from mqks.inspection.live import Live
+from mqks.inspection.source import Note, Row, Source, error_row, message_row
+from mqks.journal.sqlite.lock import server_of
+from mqks.journal.sqlite.reader import DatabaseFile, no_file
+
+DAMAGE_SHOWN = 20
+_ONLY_OF_A_SERVER = (
+    *("memory_bytes", "metadata_bytes", "unacked_bytes", "unsent_bytes", "disk_full"),
+    *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
+    *("acknowledged", "rejected", "purged", "errors", "loop_held", "loop_late"),
+)
+"""Of the totals."""
+
+
+def source_of(database: Path, options: Options, note: Note, *, is_named: bool) -> Source:
+    """The server that has this file, or the file, or, unless it was named, the usual server."""
+    url = server_of(database)
+    if url:
+        return Live(url, options)
+    if url is not None:
+        note(f"{database}: a server that can't be found has it; this is what the file says")
+    elif not is_named and not database.exists():
+        return Live(None, options, f"there is no file {database} and ")
+    elif not is_named:  # An old file may lie here, and a server with another one run.
+        note(f"{database}: no server has it; this is what the file says")
+    return Stopped(database, note)
+
+
+def errors_of(database: Path, note: Note, limit: int, error_id: str | None = None) -> list[Row]:
+    """As `Live.errors`, of a file that may be served."""
+    if not database.is_file():
+        raise no_file(database)
+    with DatabaseFile(database, thorough=False) as file:
+        # No id has a space, so it is the last one below that.
+        found = file.errors(limit) if error_id is None else file.errors(1, f"{error_id} ")
+        for place, what in file.damage:
+            note(f"{place}: {what}")
+    return [error_row(each._asdict()) for each in found if error_id in (None, each.id)]
+
+
+class Stopped:
+    """A file that nobody serves. Leaving it raises JournalDamaged if not all of it is whole."""
+
+    def __init__(self, path: Path, note: Note) -> None:
+        self._path = path
+        self._note = note
+        self._doubtful = 0
+
+    def __enter__(self) -> Self:
+        self._file = DatabaseFile.open(self._path)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._file.close()
+        damage = self._file.damage
+        if self._file.torn:
+            self._note(self._file.torn)
+        if kind is not None or not damage:
+            return
+        for place, what in damage[:DAMAGE_SHOWN]:
+            self._note(f"{place}: {what}")
+        if self._doubtful:
+            self._note(
+                f"{self._doubtful} of these messages stand in damaged segments: "
+                "any byte of them may be wrong, and they may have been acked"
+            )
+        raise JournalDamaged(
+            f"{self._path} is damaged in {len(damage)} places: what can still be read is shown"
+        )
+
+    def totals(self) -> Row:
+        queues = self._file.queues
+        return {
+            "version": None,
+            "epoch": self._file.facts.epoch,
+            "uptime_s": None,
+            "connections": 0,
+            "queues": len(queues),
+            "consumers": 0,
+            "bindings": len(self._file.bindings),
+            "messages_ready": sum(queue.ready for queue in queues),
+            "messages_unacked": sum(queue.unacked for queue in queues),
+            **dict.fromkeys(_ONLY_OF_A_SERVER),
+        }
+
+    def queues(self) -> Iterator[Row]:
+        bound = Counter(name for name, _ in self._file.bindings)
+        for queue in self._file.queues:
+            rule = queue.rule
+            yield {
+                "name": requests.decoded(queue.name),
+                "ready": queue.ready,
+                "unacked": queue.unacked,
+                "consumers": 0,
+                "bindings": bound[queue.name],
+                "rule": None if rule is None else {"delay_s": rule.delay_s},
+                "next_seq": queue.next_seq,
+                "oldest_age_s": _age_s(queue.oldest_us),
+                "memory_bytes": None,
+            }
+
+    def queue(self, name: str) -> Row:
+        row = next((row for row in self.queues() if row["name"] == name), None)
+        if row is None:
+            raise InspectionFailed(f"{self._path}: there is no queue {name}")
+        raw = requests.name(name)
+        events = [requests.decoded(event) for queue, event in self._file.bindings if queue == raw]
+        return row | {"events": events, "consumer_ids": []}
+
+    def bindings(self, event: str | None) -> Iterator[Row]:
+        names = {queue.name for queue in self._file.queues}
+        for queue, each in self._file.bindings:
+            if event is None or requests.decoded(each) == event:
+                yield {
+                    "queue": requests.decoded(queue),
+                    "event": requests.decoded(each),
+                    "exists": queue in names,
+                }
+
+    def consumers(self) -> Iterator[Row]:
+        return self._nobody("consumers")
+
+    def connections(self) -> Iterator[Row]:
+        return self._nobody("connections")
+
+    def _nobody(self, what: str) -> Iterator[Row]:
+        self._note(f"{self._path}: no server has it, so there are no {what}")
+        return iter(())
+
+    def unacked(self, queue: str | None) -> Iterator[Row]:
+        for each in self._file.queues:
+            name = requests.decoded(each.name)
+            if not each.unacked or queue not in (None, name):
+                continue
+            for message in self._file.messages(each.name):
+                if message.unacked:
+                    yield {
+                        "queue": name,
+                        "consumer": None,
+                        "id": requests.decoded(message.id),
+                        "event": requests.decoded(message.event),
+                        "seq": message.seq,
+                        "retry": message.retry,
+                        "data_bytes": len(message.data),
+                    }
+
+    def journal(self) -> Row:
+        facts, disk = self._file.facts, os.statvfs(self._path.absolute().parent)
+        return {
+            "path": str(self._path),
+            "epoch": facts.epoch,
+            "db_bytes": facts.db_bytes,
+            "wal_bytes": facts.wal_bytes,
+            "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+            "disk_full": None,
+            "unwritable": None,
+            "segments": facts.segments,
+            "segment_bytes": facts.segment_bytes,
+            "messages": sum(queue.ready + queue.unacked for queue in self._file.queues),
+            **dict.fromkeys(["commits", "commit_records", "commit_seconds", "checkpoints"]),
+            **dict.fromkeys(["once_ids", "once_bytes"]),
+            "schema_version": facts.schema_version,
+            "page_bytes": facts.page_bytes,
+            "free_pages": facts.free_pages,
+            "set_aside": facts.set_aside,
+        }
+
+    def messages(self, queue: str, after: int) -> Iterator[Row]:
+        raw = requests.name(queue)
+        if all(each.name != raw for each in self._file.queues):
+            raise InspectionFailed(f"{self._path}: there is no queue {queue}")
+        for message in self._file.messages(raw, after):
+            self._doubtful += message.doubtful
+            yield message_row(*message[:6], message.doubtful)
+
+
+def _age_s(time_us: int | None) -> float | None:
+    return None if time_us is None else max(0.0, round(time.time() - time_us / 1e6, 3))

@@ -1,0 +1,19 @@
+"""What stands in text as it does in JSON: times and data. Imports nothing, so that any may."""
+
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_text(time_us: int) -> str:
+    """Microseconds since 1970 as ISO 8601, in UTC."""
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")
+
+
+def data_as_text(data: bytes) -> dict[str, str]:
+    """Data as they stand in JSON: bytes that are no UTF-8 go as Base64."""
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": b64encode(data).decode()}

@@ -1,0 +1,172 @@
+"""A job of Spark as a process of its own: its session, its signals, and why it failed.
+
+The one rule: what Spark tells in a thousand lines is raised as one.
+"""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from mqks.client.errors import RequestFailed
+from mqks.errors import reason
+from mqks.pipeline.errors import (
+    BadOption,
+    DataLost,
+    ExtraMissing,
+    JobFailed,
+    LakeUnfit,
+    ServerAway,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+
+def check_extra() -> None:
+    """Raises ExtraMissing where the packages of the extra are not installed."""
+    for needed in ("jinja2", "numpy", "pandas", "pyarrow", "pyspark"):
+        if find_spec(needed) is None:
+            raise ExtraMissing(
+                f"the pipeline needs Spark for Python ({needed} is missing):"
+                " pip install 'mqks[spark]'"
+            )
+
+
+@contextmanager
+def session_of(
+    name: str, master: str | None, settings: Mapping[str, str]
+) -> "Iterator[SparkSession]":
+    """A session that ends with the job. Raises what the job failed with: RequestFailed, ServerAway,
+    JobFailed, and others of `pipeline.errors`."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from mqks.pipeline.session import LOGGING, session
+
+    usual = {"spark.app.name": f"mqks {name}", "spark.driver.defaultJavaOptions": LOGGING}
+    spark = None
+    try:
+        with signals_wait():
+            spark = session(master, **{**usual, **settings})
+        yield spark
+    except (PySparkException, Py4JError) as error:
+        raise failure(str(error)) from None
+    except ConnectionError as error:
+        raise ServerAway(f"the server cannot be reached: {error}") from None
+    except OSError as error:
+        raise JobFailed(reason(error)) from None
+    finally:
+        try:
+            if spark is not None:
+                spark.stop()
+        except (Py4JError, OSError):  # Then whatever was said before followed from that.
+            raise JobFailed("Spark's process of Java is gone") from None
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM take effect at the end: a process of Java whose driver ends while it
+    starts would stay for ever."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+_WORKERS_PYTHON = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
+_ADVICE = {
+    r"\bNo module named '(\w+)": (
+        "the workers' Python has no {}: pip install 'mqks[spark]' there; " + _WORKERS_PYTHON
+    ),
+    r"different version: ([\d.]+) than that in driver: ([\d.]+)": (
+        "the workers' Python is {}, and this one is {}; " + _WORKERS_PYTHON
+    ),
+    r'Cannot run program "(.+?)"': "the workers have no Python {}; " + _WORKERS_PYTHON,
+    r"on a stopped SparkContext": (
+        "Spark was stopped, or there is no master at that URL: its own lines tell which"
+    ),
+}
+"""What goes wrong where the workers are other machines, and what is to be done about it."""
+
+
+def failure(text: str) -> Exception:
+    """What a job of Spark failed with; what a task had with the server stays what it is."""
+    for pattern, advice in _ADVICE.items():
+        if found := re.search(pattern, text):
+            return JobFailed(advice.format(*found.groups()))
+    told_last = _reason(text)
+    name, _, told = told_last.partition(": ")
+    match name.rpartition(".")[2]:
+        case "DataLost":
+            return DataLost(told)
+        case "LakeUnfit":
+            return LakeUnfit(told)
+        case "RequestFailed" | "AuthenticationFailed":
+            return RequestFailed(told, told.rpartition(", error ")[2])
+        case "ConnectionLost":
+            return ServerAway(f"the server cannot be reached: {told}")
+        case _:
+            return JobFailed(told_last)
+
+
+def _reason(text: str) -> str:
+    """Of what Spark tells, the line that a task died with, or else the first."""
+    raised = re.findall(
+        r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit): .+)$", text, re.M
+    )
+    lines = [line for line in raised if not line.startswith(("org.apache.", "java.", "py4j."))]
+    return (lines or raised or text.strip().splitlines() or ["Spark does not say why"])[0]
+
+
+def schema_of(text: str | None) -> "StructType | None":
+    """A schema of Spark from DDL, or from a file with that or with its JSON. Raises BadOption."""
+    if text is None:
+        return None
+    from pyspark.sql.types import StructType
+
+    if len(text) < os.pathconf("/", "PC_PATH_MAX") and Path(text).is_file():
+        text = Path(text).read_text()
+    try:
+        if text.lstrip().startswith("{"):
+            return StructType.fromJson(json.loads(text))
+        schema = StructType.fromDDL(text)
+    except Exception as error:
+        raise BadOption(f"the schema cannot be read: {_reason(str(error))}") from None
+    if not isinstance(schema, StructType):
+        raise BadOption(f"the schema is no list of columns: {text[:80]!r}")
+    return schema
+
+
+def check_is_there(lake: Path) -> None:
+    """Before Spark takes seconds to start."""
+    if not lake.is_dir():
+        raise LakeUnfit(f"{lake}: there is no lake")
+
+
+def stop_on_signal() -> Event:
+    """Set by the first SIGTERM or SIGINT: the batch under way is finished. The second one ends."""
+    stop = Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return stop

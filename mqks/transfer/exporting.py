@@ -1,0 +1,60 @@
+"""An export: queues, bindings and messages as rows, to be read by any program.
+
+    {"kind": "mqks", "version": 1, "messages": true}
+    {"kind": "queue", "name": "mail", "rule": {"delay_s": 60.0}}
+    {"kind": "message", "queue": "mail", "seq": 7, "time": "2026-11-20T22:01:19.464125+00:00",
+     "id": "m1", "event": "user.new", "retry": 0, "data": "bob"}
+    {"kind": "binding", "queue": "mail", "event": "user.new"}
+    {"kind": "end", "queues": 1, "messages": 1, "bindings": 1}
+
+All queues come first, then the messages of each in order, then all bindings, so that an import can
+fill queues that get nothing else meanwhile. Data that are no UTF-8 stand in `data_base64` instead.
+Names that are none hold surrogates, as JSON can write them.
+
+The one rule: nothing is held in memory that grows with the messages.
+"""
+
+from collections.abc import Iterator
+
+from mqks.errors import InspectionFailed
+from mqks.inspection.source import Row, Source
+from mqks.inspection.text import data_as_text
+
+VERSION = 1
+
+
+def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
+    """What is exported, line by line. Raises InspectionFailed for a queue that is not there."""
+    counts = {"queues": 0, "messages": 0, "bindings": 0}
+    yield {"kind": "mqks", "version": VERSION, "messages": messages}
+    names = []
+    for row in map(source.queue, only) if only else source.queues():
+        counts["queues"] += 1
+        names.append(row["name"])
+        yield {"kind": "queue", "name": row["name"], "rule": row["rule"]}
+    for name in names if messages else ():
+        for row in _messages(source, name):
+            counts["messages"] += 1
+            yield row
+    for row in source.bindings(None):
+        if not only or row["queue"] in only:
+            counts["bindings"] += 1
+            yield {"kind": "binding", "queue": row["queue"], "event": row["event"]}
+    yield {"kind": "end", **counts}
+
+
+def _messages(source: Source, name: str) -> Iterator[Row]:
+    found = source.messages(name, 0)
+    while True:
+        try:
+            row = next(found, None)
+        except InspectionFailed:
+            if any(row["name"] == name for row in source.queues()):
+                raise
+            return  # The queue was deleted meanwhile.
+        if row is None:
+            return
+        text = data_as_text(row.pop("data"))
+        if not row["doubtful"]:
+            del row["doubtful"]
+        yield {"kind": "message", "queue": name, **row, **text}

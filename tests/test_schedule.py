@@ -1,0 +1,159 @@
+"""What is due at a time: in its order, once, however the clocks go, and in little memory."""
+
+import heapq
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqks.broker.budget import Budget
+from mqks.broker.schedule import WALL_LOOK_S, Schedule
+from mqks.broker.turns import Turns
+
+MILLION = 1_000_000
+MEMORY_BYTES_MAX = 150 * MILLION
+YEAR_US = 365 * 86_400 * MILLION
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.s = 100.0
+        self.us = 50 * YEAR_US
+        self.schedule = Schedule(lambda: self.s, lambda: self.us)
+        self.done: list[int] = []
+
+    def run(self) -> list[int]:
+        """What is due now."""
+        self.done = []
+        while self.schedule.run_next():
+            pass
+        return self.done
+
+    def act(self, key: int) -> None:
+        self.done.append(key)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("after"), st.integers(0, 50)),
+            st.tuples(st.just("cancel"), st.integers(0, 200)),
+            st.tuples(st.just("pass"), st.integers(0, 20)),
+        ),
+        max_size=200,
+    )
+)
+def test_as_a_heap_of_pairs(steps: list[tuple[str, int]]) -> None:
+    clocks = Clocks()
+    model: list[tuple[float, int]] = []
+    entries: dict[int, int] = {}
+    for key, (step, number) in enumerate(steps):
+        if step == "after":
+            entries[key] = clocks.schedule.after(number, clocks.act, key)
+            heapq.heappush(model, (clocks.s + number, key))
+        elif step == "cancel" and number in entries:
+            clocks.schedule.cancel(entries.pop(number))
+            model = [each for each in model if each[1] != number]
+            heapq.heapify(model)
+        elif step == "pass":
+            clocks.s += number
+            due = []
+            while model and model[0][0] <= clocks.s:
+                due.append(heapq.heappop(model)[1])
+            told = clocks.run()
+            assert sorted(told) == sorted(due)
+            for each in told:
+                del entries[each]
+        assert len(clocks.schedule) == len(model)
+        assert clocks.schedule.next_s() == (model[0][0] if model else None)
+
+
+def test_a_point_of_time_is_met_by_the_wall_clock() -> None:
+    clocks = Clocks()
+    clocks.schedule.at(clocks.us + 3600 * MILLION, clocks.act, 1)
+    clocks.s += 7200.0
+    assert clocks.run() == []
+    assert clocks.schedule.next_s() == clocks.s + WALL_LOOK_S
+    clocks.us += 3600 * MILLION - 1
+    assert clocks.run() == []
+    clocks.us -= YEAR_US
+    assert clocks.run() == []
+    clocks.us += 2 * YEAR_US
+    assert clocks.schedule.next_s() == clocks.s
+    assert clocks.run() == [1]
+    assert clocks.schedule.next_s() is None
+
+
+def test_a_million_entries_take_less_than_150_mb() -> None:
+    clocks = Clocks()
+    act = clocks.act
+    tracemalloc.start()
+    try:
+        for number in range(MILLION):
+            clocks.schedule.at(clocks.us + number * 7_919 % MILLION, act, MILLION + number)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < MEMORY_BYTES_MAX
+
+
+def test_what_is_cancelled_is_let_go() -> None:
+    clocks = Clocks()
+    for _ in range(100):
+        entries = [clocks.schedule.after(1000.0, clocks.act) for _ in range(100)]
+        for entry in entries:
+            clocks.schedule.cancel(entry)
+    assert len(clocks.schedule) == 0
+    assert len(clocks.schedule._delays.heap) < 1000
+    assert len(clocks.schedule._delays.acts) < 1000
+
+
+class Taker:
+    """Waits for `wanted` bytes at a time, and holds them."""
+
+    def __init__(self, budget: Budget, wanted: int, order: list[int]) -> None:
+        self.budget, self.wanted, self.order = budget, wanted, order
+
+    def take(self) -> None:
+        if self.budget.is_short:
+            self.budget.wait(self, self.take)
+        else:
+            self.budget.take(self.wanted)
+            self.order.append(self.wanted)
+
+
+def test_a_budget_wakes_who_waits_in_their_order() -> None:
+    turns = Turns(lambda: 0.0)
+    budget, order = Budget(10, turns), list[int]()
+    for wanted in (10, 3, 4, 5, 6):
+        Taker(budget, wanted, order).take()
+    assert order == [10]
+    budget.give_back(0)
+    assert order == [10]
+    budget.give_back(8)
+    assert order == [10, 3, 4, 5]
+    assert len(budget.waiters) == 1
+    late = Taker(budget, 1, order)
+    late.take()
+    assert order[-1] == 5
+    budget.set(0)
+    assert order == [10, 3, 4, 5, 6, 1]
+    assert budget.waiters == []
+
+
+def test_who_is_woken_late_is_woken_in_a_later_turn() -> None:
+    """As many as there may be: each turn takes its time, and the next one goes on."""
+    ticks = iter(range(10_000))
+    turns = Turns(lambda: float(next(ticks)))
+    turns.chunk_s = 3.0
+    budget, order = Budget(1, turns), list[int]()
+    budget.take(1)
+    for number in range(20):
+        budget.wait(number, lambda number=number: order.append(number))  # type: ignore[misc]
+    turns.begin()
+    budget.give_back(1)
+    assert 0 < len(order) < 20
+    for _ in range(20):
+        turns.begin()
+        turns.go_on()
+    assert order == list(range(20))
