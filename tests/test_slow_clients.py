@@ -15,8 +15,10 @@ from selectors import EVENT_READ, DefaultSelector
 
 import pytest
 
+from mqks.broker import lane
 from mqks.server import client as server_client
 from mqks.testing import Broker
+from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.test_tls import TlsClient, with_tls
@@ -207,3 +209,19 @@ def test_consumers_over_tls_go_on_while_others_leave_much(
                 assert earlier.line() == b"c ok m%d event=e x" % number
                 assert later.line() == b"d ok m%d event=e x" % number
         assert unsent_bytes(other) > 20 * MIB
+
+
+def test_no_queue_of_a_slow_connection_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is room in its outbox again, it is the turn of another one of its consumers."""
+    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
+    world = BareWorld(outbox_high_water_bytes=2000)
+    world.connect("k")
+    world.connect("c")
+    names = b"abcd"
+    for name in names:
+        world.send("k", b"s subscribe %c %c\n" % (name, name))
+        world.send("k", b"m publish %c %s\n" % (name, LINE) * 40)
+    world.send("c", b"".join(b"%c consume %c\n" % (name, name) for name in names))
+    order = [line[0] for line in world.received("c").splitlines()]
+    assert len(order) == 160
+    assert {*order[:40]} == {*names}

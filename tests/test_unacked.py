@@ -354,3 +354,15 @@ def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) 
         for number in range(1, 7):
             assert client.line() == b"f ok m%d event=e,retry=1 %b" % (number, data)
             client.send(b"a ack f m%d\n" % number)
+
+
+def test_queues_are_read_from_disk_in_the_order_in_which_they_are_wanted(tmp_path: Path) -> None:
+    """The last one to ask goes behind all others, or one that is read fast would starve them."""
+    names = [b"q%d" % number for number in range(9)]
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        for name in names:
+            assert client.ask(b"s subscribe --confirm %b %b" % (name, name)) == b"s ok "
+            assert client.ask(b"m publish --confirm %b x" % name) == b"m ok "
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        client.send(b"".join(b"%b consume %b\n" % (name, name) for name in names))
+        assert [client.line().split()[0] for _ in names] == names

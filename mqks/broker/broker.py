@@ -143,7 +143,10 @@ class Broker:
             if consumer.update_due and not (consumer.deleted or consumer.connection.rests):
                 yield from self._tell(consumer.queue, [consumer])
         for consumer in consumers:
-            if not consumer.connection.rests:
+            if consumer.rests & Rest.SLOW and not consumer.connection.rests:
+                # It may fill the outbox once more: the next time it comes behind all others.
+                siblings = consumer.connection.consumers
+                siblings[consumer.id] = siblings.pop(consumer.id)
                 consumer.resume(Rest.SLOW)
                 yield GOES_ON
 

@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -120,7 +121,7 @@ class Server:
             context, settings, self._gate, errors, partial(Client, self), self._refusal
         )
         self._listeners = Listeners(settings, inherited, self._door)
-        self._pages: list[Queue] = []
+        self._pages: deque[Queue] = deque()
         self._page_wanted = anyio.Event()
         self.stopping = False
         """It reads and delivers no more, and takes no connections."""
@@ -400,7 +401,7 @@ class Server:
             await self._page_wanted.wait()
             self._page_wanted = anyio.Event()
             while self._pages:
-                queue = self._pages.pop()
+                queue = self._pages.popleft()
                 first = queue.lane.page_first
                 runs = [] if first is None else await self._journal.read(queue.id, first)
                 if not self.stopping:
