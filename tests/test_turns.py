@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqks.broker import lane
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -329,3 +330,21 @@ def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
     told = json.loads(world.received("k").removeprefix(b"st ok "))
     assert told["bindings"] == (len(events) if what else QUEUES + len(events))
     assert told.get("events") in (None, [event.decode() for event in events])
+
+
+def test_deliveries_that_use_up_each_turn_starve_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of other work is done in each turn, however much is due to consumers."""
+    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(lane, "STEP_BODIES", 100)
+    world = BareWorld()
+    for name in ("c", "k"):
+        world.connect(name)
+    world.send("k", b"s subscribe a a\ns subscribe b b\n")
+    world.send("k", b"m publish a x\nm publish b x\n" * 1000)
+    world.broker.turns.chunk_s = -1.0
+    world.intake.receive(world.connection("c"), b"c consume a\n")
+    world.intake.receive(world.connection("k"), b"p purge b\n")
+    for _ in range(100):
+        world.broker.go_on()
+    assert world.broker.queues[b"a"].ready > 800
+    assert not world.broker.queues[b"b"].ready

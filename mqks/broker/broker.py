@@ -178,7 +178,8 @@ class Broker:
                 queue.deliver_some()
             queue.deliver()
             if self.turns.over:
-                return False
+                break
+        # Also when the turn is over: deliveries may use up all turns for as long as they like.
         return self.turns.go_on() and not due
 
     # -- messages
