@@ -105,6 +105,10 @@ READ_DISK_BYTES: Final = 64 * 1024 * 1024
 """What one reply to read or peek takes from the disk, about: messages that lie between many of
 other queues, and others who wait for theirs."""
 
+EVALUATIONS_MAX: Final = 4
+"""Expressions of `_eval` that are under way at once, each of which may hold some 10 MB; those of
+other connections wait."""
+
 PEEK_ROWS_DEFAULT: Final = 10
 PEEK_ROWS_MAX: Final = 1000
 """Messages in one reply to peek."""

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.broker import lane
+from mqks.broker.connection import Connection
+from mqks.limits import EVALUATIONS_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -348,3 +350,90 @@ def test_deliveries_that_use_up_each_turn_starve_no_work(monkeypatch: pytest.Mon
         world.broker.go_on()
     assert world.broker.queues[b"a"].ready > 800
     assert not world.broker.queues[b"b"].ready
+
+
+def test_who_changes_bindings_first_is_done_first() -> None:
+    """A queue is deleted while its bindings are being changed; who comes then makes it anew, and
+    keeps its bindings, also when it comes in the moment in which the first one is done."""
+    world = BareWorld()
+    for name in ("k", "other", "late"):
+        world.connect(name)
+    world.send("k", b"s subscribe q a\n")
+    world.broker.turns.chunk_s = -1.0
+    connections = [world.connection(name) for name in ("k", "other", "late")]
+    events = b" ".join(b"e%d" % number for number in range(9000))
+
+    world.intake.receive(connections[0], b"r1 rebind --confirm q %b\n" % events)
+    world.intake.receive(connections[1], b"d1 delete_queue --confirm q\n")
+    while len(connections[0].works) > 1:  # Its bindings are changed then, but it is not confirmed.
+        world.broker.go_on()
+    world.intake.receive(connections[2], b"s1 subscribe --confirm q a\n")
+    world.send("late", b"")
+
+    assert world.received("late") == b"s1 ok \n"
+    assert world.broker.bindings.events(b"q") == [b"a"]
+
+
+def test_few_expressions_are_under_way_at_once() -> None:
+    """What they have made takes memory, so others wait for their turn, however short they are."""
+    world = BareWorld()
+    names = [str(number) for number in range(EVALUATIONS_MAX + 1)]
+    for name in names:
+        world.connect(name)
+    world.broker.turns.chunk_s = -1.0
+    costly = b"e _eval len([i for i in range(9000)])\n"
+    for name in names[1:]:
+        world.intake.receive(world.connection(name), costly)
+    world.intake.receive(world.connection(names[0]), b"e _eval 1\n")
+
+    answered: list[Connection] = []
+    while not answered:
+        world.broker.go_on()
+        answered += world.broker.shared.touched
+    assert world.connection(names[0]) not in answered
+    world.send(names[0], b"")
+    assert [world.received(name) for name in names] == [
+        b"e ok 1\n",
+        *[b"e ok 9000\n"] * EVALUATIONS_MAX,
+    ]
+
+
+def test_what_nobody_waits_for_any_more_is_not_evaluated() -> None:
+    world = BareWorld()
+    world.connect("k")
+    world.broker.turns.chunk_s = -1.0
+    connection = world.connection("k")
+    world.intake.receive(connection, b"e _eval len([i for i in range(30000)])\nm publish e x\n")
+    connection.closed = True
+
+    for _ in range(5):
+        world.broker.go_on()
+    assert not connection.works
+    world.intake.receive(connection, b"")
+    assert world.broker.published == 1, "what it has sent is done all the same"
+    assert not connection.outbox
+
+
+@pytest.mark.parametrize(
+    ("expression", "answer"),
+    [
+        (b"len(state.queues_by_events)", b"3000"),
+        (b"state.queues_by_events['e7']", b'["a", "b"]'),
+        (b"len(state.messages_by_consumer_ids['c1'])", b"5000"),
+        (b"sorted(state.messages_by_consumer_ids)", b'["c1", "c2"]'),
+    ],
+)
+def test_what_an_expression_looks_at_is_told_in_turns(expression: bytes, answer: bytes) -> None:
+    world = BareWorld()
+    for name in ("k", "c"):
+        world.connect(name)
+    events = b" ".join(b"e%d" % number for number in range(3000))
+    world.send("k", b"s subscribe b %b\ns subscribe a %b\n" % (events, events))
+    world.send("c", b"c1 consume a --manual-ack\nc2 consume b --manual-ack\n")
+    world.send("k", b"m publish e7 x\n" * 5000)
+    world.broker.turns.chunk_s = -1.0
+
+    world.intake.receive(world.connection("k"), b"e _eval %b\n" % expression)
+    assert world.connection("k").works, "it is not done in one turn"
+    world.send("k", b"")
+    assert world.received("k") == b"e ok %b\n" % answer

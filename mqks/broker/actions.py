@@ -216,6 +216,8 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
     words, numbers, texts = parse_words(
         "stats", request.rest, 2, {b"--limit": (1, STATS_ROWS_MAX)}, {b"--after", b"--then"}
     )
+    if connection.closed:
+        return
     after = texts.get(b"--after", b""), texts.get(b"--then", b"")
     limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
     told = yield from stats.ask(broker, connection, words, after, limit)
@@ -288,9 +290,18 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
         "WORKERS": 1,
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
-    value = yield from expression.evaluating(source, names, budget=connection.eval_budget)
-    if not connection.closed:
-        connection.write(replies.ok(request.id, expression.render(value)))
+    work = expression.evaluating(source, names, budget=connection.eval_budget)
+    place = yield from broker.evaluations.take()
+    try:
+        while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
+            try:
+                next(work)
+            except StopIteration as end:
+                connection.write(replies.ok(request.id, expression.render(end.value)))
+                return
+            yield GOES_ON
+    finally:
+        broker.evaluations.leave(place)
 
 
 ACTIONS = {

@@ -38,8 +38,9 @@ class Bindings:
         self._pending = pending
         self.by_name: dict[bytes, dict[bytes, None]] = {}
         self.routes: dict[bytes, dict[Queue, None]] = {}
-        self._busy: set[bytes] = set()
-        """Names whose bindings are being changed, in turns: one request after the other."""
+        self._busy: dict[bytes, list[object]] = {}
+        """Names whose bindings are being changed, in turns: one request after the other, in the
+        order in which they came."""
 
     def events(self, name: bytes) -> list[bytes]:
         """What this name is bound to, sorted."""
@@ -49,14 +50,24 @@ class Bindings:
         """Replace, then remove, then remove by mask, then add. Return whether that changed it.
         Raises LimitExceeded before anything is changed."""
         name = request.queue
-        while name in self._busy:
-            yield WAITS
-        self._busy.add(name)
+        yield from self._wait(name)
         try:
-            changed = yield from self._rebind(request)
+            return (yield from self._rebind(request))
         finally:
-            self._busy.discard(name)
-        return changed
+            self._done(name)
+
+    def _wait(self, name: bytes) -> Work[None]:
+        """Until those are done that came before and change what this name is bound to."""
+        line, place = self._busy.setdefault(name, []), object()
+        line.append(place)
+        while line[0] is not place:
+            yield WAITS
+
+    def _done(self, name: bytes) -> None:
+        line = self._busy[name]
+        del line[0]
+        if not line:
+            del self._busy[name]
 
     def _rebind(self, request: Rebind) -> Work[bool]:
         name = request.queue
@@ -162,9 +173,7 @@ class Bindings:
 
     def remove_all(self, name: bytes, queue: Queue | None) -> Work[None]:
         """The name is bound to nothing; `queue` had it, and is deleted."""
-        while name in self._busy:
-            yield WAITS
-        self._busy.add(name)
+        yield from self._wait(name)
         events = self._unbind(name)
         self.metadata.bytes -= sum(map(binding_bytes, events))
         try:
@@ -175,7 +184,7 @@ class Bindings:
                     yield GOES_ON
             yield from self._settle(name, events)
         finally:
-            self._busy.discard(name)
+            self._done(name)
 
 
 def _matched(masks: Iterable[bytes], events: list[bytes]) -> Work[list[bytes]]:

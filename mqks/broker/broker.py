@@ -28,9 +28,16 @@ from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
 from mqks.broker.schedule import Schedule
 from mqks.broker.shared import Shared
-from mqks.broker.turns import GOES_ON, Work, finish, slices
+from mqks.broker.turns import GOES_ON, Places, Work, finish, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
-from mqks.limits import ERRORS_TOLD_MAX, READS_WAITING_MAX, STEP_BODIES, STEP_MESSAGES, STEP_NAMES
+from mqks.limits import (
+    ERRORS_TOLD_MAX,
+    EVALUATIONS_MAX,
+    READS_WAITING_MAX,
+    STEP_BODIES,
+    STEP_MESSAGES,
+    STEP_NAMES,
+)
 from mqks.protocol import replies
 from mqks.protocol.requests import DeleteRule, shown
 from mqks.settings import Settings
@@ -88,6 +95,8 @@ class Broker:
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
+        self.evaluations = Places(EVALUATIONS_MAX)
+        """For expressions of `_eval`."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
         self.readers: list[Connection] = []

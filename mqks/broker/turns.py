@@ -6,7 +6,7 @@ before the next one.
 """
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
@@ -66,6 +66,27 @@ class Turns:
             if self.over:
                 return False
         return True
+
+
+class Places:
+    """For so many at once. Others wait, and get theirs in the order in which they came."""
+
+    __slots__ = ("_line", "_places")
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._line: OrderedDict[object, None] = OrderedDict()
+
+    def take(self) -> Work[object]:
+        """Wait for a place; return what `leave` takes."""
+        ticket = object()
+        self._line[ticket] = None
+        while ticket not in islice(self._line, self._places):
+            yield WAITS
+        return ticket
+
+    def leave(self, ticket: object) -> None:
+        del self._line[ticket]
 
 
 def finish(work: Work[T]) -> T:

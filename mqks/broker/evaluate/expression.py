@@ -11,7 +11,7 @@ import builtins
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MappingView
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,7 +211,7 @@ class _Evaluation(Budget):
             case ast.Name(name) if name in scope and not name.startswith("_"):
                 return scope[name]
             case ast.Attribute(owner, name):
-                return self.attribute((yield from visit(owner, scope)), name)
+                return (yield from self.attribute((yield from visit(owner, scope)), name))
             case ast.Subscript(owner, index):
                 owner, index = yield from self.each((owner, index), scope)
                 return self.subscript(owner, index)
@@ -284,13 +284,16 @@ class _Evaluation(Budget):
     def set(self, items: Iterable[Any]) -> Work[set[Any]]:
         return {*(yield from self.mapping((item, None) for item in items))}
 
-    def attribute(self, owner: Any, name: str) -> Any:
+    def attribute(self, owner: Any, name: str) -> Work[Any]:
         # What Python itself brings (frames, code, modules) leads out of here by public names.
         if name.startswith("_") or type(owner).__module__ == "builtins":
             raise ExpressionError(f"{type(owner).__name__} has no attribute {name}")
         key = id(owner), name
         if key not in self.attributes:  # The owner is kept too, so that its id stays its own.
-            self.attributes[key] = owner, getattr(owner, name)
+            value = getattr(owner, name)
+            if isinstance(value, Generator):  # What is large is told in steps.
+                value = yield from value
+            self.attributes[key] = owner, value
         value = self.attributes[key][1]
         if callable(value):
             raise ExpressionError(f"{name} is not data")

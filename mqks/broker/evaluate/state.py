@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import Consumer
 from mqks.broker.evaluate.views import Flag, Items
+from mqks.broker.turns import GOES_ON, Work, ordered, slices
+from mqks.limits import STEP_NAMES
 
 K = TypeVar("K", str, int)
 V = TypeVar("V")
@@ -131,14 +133,23 @@ class State:
         }
 
     @property
-    def queues_by_events(self) -> dict[str, list[str]]:
+    def queues_by_events(self) -> Work[dict[str, list[str]]]:
         """Event → names bound to it."""
+        bound = self._broker.bindings.by_name
+        self._pay(len(bound) // 4)
         names: dict[str, list[str]] = {}
-        for name, events in self._broker.bindings.by_name.items():
-            self._pay(1 + len(events))
-            for event in events:
-                names.setdefault(_text(event), []).append(_text(name))
-        return {event: sorted(queues) for event, queues in names.items()}
+        weight = 0
+        for name in (yield from ordered(bound)):
+            text = _text(name)
+            for some in slices([*bound.get(name, ())], STEP_NAMES):
+                self._pay(1 + len(some))
+                for event in some:
+                    names.setdefault(_text(event), []).append(text)
+                weight += 1 + len(some)
+                if weight > STEP_NAMES:
+                    weight = 0
+                    yield GOES_ON
+        return names
 
     @property
     def events_by_queues(self) -> Mapping[str, list[str]]:
@@ -169,12 +180,23 @@ class State:
         return self._view(self._broker.consumers, lambda consumer: consumer.connection.id)
 
     @property
-    def messages_by_consumer_ids(self) -> dict[str, list[str]]:
+    def messages_by_consumer_ids(self) -> Work[dict[str, list[str]]]:
         """Consumer with manual ack → ids of the messages that it holds."""
         holding = [each for each in self._broker.consumers.values() if each.manual_ack]
         self._pay(len(self._broker.consumers) // 4)
-        self._pay(sum(each.unacked_count for each in holding))
-        return {_text(each.id): _held(each) for each in holding}
+        ids: dict[str, list[str]] = {}
+        weight = 0
+        for each in holding:
+            if each.deleted:
+                continue
+            count = each.unacked_count
+            self._pay(count)
+            ids[_text(each.id)] = _held(each)
+            weight += 1 + count
+            if weight > STEP_NAMES:
+                weight = 0
+                yield GOES_ON
+        return ids
 
     @property
     def responses_by_clients(self) -> Mapping[int, Items]:
