@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -437,3 +438,23 @@ def test_what_an_expression_looks_at_is_told_in_turns(expression: bytes, answer:
     assert world.connection("k").works, "it is not done in one turn"
     world.send("k", b"")
     assert world.received("k") == b"e ok %b\n" % answer
+
+
+def test_expressions_keep_no_server_from_stopping(tmp_path: Path) -> None:
+    """What stands behind them is done all the same."""
+    costly = b"e _eval len([i for i in range(30000)])\n"
+    db = tmp_path / "mqks.db"
+    with (
+        ServerProcess(db, "--drain-timeout-s=1") as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        client.send(costly * 40 + b"m publish --confirm e x\n")
+        assert client.line() == b"e ok 30000"
+        assert server.terminate() == 0
+        replies = []
+        with suppress(EOFError):
+            while True:
+                replies.append(client.line())
+    assert replies[-1] == b"m ok "
+    assert len(replies) == 40

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mqks.broker import permits, stats
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.connection import Connection, Slow
 from mqks.broker.consumer import Consumer, Rest
 from mqks.broker.evaluate import expression
 from mqks.broker.evaluate.state import State
@@ -294,6 +294,8 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     place = yield from broker.evaluations.take()
     try:
         while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
+            if connection.rests & Slow.END:
+                raise BadRequest("_eval: the server stops")
             try:
                 next(work)
             except StopIteration as end:
