@@ -22,8 +22,8 @@ CHUNK_S: Final = 0.02
 """How long one connection may have the event loop for what has come in from it; what is left then
 waits for the connection's next turn. So is work that nobody waits for."""
 
-LINES_MAX: Final = 256
-"""Lines after which a chunk looks at the time."""
+LINES_MAX: Final = 2048
+"""Lines that gather before a chunk looks at the time: a millisecond."""
 
 COPIES_MAX: Final = 1024 * 1024
 """Messages that gather before they are published, times the queues of the event that has most."""

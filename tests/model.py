@@ -56,6 +56,8 @@ class Model:
         self.rings: dict[str, list[ModelConsumer]] = {}
         """By queue name, also while there is no such queue."""
         self.held_back: list[ModelConsumer] = []
+        self.returning: set[str] = set()
+        """Queues to which messages of consumers that ended come back just now."""
         """Those that left their ring, or did not get back into it, because too much is unacked."""
         self.held: list[ModelConsumer] = []
         self.attached: list[ModelConsumer] = []
@@ -164,12 +166,12 @@ class Model:
 
     def reject(self, consumer_id: str, message_id: str) -> None:
         settled = self._settle(consumer_id, message_id)
+        if settled:
+            self._go_on(self.consumers[consumer_id])
         for message in settled:
             message.retry += 1
             self._append(self.consumers[consumer_id].queue, message)
             self.deliver(self.consumers[consumer_id].queue)
-        if settled:
-            self._go_on(self.consumers[consumer_id])
 
     def delete_consumer(self, consumer_id: str) -> None:
         if consumer_id in self.consumers:
@@ -186,9 +188,10 @@ class Model:
         self.bindings.pop(name, None)
         if self.queues.pop(name, None):
             for consumer in self.attached:
-                if consumer.queue == name:
+                if consumer.queue == name and consumer.unacked:
                     consumer.unacked.clear()
-            self._deliver_held_back()
+                    self._forget_held_back(consumer)
+                    self._deliver_held_back()
 
     def delete_when_unused(self, name: str, rule: str) -> None:
         queue = self.queues.get(name)
@@ -238,6 +241,8 @@ class Model:
 
     def deliver(self, name: str) -> None:
         queue, ring = self.queues[name], self.rings.get(name, [])
+        if name in self.returning:
+            return
         while queue.ready and ring and not queue.ready[0].is_away:
             consumer = ring.pop(0)
             if not self._may_take(consumer):
@@ -262,6 +267,9 @@ class Model:
         if consumer not in self.held_back:
             self.held_back.append(consumer)
 
+    def _forget_held_back(self, consumer: ModelConsumer) -> None:
+        self.held_back = [each for each in self.held_back if each is not consumer]
+
     def _deliver_held_back(self) -> None:
         while self.held_back and not self._unacked_is_full:
             self._wake(self.held_back.pop(0))
@@ -280,7 +288,9 @@ class Model:
     def _go_on(self, consumer: ModelConsumer) -> None:
         """It has settled something: those who were held back come first."""
         self._deliver_held_back()
-        if consumer not in self.rings[consumer.queue]:
+        if not consumer.unacked:
+            self._forget_held_back(consumer)
+        if consumer not in (*self.rings[consumer.queue], *self.held_back):
             self._wake(consumer)
 
     def _tell(self, connection: str, line: str) -> None:
@@ -346,9 +356,14 @@ class Model:
                 del self.consumers[consumer.id]
             ring = self.rings.get(consumer.queue, [])
             ring[:] = [each for each in ring if each is not consumer]
-            self.held_back = [each for each in self.held_back if each is not consumer]
-            self._give_back(consumer)
+            self._forget_held_back(consumer)
             names[consumer.queue] = None
+            # Who waits for what it held goes first, but in its own queue waits for the messages.
+            self.returning.add(consumer.queue)
+            self._deliver_held_back()
+        for consumer in consumers:
+            self._give_back(consumer)
+        self.returning.clear()
         for name in names:
             if name not in self.queues:
                 continue
@@ -356,7 +371,6 @@ class Model:
                 self.deliver(name)
             else:
                 self._unused(name)
-        self._deliver_held_back()
 
     def _give_back(self, consumer: ModelConsumer) -> None:
         queue = self.queues.get(consumer.queue)

@@ -12,8 +12,8 @@ import pytest
 
 import mqks
 from mqks.broker.actions import ACTIONS
+from mqks.broker.evaluate.state import State
 from mqks.broker.pending import Mark
-from mqks.broker.state import State
 from mqks.journal.segment import checksum, decode
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess

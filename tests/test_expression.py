@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqks.broker.expression import ExpressionError, Limits, evaluate, render
-from mqks.broker.views import Flag, Items
+from mqks.broker.evaluate.expression import ExpressionError, Limits, evaluate, render
+from mqks.broker.evaluate.views import Flag, Items
 from mqks.errors import BadRequest
 
 

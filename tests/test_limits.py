@@ -68,6 +68,21 @@ def test_messages_of_a_queue() -> None:
     assert ask(world, b"m10 publish --confirm e x") == b"m10 ok \n"
 
 
+def test_a_full_queue_slows_only_those_who_publish_to_it() -> None:
+    """What others publish in one chunk is still delivered in one piece."""
+    world = bare(queue_messages_max=1)
+    assert ask(world, b"s subscribe full e\nc consume --confirm free f") == b"c ok \n"
+    assert ask(world, b"m1 publish --confirm e x") == b"m1 ok \n"
+    connection = world.connection("k")
+
+    world.intake.receive(connection, b"m2 publish f a\nm3 publish f b\nm4 publish f c\n")
+
+    assert connection.outbox == [
+        b"c ok m2 event=f a\nc ok m3 event=f b\nc ok m4 event=f c\n",
+    ]
+    assert ERROR.fullmatch(ask(world, b"m5 publish --confirm e x").splitlines(keepends=True)[-1])
+
+
 def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
     world = bare(queue_messages_max=1)
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"

@@ -1,5 +1,6 @@
 """A chunk that takes its time is handled in turns, and comes to the same."""
 
+import json
 import re
 from itertools import count
 from math import inf
@@ -155,6 +156,18 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     assert {queue.lane.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
 
 
+@pytest.mark.parametrize("looks", range(8))
+def test_what_is_kept_when_a_turn_ends_twice_over_is_not_lost(looks: int) -> None:
+    """The second line may end the turn when its event is new, and again because it is an error."""
+    world = BareWorld(name_bytes_max=20)
+    many_queues(world)
+    world.broker.turns.clock, world.broker.turns.chunk_s = count().__next__, looks
+
+    world.send("k", b"m1 publish e a\n" + b"m" * 21 + b" publish f b\np ping x\n")
+
+    assert re.fullmatch(rb"m{21} error \w{24}\np ok x\n", world.received("k"))
+
+
 def test_a_publisher_that_goes_leaves_no_message_half_routed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "mqks.db") as server:
         with LineClient(server.address) as client:
@@ -272,3 +285,47 @@ def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
     rest = broker.pending.take()
     assert [run.lines for run in rest.entry.changes[0].runs] == [[b"m2 event=e b"]]
     assert rest.entry.once == [b"m2"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        b"len([q for q in state.queues for i in range(2) if len(state.queues[q]) == 0])",
+        b"len(sorted(range(9000), key=lambda x: [-x]))",
+        b"sum(max(range(3000), key=abs) - 2999 + len(range(1)) for i in range(3))",
+    ],
+)
+def test_an_expression_goes_on_in_later_turns(expression: bytes) -> None:
+    """Others change meanwhile what it looks at, and get their answers."""
+    world = BareWorld()
+    many_queues(world)
+    world.connect("other")
+    world.broker.turns.chunk_s = -1.0
+
+    world.intake.receive(world.connection("k"), b"ev _eval --confirm %b\np ping\n" % expression)
+
+    assert world.connection("k").works, "it is not done in one turn"
+    world.intake.receive(world.connection("other"), b"p ping x\n")
+    assert world.connection("other").outbox == [b"p ok x\n"]
+    world.send("other", b"d delete_queue q0\n")
+    world.send("k", b"")
+    answer, *replies = world.received("k").splitlines()
+    assert re.fullmatch(rb"ev ok \d+", answer)
+    assert sorted(replies) == [b"ev ok ", b"p ok "]
+
+
+@pytest.mark.parametrize("what", [b"", b"queue big"])
+def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
+    world = BareWorld()
+    many_queues(world)
+    events = sorted(b"e%d" % number for number in range(9000))
+    world.send("k", b"s subscribe big " + b" ".join(reversed(events)) + b"\n")
+    world.broker.turns.chunk_s = -1.0
+
+    world.intake.receive(world.connection("k"), b"st stats %b\n" % what)
+
+    assert world.connection("k").works, "it is not done in one turn"
+    world.send("k", b"")
+    told = json.loads(world.received("k").removeprefix(b"st ok "))
+    assert told["bindings"] == (len(events) if what else QUEUES + len(events))
+    assert told.get("events") in (None, [event.decode() for event in events])

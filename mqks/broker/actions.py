@@ -4,17 +4,18 @@ The one rule: a request that raises has changed nothing.
 """
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from mqks.broker import expression, permits, stats
+from mqks.broker import permits, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer, Rest
+from mqks.broker.evaluate import expression
+from mqks.broker.evaluate.state import State
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.broker.state import State
-from mqks.broker.turns import GOES_ON, Work
+from mqks.broker.turns import GOES_ON, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
@@ -24,6 +25,7 @@ from mqks.limits import (
     SEQ_MAX,
     STATS_ROWS_DEFAULT,
     STATS_ROWS_MAX,
+    STEP_NAMES,
 )
 from mqks.protocol import replies
 from mqks.protocol.requests import (
@@ -216,18 +218,30 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
     )
     after = texts.get(b"--after", b""), texts.get(b"--then", b"")
     limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
-    told = stats.ask(broker, connection, words, after, limit)
-    if isinstance(told, dict):
-        result = json.dumps(told)
-    else:
-        pieces = []
-        for rows in told:
-            if rows:
-                pieces.append(json.dumps(rows)[1:-1])
-            yield GOES_ON
-        result = f"[{', '.join(pieces)}]"
+    told = yield from stats.ask(broker, connection, words, after, limit)
+    result = yield from (_object(told) if isinstance(told, dict) else _array(told))
     if not connection.closed:
         connection.write(replies.ok(request.id, result.encode()))
+
+
+def _object(row: stats.Row) -> Work[str]:
+    """As JSON; a list in it may be long."""
+    members = []
+    for name, value in row.items():
+        told = _array(slices(value, STEP_NAMES)) if isinstance(value, list) else None
+        text = json.dumps(value) if told is None else (yield from told)
+        members.append(f'"{name}": {text}')
+    return f"{{{', '.join(members)}}}"
+
+
+def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
+    """As JSON, piece by piece."""
+    texts = []
+    for piece in pieces:
+        if piece:
+            texts.append(json.dumps(piece)[1:-1])
+        yield GOES_ON
+    return f"[{', '.join(texts)}]"
 
 
 def help_(broker: Broker, connection: Connection, request: Request) -> None:
@@ -255,7 +269,7 @@ def ping(broker: Broker, connection: Connection, request: Request) -> None:
     connection.write(replies.ok(request.id, request.rest))
 
 
-def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
+def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     settings = broker.settings
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest("_eval is not allowed here")
@@ -274,8 +288,9 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> None:
         "WORKERS": 1,
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
-    result = expression.render(expression.evaluate(source, names, budget=connection.eval_budget))
-    connection.write(replies.ok(request.id, result))
+    value = yield from expression.evaluating(source, names, budget=connection.eval_budget)
+    if not connection.closed:
+        connection.write(replies.ok(request.id, expression.render(value)))
 
 
 ACTIONS = {

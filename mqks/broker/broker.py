@@ -484,12 +484,7 @@ class Broker:
     def _spill(self, batch: Batch) -> Work[None]:
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             if not lane.deleted:
-                queue = lane.queue
-                yield from lane.spill(
-                    change.next_seq,
-                    has_consumers=bool(queue.consumers),
-                    is_served=bool(queue.ring),
-                )
+                yield from lane.spill(change.next_seq)
                 yield GOES_ON
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:

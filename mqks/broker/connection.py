@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from mqks.broker.expression import Budget
+from mqks.broker.evaluate.expression import Budget
 from mqks.broker.reads import Read
 from mqks.broker.resting import Resting
 from mqks.broker.shared import Shared

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from mqks.broker.budget import Budget
 from mqks.broker.pending import NO_MARK, LaneChange, Mark, Pending, Run
@@ -26,9 +26,6 @@ from mqks.limits import (
 )
 from mqks.protocol.requests import shown
 
-if TYPE_CHECKING:
-    from mqks.broker.queue import Queue
-
 MESSAGE_OVERHEAD_BYTES: Final = 64
 """A bytes object and its place in a deque, beside its length (measured: 33 + 8, rounded up by
 the allocator)."""
@@ -37,25 +34,38 @@ Delivery = tuple[int, bytes]
 """Sequence number and message."""
 
 
+class Owner(Protocol):
+    """Whose lane it is: a queue."""
+
+    name: bytes
+
+    @property
+    def is_consumed(self) -> bool:
+        """Whether there are consumers."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether one of them takes messages now."""
+
+
 def size_of(lines: Sequence[bytes]) -> int:
     """What messages take in memory, about."""
     return sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)
 
 
 class Lane:
-    """`memory` counts what waits in memory, `pending` is told what must last. `queue` is whose it
-    is, for those who have a lane and want its queue; nothing here asks it."""
+    """`memory` counts what waits in memory, `pending` is told what must last."""
 
     __slots__ = (
         *("acked", "acked_ranges", "boundary", "cursor", "cursor_moved", "deleted", "dirty"),
         *("head", "head_bytes", "id", "marked", "marks", "memory", "moved", "next_seq"),
-        *("paged", "paging", "pending", "queue", "redo", "redo_bytes", "redo_paged"),
+        *("owner", "paged", "paging", "pending", "redo", "redo_bytes", "redo_paged"),
         *("tail", "tail_bytes", "unwritten", "unwritten_first", "unwritten_runs"),
     )
 
-    def __init__(self, lane_id: int, queue: "Queue", memory: Budget, pending: Pending) -> None:
+    def __init__(self, lane_id: int, owner: Owner, memory: Budget, pending: Pending) -> None:
         self.id = lane_id
-        self.queue = queue
+        self.owner = owner
         self.memory = memory
         self.pending = pending
         self.deleted = False
@@ -358,12 +368,12 @@ class Lane:
             self.redo_paged.append(number)
         heapq.heapify(self.redo_paged)
 
-    def spill(self, committed: int, *, has_consumers: bool, is_served: bool) -> Work[None]:
+    def spill(self, committed: int) -> Work[None]:
         """Let go of bodies in memory that are on disk: what is below `committed` has been synced.
 
         What is being consumed keeps its next page.
         """
-        while self.redo_bytes > (2 * SCARCE_BYTES if has_consumers else 0):
+        while self.redo_bytes > (2 * SCARCE_BYTES if self.owner.is_consumed else 0):
             if not self._spill_returned(committed):
                 break
             yield GOES_ON
@@ -373,7 +383,9 @@ class Lane:
                 count -= self._spill_tail(min(count, STEP_BODIES))
                 yield GOES_ON
             return
-        keep = SCARCE_BYTES * len(self.head) // self.head_bytes if is_served and self.head else 0
+        keep = 0
+        if self.owner.is_served and self.head:
+            keep = SCARCE_BYTES * len(self.head) // self.head_bytes
         durable = min(len(self.head), committed - self.cursor)
         if durable <= keep:
             return
@@ -452,7 +464,7 @@ class Lane:
         if first is None or wanted is None:
             return
         if wanted == first and not (runs and runs[0].first == first):
-            name = shown(self.queue.name)
+            name = shown(self.owner.name)
             raise MqksError(f"messages of queue {name} from {first} are missing")
         if self.redo_paged:
             self._page_in_returned(runs)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.bindings import NOWHERE
 from mqks.broker.connection import Connection
-from mqks.broker.gathering import Gathering
+from mqks.broker.gathering import NO_LANE, Gathering, Lane
 from mqks.broker.queue import Queue
 from mqks.broker.turns import WAITS, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import COPIES_MAX, LANES_QUEUES, ROUTE_QUEUES, STEP_COPIES
 from mqks.protocol.requests import shown
+from mqks.users import Permissions
 
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
@@ -33,6 +34,24 @@ class Publishing:
         self.once_unfinished = 0
         """Works after which ids last that are known already: who publishes one of them again must
         not be confirmed before the first."""
+
+    def lane(self, permissions: Permissions | None, event: bytes) -> Lane:
+        """Where messages of an event gather that has no lane; none if each is to be looked at."""
+        broker = self._broker
+        if (
+            not 0 < len(event) <= broker.metadata.name_bytes_max
+            or event[:2] == b"--"
+            or broker.unwritable
+            or not (permissions is None or permissions.may_publish(event))
+            or (broker.shared.full_queues and self._is_full(event))
+        ):
+            return NO_LANE
+        return self.gathering.open(event)
+
+    def _is_full(self, event: bytes) -> bool:
+        """Whether a queue that is bound to it is full."""
+        queues = self._broker.bindings.routes.get(event, NOWHERE)
+        return not queues.keys().isdisjoint(self._broker.shared.full_queues.keys())
 
     def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
         """Route messages of one event; each queue bound to it gets all of them, in later turns

@@ -54,6 +54,14 @@ class Queue:
         return self.lane.ready
 
     @property
+    def is_consumed(self) -> bool:
+        return bool(self.consumers)
+
+    @property
+    def is_served(self) -> bool:
+        return bool(self.ring)
+
+    @property
     def unacked(self) -> int:
         """Messages that consumers hold."""
         return sum(consumer.unacked_count for consumer in self.consumers)

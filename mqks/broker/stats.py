@@ -16,9 +16,9 @@ from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
 from mqks.broker.pending import NO_MARK
 from mqks.broker.queue import Queue
-from mqks.broker.turns import slices
+from mqks.broker.turns import GOES_ON, Work, ordered, slices
 from mqks.errors import BadRequest
-from mqks.limits import SEQ_MAX, STEP_NAMES
+from mqks.limits import SEQ_MAX, STEP_BODIES, STEP_NAMES
 from mqks.protocol.requests import parse_number, shown
 
 Row = dict[str, Any]
@@ -31,8 +31,17 @@ Key = tuple[bytes, bytes]
 """Where a list goes on: what a key begins with, and its second part."""
 
 
-def totals(broker: Broker) -> Row:
-    queues = broker.queues.values()
+def totals(broker: Broker) -> Work[Row]:
+    ready = bindings = unacked = 0
+    for some in slices([*broker.queues.values()], STEP_NAMES):
+        ready += sum(queue.ready for queue in some)
+        yield GOES_ON
+    for bound in slices([*broker.bindings.by_name.values()], STEP_BODIES):
+        bindings += sum(map(len, bound))
+        yield GOES_ON
+    for holders in slices([*broker.consumers.values()], STEP_NAMES):
+        unacked += sum(consumer.unacked_count for consumer in holders if consumer.manual_ack)
+        yield GOES_ON
     return {
         "version": broker.shared.facts.version,
         "epoch": broker.shared.facts.epoch,
@@ -40,11 +49,9 @@ def totals(broker: Broker) -> Row:
         "connections": broker.connection_count(),
         "queues": len(broker.queues),
         "consumers": len(broker.consumers),
-        "bindings": sum(map(len, broker.bindings.by_name.values())),
-        "messages_ready": sum(queue.ready for queue in queues),
-        "messages_unacked": sum(
-            consumer.unacked_count for consumer in broker.consumers.values() if consumer.manual_ack
-        ),
+        "bindings": bindings,
+        "messages_ready": ready,
+        "messages_unacked": unacked,
         "memory_bytes": broker.shared.memory.used,
         "metadata_bytes": broker.metadata.bytes,
         "unacked_bytes": broker.shared.unacked.used,
@@ -85,15 +92,19 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
     }
 
 
-def queue(broker: Broker, name: bytes) -> Row:
+def queue(broker: Broker, name: bytes) -> Work[Row]:
     """One queue with its events and consumers."""
     found = broker.queues.get(name)
     if found is None:
         raise BadRequest(f"stats: there is no queue {shown(name)}")
-    return queue_row(broker, found) | {
-        "events": [_text(event) for event in broker.bindings.events(name)],
-        "consumer_ids": [_text(consumer.id) for consumer in found.consumers],
-    }
+    events = yield from ordered(broker.bindings.by_name.get(name, ()))
+    consumer_ids = [each.id for each in found.consumers]
+    lists: dict[str, list[str]] = {"events": [], "consumer_ids": []}
+    for names, texts in zip((events, consumer_ids), lists.values(), strict=True):
+        for some in slices(names, STEP_NAMES):
+            texts += map(_text, some)
+            yield GOES_ON
+    return queue_row(broker, found) | lists
 
 
 def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
@@ -246,15 +257,15 @@ def _text(name: bytes) -> str:
 
 def ask(
     broker: Broker, viewer: Connection, words: list[bytes], after: Key, limit: int
-) -> Row | Rows:
+) -> Work[Row | Rows]:
     """What a request asks for: `words` are its plain arguments. Raises BadRequest."""
     match words:
         case []:
-            return totals(broker)
+            return (yield from totals(broker))
         case [b"queues"]:
             return queues(broker, after[0], limit)
         case [b"queue", name]:
-            return queue(broker, name)
+            return (yield from queue(broker, name))
         case [b"bindings", *event]:
             return bindings(broker, event[0] if event else None, after, limit)
         case [b"consumers"]:

@@ -5,10 +5,14 @@ others must not see. Between two steps the time is looked at: when the turn is o
 before the next one.
 """
 
+import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from math import inf
 from typing import Any, Final, TypeVar
+
+from mqks.limits import STEP_NAMES
 
 T = TypeVar("T")
 
@@ -77,6 +81,19 @@ def finish(work: Work[T]) -> T:
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def ordered(items: Iterable[bytes]) -> Work[list[bytes]]:
+    """All of them, sorted."""
+    runs = []
+    for some in slices(list(items), STEP_NAMES):
+        runs.append(sorted(some))
+        yield GOES_ON
+    merged, result = heapq.merge(*runs), list[bytes]()
+    while some := list(islice(merged, STEP_NAMES)):
+        result += some
+        yield GOES_ON
+    return result
 
 
 def emptied(items: deque[Any] | list[Any] | dict[Any, Any]) -> Iterator[Any]:

@@ -35,7 +35,7 @@ class MemoryStore:
     def __init__(self, memory: Memory, settings: Settings) -> None:
         self.name = "memory"
         self.versions: dict[str, str] = {}
-        self.torn = self.gone = ""
+        self.torn = ""
         self.overdue = False
         self.commit_now: Callable[[NewSegment], None] | None = None
         self._memory = memory

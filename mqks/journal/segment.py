@@ -203,7 +203,7 @@ def decode(body: bytes) -> list[StoredSection]:
     """Read what a segment says from its head, whatever is behind that. Raises SegmentDamaged."""
     try:
         return _decode(body)
-    except struct.error as error:
+    except (struct.error, MemoryError) as error:
         raise SegmentDamaged("ends too early") from error
 
 

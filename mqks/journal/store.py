@@ -111,8 +111,6 @@ class Store(Protocol):
     """Of the software it is made of."""
     torn: str
     """What may be the trace of a power cut; nothing that was promised is missing."""
-    gone: str
-    """Why nobody may find again what is written, as of the last `look`."""
     commit_now: Callable[[NewSegment], None] | None
     """As `commit` for one segment, on the caller's thread: where that takes less time than waiting
     for another one."""
@@ -174,7 +172,7 @@ class Store(Protocol):
         """Whether there is room for a batch or two beside the reserves."""
 
     def look(self) -> str:
-        """Look whether what is written will be found again, and tell why not."""
+        """Why nobody may find again what is written; nothing while all is well."""
 
     def renew_claim(self) -> str:
         """Make again what keeps others away, if it has gone. Tell whether it had: nothing while it

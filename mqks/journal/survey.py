@@ -102,7 +102,7 @@ def guess(head: Head, queues: Mapping[int, QueueRow]) -> str:
     why, sections = head.damage, list[StoredSection]()
     try:
         sections = decode(head.head)
-    except (SegmentDamaged, MemoryError) as error:
+    except SegmentDamaged as error:
         why = why or str(error)
     told = [
         f"{sum(run.total for run in section.runs)} messages and "

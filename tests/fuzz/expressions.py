@@ -4,7 +4,7 @@ from random import Random
 from time import thread_time
 from typing import Final
 
-from mqks.broker.expression import (
+from mqks.broker.evaluate.expression import (
     LIMITS,
     RESULT_BYTES_MAX,
     Budget,
@@ -12,7 +12,7 @@ from mqks.broker.expression import (
     evaluate,
     render,
 )
-from mqks.broker.state import State
+from mqks.broker.evaluate.state import State
 from tests.fuzz import Finding
 from tests.fuzz.mutations import EXPRESSIONS, mutated_expression
 from tests.fuzz.steps import Step, Steps, send

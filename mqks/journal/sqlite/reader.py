@@ -494,7 +494,7 @@ def _credible(body: bytes) -> list[StoredSection]:
     """Of a damaged segment the runs that have as many messages as they say."""
     try:
         sections = decode(body)
-    except (SegmentDamaged, MemoryError):
+    except SegmentDamaged:
         return []
     return [
         section._replace(runs=[run for run in section.runs if _is_credible(run, body)])

@@ -19,7 +19,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mqks.broker.views import Flag, Items
+from mqks.broker.evaluate.views import Flag, Items
+from mqks.broker.turns import GOES_ON, Work, finish
 from mqks.errors import BadRequest
 
 
@@ -39,8 +40,11 @@ class Limits:
 
 
 Scope = dict[str, Any]
+Function = Callable[[Any], Work[Any]]
 LIMITS = Limits()
 RESULT_BYTES_MAX = 64 * 1024
+STEP = 2000
+"""Steps after which the time is looked at: a millisecond or two."""
 PARSE_STEPS = 2000
 """What reading an expression takes from a shared budget, about."""
 
@@ -59,12 +63,30 @@ def evaluate(
     An object in `names` shows its public attributes that are data. Each is read once per
     expression, because a property may have to copy. Nothing is ever written.
     """
+    return finish(evaluating(source, names, limits=limits, budget=budget))
+
+
+def evaluating(
+    source: str,
+    names: Mapping[str, object],
+    *,
+    limits: Limits = LIMITS,
+    budget: "Budget | None" = None,
+) -> Work[object]:
+    """The same in turns. What the names tell may change between two steps."""
     steps = limits.steps_max if budget is None else budget.steps
     evaluation = _Evaluation(limits, steps)
     try:
         with _refusals():
             evaluation.spend(PARSE_STEPS if budget is not None else 0)
-            return evaluation.visit(_parse(source, limits), dict(names))
+            work = evaluation.visit(_parse(source, limits), dict(names))
+        while True:
+            with _refusals():
+                try:
+                    next(work)
+                except StopIteration as end:
+                    return end.value
+            yield GOES_ON
     finally:
         if budget is not None:
             # Some of it may have been spent on what the names have told.
@@ -141,15 +163,110 @@ class Budget:
         self.spend(_size(value) * times)
         if isinstance(value, _ITERABLE) and not isinstance(value, str | bytes):
             inner: Any = value.items() if isinstance(value, Mapping) else [value]
-            for item in chain.from_iterable(inner):
-                self.weigh(item, times)
+            for items in inner:
+                kinds = {*map(type, items)}
+                if kinds == {int}:  # The same at once, about: there may be many.
+                    bits = sum(map(int.bit_length, items))
+                    self.spend((len(items) + bits // 64) * times)
+                elif kinds == {str}:
+                    self.spend((len(items) + sum(map(len, items)) // 16) * times)
+                else:
+                    for item in items:
+                        self.weigh(item, times)
 
     def search(self, text: str | bytes, needles: Iterable[Any]) -> None:
         """Pays for looking through `text`; at worst each needle is compared at each place."""
         width = sum(len(needle) for needle in needles if isinstance(needle, str | bytes))
         self.spend(1 + len(text) * (16 + width) // 256)
 
-    def mapping(self, pairs: Iterable[Any]) -> dict[Any, Any]:
+
+class _Evaluation(Budget):
+    """One walk through one expression."""
+
+    def __init__(self, limits: Limits, steps: int) -> None:
+        super().__init__(steps, "the expression takes too many steps")
+        self.bits_max = limits.int_bits_max
+        self.step_end = steps - STEP
+        self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def visit(self, node: Any, scope: Scope) -> Work[Any]:
+        self.spend(1)
+        value = yield from self.value(node, scope)
+        if isinstance(value, int) and value.bit_length() > self.bits_max:
+            raise ExpressionError("the number is too large")
+        return value
+
+    def each(self, nodes: Iterable[Any], scope: Scope) -> Work[list[Any]]:
+        values = []
+        for node in nodes:
+            values.append(node and (yield from self.visit(node, scope)))
+        return values
+
+    def value(self, node: Any, scope: Scope) -> Work[Any]:
+        """The whole language: a case for each kind of node."""
+        visit = self.visit
+        match node:
+            case ast.Constant(None | int() | float() | str() | bytes() as value):
+                return value
+            case ast.Name(name) if name in scope and not name.startswith("_"):
+                return scope[name]
+            case ast.Attribute(owner, name):
+                return self.attribute((yield from visit(owner, scope)), name)
+            case ast.Subscript(owner, index):
+                owner, index = yield from self.each((owner, index), scope)
+                return self.subscript(owner, index)
+            case ast.Slice(start, stop, step):
+                return slice(*(yield from self.each((start, stop, step), scope)))
+            case ast.Call(ast.Name(name), args, keywords) if not keywords or name in _KEYWORDED:
+                options: dict[str, Any] = {}
+                for keyword in keywords:
+                    options[str(keyword.arg)] = yield from self.option(keyword, scope)
+                return (yield from self.call(name, (yield from self.each(args, scope)), options))
+            case ast.Call(ast.Attribute(owner, name), args, []):
+                owner, *values = yield from self.each((owner, *args), scope)
+                return (yield from self.method(owner, name, values))
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+                left, right = yield from self.each((left, right), scope)
+                return (yield from self.binary(op, left, right))
+            case ast.UnaryOp(op, operand):
+                return _OPERATORS[type(op)]((yield from visit(operand, scope)))
+            case ast.Compare(first, ops, others):
+                left = yield from visit(first, scope)
+                for relation, other in zip(ops, others, strict=True):
+                    right = yield from visit(other, scope)
+                    if not self.compare(relation, left, right):
+                        return False
+                    left = right
+                return True
+            case ast.BoolOp(op, [*operands, last]):
+                for operand in operands:
+                    value = yield from visit(operand, scope)
+                    if bool(value) is isinstance(op, ast.Or):
+                        return value
+                return (yield from visit(last, scope))
+            case ast.IfExp(test, body, orelse):
+                branch = body if (yield from visit(test, scope)) else orelse
+                return (yield from visit(branch, scope))
+            case ast.List(parts):
+                return (yield from self.each(parts, scope))
+            case ast.Tuple(parts):
+                return tuple((yield from self.each(parts, scope)))
+            case ast.Set(parts):
+                return (yield from self.set((yield from self.each(parts, scope))))
+            case ast.Dict(keys, values) if None not in keys:
+                pairs = zip(keys, values, strict=True)
+                found = yield from self.each(chain.from_iterable(pairs), scope)
+                return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
+            case ast.ListComp(part, loops) | ast.GeneratorExp(part, loops):
+                return (yield from self.collect(loops, {**scope}, part))
+            case ast.SetComp(part, loops):
+                return (yield from self.set((yield from self.collect(loops, {**scope}, part))))
+            case ast.DictComp(key, value, loops):
+                found = yield from self.collect(loops, {**scope}, key, value)
+                return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
+        raise ExpressionError(f"not known or not allowed: {ast.unparse(node)}"[:200])
+
+    def mapping(self, pairs: Iterable[Any]) -> Work[dict[Any, Any]]:
         """A dict of `pairs`. Keys of one hash are compared in turn, so each pays for the others."""
         result: dict[Any, Any] = {}
         alike: dict[int, int] = {}
@@ -160,83 +277,12 @@ class Budget:
             if key not in result:
                 alike[hash(key)] = others + 1
             result[key] = value
+            if self.is_step_over:
+                yield GOES_ON
         return result
 
-    def set(self, items: Iterable[Any]) -> set[Any]:
-        return {*self.mapping((item, None) for item in items)}
-
-
-class _Evaluation(Budget):
-    """One walk through one expression."""
-
-    def __init__(self, limits: Limits, steps: int) -> None:
-        super().__init__(steps, "the expression takes too many steps")
-        self.bits_max = limits.int_bits_max
-        self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
-
-    def visit(self, node: ast.AST | None, scope: Scope) -> Any:
-        self.spend(1)
-        value = self.value(node, scope)
-        if isinstance(value, int) and value.bit_length() > self.bits_max:
-            raise ExpressionError("the number is too large")
-        return value
-
-    def value(self, node: Any, scope: Scope) -> Any:
-        """The whole language: a case for each kind of node."""
-        visit = self.visit
-        match node:
-            case ast.Constant(None | int() | float() | str() | bytes() as value):
-                return value
-            case ast.Name(name) if name in scope and not name.startswith("_"):
-                return scope[name]
-            case ast.Attribute(owner, name):
-                return self.attribute(visit(owner, scope), name)
-            case ast.Subscript(owner, index):
-                return self.subscript(visit(owner, scope), visit(index, scope))
-            case ast.Slice(start, stop, step):
-                return slice(*(part and visit(part, scope) for part in (start, stop, step)))
-            case ast.Call(ast.Name(name), args, keywords) if not keywords or name in _KEYWORDED:
-                options = dict(self.option(keyword, scope) for keyword in keywords)
-                return self.call(name, [visit(arg, scope) for arg in args], options)
-            case ast.Call(ast.Attribute(owner, name), args, []):
-                return self.method(visit(owner, scope), name, [visit(arg, scope) for arg in args])
-            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-                return self.binary(op, visit(left, scope), visit(right, scope))
-            case ast.UnaryOp(op, operand):
-                return _OPERATORS[type(op)](visit(operand, scope))
-            case ast.Compare(first, ops, others):
-                left = visit(first, scope)
-                for relation, other in zip(ops, others, strict=True):
-                    right = visit(other, scope)
-                    if not self.compare(relation, left, right):
-                        return False
-                    left = right
-                return True
-            case ast.BoolOp(op, [*operands, last]):
-                for operand in operands:
-                    value = visit(operand, scope)
-                    if bool(value) is isinstance(op, ast.Or):
-                        return value
-                return visit(last, scope)
-            case ast.IfExp(test, body, orelse):
-                return visit(body if visit(test, scope) else orelse, scope)
-            case ast.List(parts):
-                return [visit(part, scope) for part in parts]
-            case ast.Tuple(parts):
-                return tuple([visit(part, scope) for part in parts])
-            case ast.Set(parts):
-                return self.set([visit(part, scope) for part in parts])
-            case ast.Dict(keys, values) if None not in keys:
-                pairs = zip(keys, values, strict=True)
-                return self.mapping([(visit(k, scope), visit(v, scope)) for k, v in pairs])
-            case ast.ListComp(part, loops) | ast.GeneratorExp(part, loops):
-                return [visit(part, turn) for turn in self.loop(loops, {**scope})]
-            case ast.SetComp(part, loops):
-                return self.set([visit(part, turn) for turn in self.loop(loops, {**scope})])
-            case ast.DictComp(key, value, loops):
-                turns = self.loop(loops, {**scope})
-                return self.mapping([(visit(key, turn), visit(value, turn)) for turn in turns])
-        raise ExpressionError(f"not known or not allowed: {ast.unparse(node)}"[:200])
+    def set(self, items: Iterable[Any]) -> Work[set[Any]]:
+        return {*(yield from self.mapping((item, None) for item in items))}
 
     def attribute(self, owner: Any, name: str) -> Any:
         # What Python itself brings (frames, code, modules) leads out of here by public names.
@@ -263,19 +309,47 @@ class _Evaluation(Budget):
                 raise ExpressionError(f"{type(owner).__name__} has no items")
         return owner[index]
 
-    def loop(self, loops: list[ast.comprehension], scope: Scope, depth: int = 0) -> Iterator[Scope]:
-        """Runs the `for` and `if` clauses; each turn binds its names in `scope`, ever the same."""
+    def collect(
+        self, loops: list[ast.comprehension], scope: Scope, *parts: ast.expr
+    ) -> Work[list[Any]]:
+        """The values of `parts` for each turn of the `for` and `if` clauses."""
+        values: list[Any] = []
+        yield from self.loop(loops, scope, parts, values)
+        return values
+
+    def loop(
+        self,
+        loops: list[ast.comprehension],
+        scope: Scope,
+        parts: tuple[ast.expr, ...],
+        values: list[Any],
+        depth: int = 0,
+    ) -> Work[None]:
+        """Each turn binds its names in `scope`, ever the same."""
         if depth == len(loops):
             self.spend(depth)  # Each turn comes up through all the loops around it.
-            yield scope
+            for part in parts:
+                values.append((yield from self.visit(part, scope)))
             return
         loop = loops[depth]
         if loop.is_async:
             raise ExpressionError("async is not allowed")
-        for item in self.items(self.visit(loop.iter, scope)):
+        for item in self.items((yield from self.visit(loop.iter, scope))):
             self.bind(loop.target, item, scope)
-            if all(self.visit(test, scope) for test in loop.ifs):
-                yield from self.loop(loops, scope, depth + 1)
+            for test in loop.ifs:
+                if not (yield from self.visit(test, scope)):
+                    break
+            else:
+                yield from self.loop(loops, scope, parts, values, depth + 1)
+            if self.is_step_over:
+                yield GOES_ON
+
+    @property
+    def is_step_over(self) -> bool:
+        if self.steps > self.step_end:
+            return False
+        self.step_end = self.steps - STEP
+        return True
 
     def bind(self, target: ast.expr, value: Any, scope: Scope) -> None:
         match target:
@@ -287,9 +361,10 @@ class _Evaluation(Budget):
             case _:
                 raise ExpressionError(f"cannot be bound: {ast.unparse(target)}"[:200])
 
-    def binary(self, op: ast.operator, left: Any, right: Any) -> Any:
+    def binary(self, op: ast.operator, left: Any, right: Any) -> Work[Any]:
         if isinstance(left, MappingView) or isinstance(right, MappingView):
-            left, right = self.set(self.items(left)), self.set(self.items(right))
+            left = yield from self.set(self.items(left))
+            right = yield from self.set(self.items(right))
         self.weigh(left)
         self.weigh(right)
         match op, left, right:
@@ -319,33 +394,25 @@ class _Evaluation(Budget):
                 self.weigh(right)
         return _OPERATORS[type(op)](left, right)
 
-    def function(
-        self, arguments: ast.arguments, body: ast.expr, scope: Scope
-    ) -> Callable[..., Any]:
+    def function(self, arguments: ast.arguments, body: ast.expr, scope: Scope) -> Function:
         """A lambda of one argument. Its body is paid for with each call; nothing can name it, so it
         never calls itself."""
         match arguments:
             case ast.arguments([], [ast.arg(name)], None, [], [], None, []) if name[0] != "_":
-                inner = {**scope}
-
-                def call(item: Any) -> Any:
-                    inner[name] = item
-                    return self.visit(body, inner)
-
-                return call
+                return lambda item: self.visit(body, {**scope, name: item})
         raise ExpressionError("a lambda takes one plain argument here")
 
-    def option(self, keyword: ast.keyword, scope: Scope) -> tuple[str, Any]:
+    def option(self, keyword: ast.keyword, scope: Scope) -> Work[Any]:
         match keyword:
             case ast.keyword("key", ast.Name(name)):
-                return "key", lambda item: self.call(name, [item], {})
+                return lambda item: self.call(name, [item], {})
             case ast.keyword("key", ast.Lambda(arguments, body)):
-                return "key", self.function(arguments, body, scope)
-            case ast.keyword("default" | "reverse" | "start" as name, value):
-                return name, self.visit(value, scope)
+                return self.function(arguments, body, scope)
+            case ast.keyword("default" | "reverse" | "start", value):
+                return (yield from self.visit(value, scope))
         raise ExpressionError(f"not allowed: {ast.unparse(keyword)}"[:200])
 
-    def call(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
+    def call(self, name: str, args: list[Any], options: dict[str, Any]) -> Work[Any]:
         match name, args:
             case (("bool" | "dict" | "float" | "int" | "list" | "set" | "str" | "tuple"), []):
                 pass
@@ -356,18 +423,21 @@ class _Evaluation(Budget):
             case (("all" | "any" | "enumerate" | "list" | "reversed" | "tuple"), [items, *_]):
                 self.items(items)
             case "set", [items]:
-                return self.set(self.items(items))
+                return (yield from self.set(self.items(items)))
             case "dict", [items]:
                 self.items(items)
-                return self.mapping(items.items() if isinstance(items, Mapping) else items)
+                pairs = items.items() if isinstance(items, Mapping) else items
+                return (yield from self.mapping(pairs))
             case (("max" | "min" | "sorted"), [first, *rest]):
                 items = self.items(args if rest else first)
                 # Comparing is an eighth of a step, or less, and is done so often for each item.
                 times = 1 + len(items).bit_length() // 8 if name == "sorted" else 1
-                options = {**options, "key": self.weighed(options.get("key"), times)}
+                items = [*items]
+                keys = yield from self.keys(items, options.get("key"), times)
+                args, options = [items], {**options, "key": lambda _: next(keys)}
             case "sum", [items, *start]:  # Of lists it would take quadratic time.
                 numbers = (*self.items(items), *start, *options.values())
-                if not all(isinstance(number, int | float) for number in numbers):
+                if not all(issubclass(kind, int | float) for kind in {*map(type, numbers)}):
                     raise ExpressionError("sum adds numbers only")
             case "zip", _:
                 self.spend(len(args) * min(map(len, args), default=0))
@@ -385,17 +455,18 @@ class _Evaluation(Budget):
         result = getattr(builtins, name)(*args, **options)  # Only the names above come so far.
         return [*result] if isinstance(result, Iterator) else result
 
-    def weighed(self, key: Callable[[Any], Any] | None, times: int) -> Callable[[Any], Any]:
-        """`key`, paying for `times` comparisons of what it returns."""
-
-        def weigh(item: Any) -> Any:
-            value = key(item) if key else item
+    def keys(self, items: list[Any], key: Function | None, times: int) -> Work[Iterator[Any]]:
+        """What is compared for each of them, in their order; pays for so many comparisons."""
+        values = []
+        for item in items:
+            value = item if key is None else (yield from key(item))
             self.weigh(value, times)
-            return value
+            values.append(value)
+            if self.is_step_over:
+                yield GOES_ON
+        return iter(values)
 
-        return weigh
-
-    def method(self, owner: Any, name: str, args: list[Any]) -> Any:
+    def method(self, owner: Any, name: str, args: list[Any]) -> Work[Any]:
         if not any(isinstance(owner, of) and name in names.split() for of, names in _METHODS):
             raise ExpressionError(f"{type(owner).__name__} has no method {name}")
         for arg in args:
@@ -407,7 +478,11 @@ class _Evaluation(Budget):
                 self.weigh(owner)
             case set() | frozenset():
                 self.weigh(owner)
-                args = [arg if isinstance(arg, set | frozenset) else self.set(arg) for arg in args]
+                sets = []
+                for arg in args:
+                    is_set = isinstance(arg, set | frozenset)
+                    sets.append(arg if is_set else (yield from self.set(arg)))
+                args = sets
             case str() | bytes():
                 self.search(owner, args)
         match name, args:

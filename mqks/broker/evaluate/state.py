@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import Consumer
-from mqks.broker.views import Flag, Items
+from mqks.broker.evaluate.views import Flag, Items
 
 K = TypeVar("K", str, int)
 V = TypeVar("V")
@@ -45,6 +45,8 @@ class View(Mapping[K, V], Generic[K, V]):
 
     def __iter__(self) -> Iterator[Any]:
         for key in list(self._things):
+            if key not in self._things:
+                continue  # It went while the expression waited for its next turn.
             yield _text(key) if isinstance(key, bytes) else key
 
     def __contains__(self, key: object) -> bool:

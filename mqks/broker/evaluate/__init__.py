@@ -1,0 +1,1 @@
+"""`_eval`: the language of its expressions, and what they can see."""
