@@ -29,7 +29,7 @@ from mqks.journal.store import open_store
 from mqks.server.server import serve
 from mqks.settings import Settings
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 LOG_LINES_SHOWN = 40
 _LISTENING = re.compile(r"\bevent=listening .*?address=(\S+):(\d+)")
 

@@ -16,6 +16,7 @@ from selectors import EVENT_READ, DefaultSelector
 import pytest
 
 from mqks.broker import lane
+from mqks.broker.connection import Slow
 from mqks.server import client as server_client
 from mqks.testing import Broker
 from tests.bare import BareWorld
@@ -225,3 +226,29 @@ def test_no_queue_of_a_slow_connection_starves(monkeypatch: pytest.MonkeyPatch) 
     order = [line[0] for line in world.received("c").splitlines()]
     assert len(order) == 160
     assert {*order[:40]} == {*names}
+
+
+def test_consumers_that_end_or_are_replaced_before_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is no longer slow, and wakes its consumers in later turns."""
+    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
+    world = BareWorld()
+    world.connect("c")
+    world.connect("k")
+    world.send("k", b"".join(b"s subscribe %c %c\n" % (name, name) for name in b"abcd"))
+    world.send("c", b"".join(b"%c consume %c\n" % (name, name) for name in b"abcd"))
+    connection = world.connection("c")
+    connection.rest(Slow.PEER)
+    world.send("k", b"".join(b"m publish %c x\n" % name for name in b"abcd"))
+    world.broker.turns.chunk_s = -1.0
+    world.broker.turns.begin()
+    connection.resume(Slow.PEER)
+
+    world.send("k", b"x delete_consumer b\n")
+    world.send("c", b"c consume c --manual-ack\n")
+    lines = world.received("c").splitlines()
+    assert sorted(lines) == [b"%c ok m event=%c x" % (name, name) for name in b"acd"]
+    world.send("k", b"m2 publish c y\n")
+    assert world.received("c") == b"c ok m2 event=c y\n"
+    assert connection.consumers[b"c"].manual_ack

@@ -161,7 +161,7 @@ class Pending:
     """Everything that is not written yet. `now_us` is the wall clock, in microseconds."""
 
     __slots__ = (
-        *("_begun", "_errors_kept_max", "_left", "_now_us"),
+        *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
         *("dirty", "entry", "moves", "records", "waiters"),
     )
 
@@ -176,6 +176,8 @@ class Pending:
         self.moves = False
         """Messages have moved from one lane to another."""
         self.dirty: list[Lane] = []
+        self._is_rest = False
+        """Pieces of it have been written."""
         self._begun: Batch | None = None
         """What is written after the lanes that are left."""
         self._left: list[Lane] = []
@@ -211,8 +213,8 @@ class Pending:
             self._begin_anew()
         begun = self._begun
         if begun is None:
-            begun = Batch(self.entry, self.waiters, moves=self.moves)
-            self.moves = False
+            begun = Batch(self.entry, self.waiters, is_rest=self._is_rest, moves=self.moves)
+            self._is_rest = self.moves = False
             begun.entry.records, self.records = self.records, 0
             self.entry, self.waiters = Entry(), Waiters()
             self._left, self.dirty = self.dirty, []
@@ -261,6 +263,7 @@ class Pending:
         """This batch could not be written: all of it is pending again, before what came since."""
         batch.waiters.put_before(self.waiters)
         self.waiters = batch.waiters
+        self._is_rest = self._is_rest or batch.is_rest
         entry, later = batch.entry, self.entry
         for change, (lane, boundary) in zip(entry.changes, batch.taken, strict=True):
             if not lane.deleted:
@@ -280,9 +283,9 @@ class Pending:
         and everybody who waits. Messages stay pending, and with them the ids that were published
         once: an id that lasts without its message would keep the message out for good."""
         batch = self.take(whole=True)
-        entry, rest = batch.entry, Entry(once=batch.entry.once, records=batch.entry.records)
+        entry, rest = batch.entry, Entry(once=batch.entry.once, records=len(batch.entry.once))
         changes, taken = entry.changes, batch.taken
-        entry.changes, entry.once, entry.records, batch.taken = [], [], 0, []
+        entry.changes, entry.once, batch.taken = [], [], []
         rest_taken = []
         for change, (lane, boundary) in zip(changes, taken, strict=True):
             settled, later = split(change, boundary)
@@ -290,7 +293,9 @@ class Pending:
             batch.taken.append((lane, boundary))
             if later is not None:
                 rest.changes.append(later)
+                rest.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
                 rest_taken.append((lane, boundary))
+        entry.records = max(0, entry.records - rest.records)
         self.put_back(Batch(rest, taken=rest_taken, moves=batch.moves))
         return batch
 

@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
@@ -20,7 +21,9 @@ from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mqks.broker import stats
 from mqks.broker.broker import Broker
+from mqks.broker.turns import Work
 from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
@@ -29,6 +32,7 @@ from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of
 from mqks.settings import Settings
 
+T = TypeVar("T")
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of Prometheus that every version of it reads."""
 REQUEST_S = 5.0
@@ -72,9 +76,12 @@ class _Uvicorn(Uvicorn):
 def _app(
     settings: Settings, broker: Broker, journal: Journal, why_not_ready: Callable[[], str]
 ) -> Starlette:
-    registry = registry_of(settings, broker, journal, why_not_ready)
+    totals: stats.Row = {}
+    registry = registry_of(settings, broker, journal, why_not_ready, lambda: totals)
 
     async def metrics(request: Request) -> Response:
+        nonlocal totals
+        totals = await _in_turns(stats.totals(broker))
         return Response(generate_latest(registry), media_type=TEXT)
 
     async def queues(request: Request) -> Response:
@@ -100,6 +107,17 @@ def _app(
         ],
         exception_handlers={Exception: failed},
     )
+
+
+async def _in_turns(work: Work[T]) -> T:
+    """Between steps the broker has its turn."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await anyio.lowlevel.checkpoint()
 
 
 async def _slices(broker: Broker) -> AsyncIterator[bytes]:

@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 from mqks import __version__
 from mqks.broker import stats
 from mqks.broker.broker import Broker
-from mqks.broker.turns import finish
 from mqks.journal.histogram import Histogram
 from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings
@@ -157,7 +156,9 @@ class _Collector(Collector):
         broker: Broker,
         journal: Journal,
         why_not_ready: Callable[[], str],
+        totals: Callable[[], stats.Row],
     ) -> None:
+        self._totals = totals
         self._settings = settings
         self._broker = broker
         self._journal = journal
@@ -165,7 +166,7 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Family]:
         for metrics, row in (
-            (TOTALS, finish(stats.totals(self._broker))),
+            (TOTALS, self._totals()),
             (JOURNAL, self._broker.shared.facts.journal()),
         ):
             for metric in metrics:
@@ -197,11 +198,16 @@ class _Collector(Collector):
 
 
 def registry_of(
-    settings: Settings, broker: Broker, journal: Journal, why_not_ready: Callable[[], str]
+    settings: Settings,
+    broker: Broker,
+    journal: Journal,
+    why_not_ready: Callable[[], str],
+    totals: Callable[[], stats.Row],
 ) -> CollectorRegistry:
-    """What `/metrics` tells: everything but the single queues, and the process."""
+    """What `/metrics` tells: everything but the single queues, and the process. `totals` gives
+    what `stats.totals` has come to, which may take several turns."""
     registry = CollectorRegistry()
-    registry.register(_Collector(settings, broker, journal, why_not_ready))
+    registry.register(_Collector(settings, broker, journal, why_not_ready, totals))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return registry
