@@ -3,17 +3,23 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqks.broker import pending
 from mqks.broker.pending import Mark
-from mqks.errors import ClaimLost
+from mqks.errors import ClaimLost, DiskFull
+from mqks.journal import memory as memory_module
 from mqks.journal import segment
-from mqks.journal.memory import Memory
+from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.segment import Lines, Section, cut, decode, encode
+from mqks.journal.store import NewSegment
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.waiting import WAIT_S, until
@@ -104,6 +110,35 @@ def test_a_store_that_is_full_takes_acks_and_goes_on_when_there_is_room() -> Non
             while other.ask(b"w publish --confirm none x") != b"w ok ":
                 pass
     assert len(memory.segments) <= 2
+
+
+@pytest.mark.parametrize("commits", [1, 2, 3])
+def test_what_a_full_store_has_no_room_for_is_not_confirmed(
+    commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message for four queues, in pieces, of which as many commits find room."""
+    monkeypatch.setattr(pending, "BATCH_QUEUES_MAX", 1)
+    has_room = chain([False], repeat(True, commits), repeat(False))
+
+    class Meagre(MemoryStore):
+        async def commit(self, segments: Sequence[NewSegment], *rest: Any) -> None:
+            if any(segment.texts for segment in segments) and not next(has_room):
+                raise DiskFull("there is no room")
+            await super().commit(segments, *rest)
+
+    monkeypatch.setattr(memory_module, "MemoryStore", Meagre)
+    memory = Memory()
+    with served(memory) as broker, client_of(broker) as client:
+        for queue in b"abcd":
+            assert client.ask(b"s subscribe --confirm %c e" % queue) == b"s ok "
+        reply = client.ask(b"m publish --confirm e x")
+        kept = [
+            run.total
+            for head, _ in memory.segments.values()
+            for section in decode(head)
+            for run in section.runs
+        ]
+        assert reply.startswith(b"m error ") or kept == [1, 1, 1, 1]
 
 
 # -- large commits

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqks.broker import lane as lane_module
+from mqks.broker.pending import Run
+from mqks.broker.turns import finish
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -329,3 +332,25 @@ def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
     told = json.loads(world.received("k").removeprefix(b"st ok "))
     assert told["bindings"] == (len(events) if what else QUEUES + len(events))
     assert told.get("events") in (None, [event.decode() for event in events])
+
+
+def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page may have joined the tail to the head meanwhile, and a later commit spilled that."""
+    monkeypatch.setattr(lane_module, "STEP_BODIES", 1)
+    world = BareWorld()
+    world.connect("k")
+    world.send("k", b"s subscribe q e\nm1 publish e x\nm2 publish e x\n")
+    lane = world.broker.queues[b"q"].lane
+    finish(lane.spill(lane.next_seq))
+    world.send("k", b"m3 publish e x\nm4 publish e x\n")
+    begun = lane.spill(lane.next_seq)
+    next(begun)
+    assert (lane.paged, len(lane.tail)) == (3, 1)
+
+    lane.page_in(1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
+    finish(lane.spill(lane.next_seq))
+    world.intake.receive(world.connection("k"), b"m5 publish e x\n")
+    finish(begun)
+    assert (lane.paged, list(lane.tail)) == (4, [b"m5 event=e x"])

@@ -46,7 +46,8 @@ class FullDisk:
 
     async def _answer(self, failure: DiskFull, unwritten: Sequence[Batch]) -> None:
         """Those who wait for what was accepted before, and what still can't be written."""
-        if unwritten or not await self._write(self._pending.take()):
+        # Whole: later, who still waits is told with what is settled, without the messages.
+        if unwritten or not await self._write(self._pending.take(whole=True)):
             # What came last goes first, as what is put back stands before what is pending.
             for batch in (self._pending.take(whole=True), *unwritten):
                 self._broker.failed(batch, failure)
