@@ -14,7 +14,7 @@ What goes wrong is told by four errors of `mqks.errors`:
 The one rule: a commit is one step. All of it is durable when it returns, or nothing of it is there.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -181,13 +181,6 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-OpenStore = Callable[[Settings, Report], Awaitable[Store]]
+OpenStore = Callable[[Settings, Report], Coroutine[Any, Any, Store]]
 """Claims the store that the settings name. Raises DatabaseLocked, SchemaTooNew, JournalDamaged,
 JournalFailed, ConfigurationError."""
-
-
-async def open_store(settings: Settings, report: Report) -> Store:
-    """The one that a server has unless it is given another."""
-    from mqks.journal.sqlite.store import SqliteStore  # here, for whoever has another
-
-    return await SqliteStore.open(settings, report)

@@ -15,7 +15,7 @@ from mqks.broker.pending import NO_MARK
 from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.log_reader import Page
+from mqks.journal.queue_log import Page
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
 
@@ -35,9 +35,9 @@ class Reads:
 
     def wake(self) -> None:
         """Some may be waiting."""
-        if self._broker.readers and self._broker.shared.outboxes.room > 0:
-            self._waiting += self._broker.readers
-            self._broker.readers = []
+        if self._broker.reads_waiting and self._broker.shared.outboxes.room > 0:
+            self._waiting += self._broker.reads_waiting
+            self._broker.reads_waiting = []
             self._wanted.set()
 
     async def run(self) -> None:
@@ -50,7 +50,7 @@ class Reads:
                 if gone or connection.rests or not connection.reads:
                     continue  # Who is blocked comes again when it is not.
                 if self._broker.shared.outboxes.room <= 0:
-                    self._broker.readers.append(connection)
+                    self._broker.reads_waiting.append(connection)
                     continue
                 read = connection.reads[0]
                 answer = await self._answer(read)
@@ -61,7 +61,7 @@ class Reads:
                     else:
                         connection.write(answer)
                 if connection.reads and not connection.rests:
-                    self._broker.readers.append(connection)
+                    self._broker.reads_waiting.append(connection)
                 self._flush()
 
     async def _answer(self, read: Read) -> bytes | None:

@@ -34,9 +34,10 @@ from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
+from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.journal.store import OpenStore, open_store
+from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
@@ -625,7 +626,7 @@ async def serve(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
     try:
-        journal = await Journal.open(settings, _report, open_store)
+        journal = Journal(await open_store(settings, _report))
         if journal.store.torn:
             log.warning("wal_torn", what=journal.store.torn)
         errors, error_ids = ErrorLog(), ErrorIds()
