@@ -13,13 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.broker import pending
-from mqks.broker.pending import Mark
+from mqks.broker.pending import Entry, Mark, QueueState
+from mqks.broker.policy import DEFAULT, Policy
 from mqks.errors import ClaimLost, DiskFull
 from mqks.journal import memory as memory_module
 from mqks.journal import segment
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.segment import Lines, Section, cut, decode, encode
-from mqks.journal.store import NewSegment
+from mqks.journal.sqlite.store import SqliteStore
+from mqks.journal.store import LastWords, Metadata, NewSegment, OpenStore, QueueRow, Store
+from mqks.protocol.requests import DeleteRule
+from mqks.settings import Settings
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.waiting import WAIT_S, until
@@ -110,6 +114,39 @@ def test_a_store_that_is_full_takes_acks_and_goes_on_when_there_is_room() -> Non
             while other.ask(b"w publish --confirm none x") != b"w ok ":
                 pass
     assert len(memory.segments) <= 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("open_store", [SqliteStore.open, Memory().open])
+async def test_a_commit_may_say_everything_at_once(open_store: OpenStore, tmp_path: Path) -> None:
+    settings, told = Settings(db=tmp_path / "mqks.db"), list[str]()
+
+    async def loaded() -> tuple[Store, Metadata]:
+        store = await open_store(settings, told.append)
+        metadata = await store.load()
+        async for _ in store.segments(metadata):
+            pass
+        await store.begin()
+        return store, metadata
+
+    store, _ = await loaded()
+    policy = Policy(DeleteRule(1.0))
+    await store.commit(
+        [], Entry(queues={1: QueueState(b"a", DEFAULT), 2: QueueState(b"b", DEFAULT)})
+    )
+    await store.commit([NewSegment(1, b"head", [b"text"], 8)])
+    entry = Entry(queues={1: QueueState(b"a", policy), 3: QueueState(b"c", DEFAULT)})
+    words = [LastWords(1, 9, 7), LastWords(2, 8, 8)]
+    await store.commit([NewSegment(2, b"head", [], 4)], entry, [1], words)
+    await store.close()
+    store, metadata = await loaded()
+    await store.close()
+    assert (told, metadata.damage) == ([], [])
+    assert sorted(metadata.queues.values()) == [
+        QueueRow(1, b"a", policy.encode(), 9, 7),
+        QueueRow(2, b"b", DEFAULT.encode(), 8, 8),
+        QueueRow(3, b"c"),
+    ]
 
 
 @pytest.mark.parametrize("commits", [1, 2, 3])
