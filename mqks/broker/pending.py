@@ -280,18 +280,16 @@ class Pending:
         and everybody who waits. Messages stay pending, and with them the ids that were published
         once: an id that lasts without its message would keep the message out for good."""
         batch = self.take(whole=True)
-        entry, rest = batch.entry, Entry(once=batch.entry.once, records=batch.entry.records)
-        changes, taken = entry.changes, batch.taken
-        entry.changes, entry.once, entry.records, batch.taken = [], [], 0, []
-        rest_taken = []
-        for change, (lane, boundary) in zip(changes, taken, strict=True):
+        entry = batch.entry
+        rest = Batch(Entry(once=entry.once, records=entry.records), moves=batch.moves)
+        changes, entry.changes, entry.once, entry.records = entry.changes, [], [], 0
+        for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
             settled, later = split(change, boundary)
             entry.changes.append(settled)
-            batch.taken.append((lane, boundary))
             if later is not None:
-                rest.changes.append(later)
-                rest_taken.append((lane, boundary))
-        self.put_back(Batch(rest, taken=rest_taken, moves=batch.moves))
+                rest.entry.changes.append(later)
+                rest.taken.append((lane, boundary))
+        self.put_back(rest)
         return batch
 
 

@@ -159,15 +159,14 @@ class Server:
         log.event("disconnected", logging.DEBUG, connection=connection.address)
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
-        self._finish(connection)
         connection.closed = True
+        self._finish(connection)
 
     def _finish(self, connection: Connection) -> None:
         """A client has gone: what came of it before is still done, in turns, and nothing is given
         to it any more."""
         if self.stopping:
             return
-        connection.closed = True
         connection.rest(Slow.END)
         if connection.works:
             self._working[connection] = partial(self._finish, connection)
