@@ -215,6 +215,21 @@ def test_a_piece_that_cannot_be_written_takes_the_rest_of_its_batch_along() -> N
     assert len(broker.pending.take(whole=True).entry.changes) == QUEUES
 
 
+def test_who_waits_for_a_batch_waits_for_a_piece_that_is_tried_again() -> None:
+    world = BareWorld()
+    many_queues(world)
+    broker = world.broker
+    world.intake.receive(world.connection("k"), b"m1 publish --confirm e a\n")
+    broker.pending.put_back(broker.pending.take())
+
+    written = 0
+    while broker.pending:
+        batch = broker.pending.take()
+        written += len(batch.entry.changes)
+        assert bool(batch.waiters.confirms) == (written == QUEUES)
+    assert written == QUEUES
+
+
 def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() -> None:
     world = BareWorld()
     for name in ("k", "gone", "stays"):

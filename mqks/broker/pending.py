@@ -258,7 +258,9 @@ class Pending:
             self.put_back(begun)
 
     def put_back(self, batch: Batch) -> None:
-        """This batch could not be written: all of it is pending again, before what came since."""
+        """This batch could not be written: all of it is pending again, before what came since. So
+        is what is left of the batch of which it is a piece, with those who wait for the whole."""
+        self._begin_anew()
         batch.waiters.put_before(self.waiters)
         self.waiters = batch.waiters
         entry, later = batch.entry, self.entry
