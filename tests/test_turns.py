@@ -293,13 +293,13 @@ def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
     world.send("k", b"s subscribe q e\nm1 publish e a\nc consume q --manual-ack\n")
     broker, connection = world.broker, world.connection("k")
     world.intake.receive(connection, b"m2 publish --once e b\na ack c m1\n")
-    waiting = broker.pending.records
 
     settled = broker.pending.take_settled()
 
     [change] = settled.entry.changes
     assert (change.runs, change.acks, settled.entry.once) == ([], [(1, 1)], [])
-    assert broker.pending.records == waiting
+    # The message and its id; the ack is written.
+    assert broker.pending.records == 2
     rest = broker.pending.take()
     assert [run.lines for run in rest.entry.changes[0].runs] == [[b"m2 event=e b"]]
     assert rest.entry.once == [b"m2"]
@@ -369,3 +369,19 @@ def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     world.intake.receive(world.connection("k"), b"m5 publish e x\n")
     finish(begun)
     assert (lane.paged, list(lane.tail)) == (4, [b"m5 event=e x"])
+
+
+def test_who_waits_for_pieces_that_are_written_is_known_when_the_rest_is_put_back() -> None:
+    world = BareWorld()
+    many_queues(world)
+    broker = world.broker
+    world.intake.receive(world.connection("k"), b"m1 publish --confirm e a\n")
+    broker.pending.take()
+    for name in list(broker.queues):
+        world.intake.receive(world.connection("k"), b"d delete_queue " + name + b"\n")
+
+    rest = broker.pending.take(whole=True)
+    broker.pending.put_back(rest)
+
+    assert broker.pending.take(whole=True).must_last
+    assert rest.is_rest

@@ -4,7 +4,6 @@ The one rule: a call here never waits, and leaves its replies in outboxes and it
 pending batch. A reply that promises durability is not written before `committed` says so.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,9 +27,9 @@ from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
 from mqks.broker.schedule import Schedule
 from mqks.broker.shared import Shared
-from mqks.broker.turns import GOES_ON, Work, finish, slices
+from mqks.broker.turns import GOES_ON, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
-from mqks.limits import ERRORS_TOLD_MAX, READS_WAITING_MAX, STEP_BODIES, STEP_MESSAGES, STEP_NAMES
+from mqks.limits import ERRORS_TOLD_MAX, READS_WAITING_MAX, STEP_BODIES, STEP_MESSAGES
 from mqks.protocol import replies
 from mqks.protocol.requests import DeleteRule, shown
 from mqks.settings import Settings
@@ -248,15 +247,14 @@ class Broker:
         consumer = self.consumers.get(consumer_id)
         if consumer is None or not consumer.unacked:
             return
-        queue, held, deliveries = consumer.queue, consumer.let_go(), list[Delivery]()
+        queue, held = consumer.queue, consumer.let_go()
+        deliveries = list[Delivery]()
         while some := list(islice(held, STEP_BODIES)):
             deliveries += some
             yield GOES_ON
-        deliveries.sort(reverse=True)
-        while deliveries:
-            some = [deliveries.pop() for _ in range(min(len(deliveries), STEP_MESSAGES))]
+        for step in slices((yield from ordered(deliveries)), STEP_MESSAGES):
             if not queue.deleted:
-                queue.reject(some)
+                queue.reject(step)
             yield GOES_ON
 
     # -- queues and consumers
@@ -350,15 +348,7 @@ class Broker:
 
     def _list_events(self, queue: Queue) -> Work[None]:
         updates, rule = queue.updates, queue.policy.delete_when_unused
-        runs = []
-        for some in slices(list(self.bindings.by_name.get(queue.name, ())), STEP_NAMES):
-            runs.append(sorted(some))
-            yield GOES_ON
-        events = runs.pop() if len(runs) == 1 else []
-        merged = heapq.merge(*runs)
-        while some := list(islice(merged, STEP_NAMES)):
-            events += some
-            yield GOES_ON
+        events = yield from ordered(self.bindings.by_name.get(queue.name, ()))
         if queue.updates == updates:
             self._told = queue, replies.bound(queue.name, events, rule)
 

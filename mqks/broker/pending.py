@@ -161,7 +161,7 @@ class Pending:
     """Everything that is not written yet. `now_us` is the wall clock, in microseconds."""
 
     __slots__ = (
-        *("_begun", "_errors_kept_max", "_left", "_now_us"),
+        *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
         *("dirty", "entry", "moves", "records", "waiters"),
     )
 
@@ -176,6 +176,8 @@ class Pending:
         self.moves = False
         """Messages have moved from one lane to another."""
         self.dirty: list[Lane] = []
+        self._is_rest = False
+        """Pieces of it have been written."""
         self._begun: Batch | None = None
         """What is written after the lanes that are left."""
         self._left: list[Lane] = []
@@ -211,8 +213,8 @@ class Pending:
             self._begin_anew()
         begun = self._begun
         if begun is None:
-            begun = Batch(self.entry, self.waiters, moves=self.moves)
-            self.moves = False
+            begun = Batch(self.entry, self.waiters, is_rest=self._is_rest, moves=self.moves)
+            self._is_rest = self.moves = False
             begun.entry.records, self.records = self.records, 0
             self.entry, self.waiters = Entry(), Waiters()
             self._left, self.dirty = self.dirty, []
@@ -263,6 +265,7 @@ class Pending:
         self._begin_anew()
         batch.waiters.put_before(self.waiters)
         self.waiters = batch.waiters
+        self._is_rest = self._is_rest or batch.is_rest
         entry, later = batch.entry, self.entry
         for change, (lane, boundary) in zip(entry.changes, batch.taken, strict=True):
             if not lane.deleted:
@@ -283,14 +286,16 @@ class Pending:
         once: an id that lasts without its message would keep the message out for good."""
         batch = self.take(whole=True)
         entry = batch.entry
-        rest = Batch(Entry(once=entry.once, records=entry.records), moves=batch.moves)
-        changes, entry.changes, entry.once, entry.records = entry.changes, [], [], 0
+        rest = Batch(Entry(once=entry.once, records=len(entry.once)), moves=batch.moves)
+        changes, entry.changes, entry.once = entry.changes, [], []
         for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
             settled, later = split(change, boundary)
             entry.changes.append(settled)
             if later is not None:
                 rest.entry.changes.append(later)
+                rest.entry.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
                 rest.taken.append((lane, boundary))
+        entry.records = max(0, entry.records - rest.entry.records)
         self.put_back(rest)
         return batch
 

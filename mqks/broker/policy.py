@@ -11,6 +11,10 @@ from typing import Any, Self
 from mqks.protocol.requests import DeleteRule
 
 
+class UnknownField(ValueError):
+    """A field that this version does not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     delete_when_unused: DeleteRule | None = None
@@ -25,12 +29,13 @@ class Policy:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """What `encode` has written. Raises ValueError for anything else."""
+        """What `encode` has written. Raises UnknownField for what a newer version may have written,
+        ValueError for anything else."""
         try:
             fields = json.loads(text)
             rule = fields.pop("delete_when_unused", None)
             if fields:
-                raise ValueError(f"unknown fields: {', '.join(map(str, fields))}")
+                raise UnknownField(", ".join(map(str, fields)))
             return cls(None if rule is None else DeleteRule(**rule))
         except (AttributeError, TypeError) as error:
             raise ValueError(f"not a policy: {error}") from error

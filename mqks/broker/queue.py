@@ -1,6 +1,7 @@
 """One queue: its name and policy, its consumers, and whose turn it is.
 
-The one rule: a consumer is in the ring exactly while it has no reason to rest.
+The one rule: a consumer is in the ring exactly while it has no reason to rest. A reason that comes
+from elsewhere, a slow connection or a full budget, is found when it is the consumer's turn.
 """
 
 from collections import OrderedDict
@@ -86,7 +87,7 @@ class Queue:
             and lane.cursor == first
             and not lane.redo
             and not lane.redo_paged
-            and not self._must_wait()
+            and not self._put_off()
         ):
             taken = self._dispatch(first, lines, ids, stored=False)
             if taken == len(lines):
@@ -135,9 +136,9 @@ class Queue:
 
     # -- messages go out
 
-    def _must_wait(self) -> bool:
-        """Until all that comes back to it is there, until there is room for what it would deliver,
-        or for the next turn."""
+    def _put_off(self) -> bool:
+        """Return whether the delivery has to wait: until all that comes back is there, until there
+        is room for what it would deliver, or for the next turn. It goes on by itself then."""
         shared = self.shared
         if self.returning:
             return True
@@ -154,7 +155,7 @@ class Queue:
         there is both."""
         if self.deleted:
             return
-        while self.can_deliver and not self._must_wait():
+        while self.can_deliver and not self._put_off():
             self.deliver_some()
         lane = self.lane
         if self.nearly_full or lane.next_seq - lane.cursor >= self.told_at:

@@ -102,7 +102,7 @@ class Schedule:
         (self._points if entry & 1 else self._delays).cancel(entry >> 1)
 
     def next_s(self) -> float | None:
-        """When `run` should be called next, on the clock that only grows."""
+        """When `run_next` should be called next, on the clock that only grows."""
         delay_us, point_us = self._delays.next_us(), self._points.next_us()
         due = [] if delay_us is None else [delay_us / 1_000_000]
         if point_us is not None:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from mqks.limits import STEP_NAMES
 
 T = TypeVar("T")
+S = TypeVar("S", bytes, tuple[int, bytes])
 
 Work = Generator[bool, None, T]
 """Steps. Each yields whether it has to wait for somebody else's: then it is useless to go on at
@@ -83,13 +84,15 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def ordered(items: Iterable[bytes]) -> Work[list[bytes]]:
+def ordered(items: Iterable[S]) -> Work[list[S]]:
     """All of them, sorted."""
-    runs = []
+    runs: list[list[S]] = []
     for some in slices(list(items), STEP_NAMES):
         runs.append(sorted(some))
         yield GOES_ON
-    merged, result = heapq.merge(*runs), list[bytes]()
+    if len(runs) == 1:
+        return runs[0]
+    merged, result = heapq.merge(*runs), list[S]()
     while some := list(islice(merged, STEP_NAMES)):
         result += some
         yield GOES_ON

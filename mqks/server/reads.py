@@ -11,7 +11,7 @@ import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.broker.pending import NO_MARK
+from mqks.broker.pending import NO_MARK, Mark
 from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
@@ -35,7 +35,11 @@ class Reads:
 
     def wake(self) -> None:
         """Some may be waiting."""
-        if self._broker.reads_waiting and self._broker.shared.outboxes.room > 0:
+        if not self._broker.reads_waiting:
+            return
+        if self._broker.shared.outboxes.room <= 0:
+            self._broker.shared.outboxes.wait(self, self.wake)
+        else:
             self._waiting += self._broker.reads_waiting
             self._broker.reads_waiting = []
             self._wanted.set()
@@ -93,11 +97,13 @@ class Reads:
         return b"%b ok %b\n" % (read.request_id, words.encode())
 
     def _columns(self, read: Read, page: Page) -> bytes:
-        runs = [
-            RUN.pack(piece.first, piece.total, piece.time_us, len(piece.text))
-            for piece in page.pieces
-        ]
         texts = [piece.text for piece in page.pieces]
+        if self._marks(read):
+            texts = [_plain(text) for text in texts]
+        runs = [
+            RUN.pack(piece.first, piece.total, piece.time_us, len(text))
+            for piece, text in zip(page.pieces, texts, strict=True)
+        ]
         size = RUN.size * len(runs) + sum(map(len, texts))
         header = (
             f" ok --read epoch={self._epoch(read)} runs={len(runs)} rows={page.rows}"
@@ -108,9 +114,11 @@ class Reads:
     def _epoch(self, read: Read) -> str:
         return self._broker.shared.facts.epoch_of(read.queue_id)
 
+    def _marks(self, read: Read) -> dict[int, Mark]:
+        return self._broker.queues[read.queue].lane.marks if self._broker.is_there(read) else {}
+
     def _lines(self, read: Read, page: Page) -> bytes:
-        marks = self._broker.queues[read.queue].lane.marks if self._broker.is_there(read) else {}
-        told = []
+        marks, told = self._marks(read), []
         for piece in page.pieces:
             for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
                 message_id, event, data = line.split(b" ", 2)
@@ -125,3 +133,10 @@ class Reads:
                 )
         told.append(read.request_id + b" ok --end\n")
         return b"".join(told)
+
+
+def _plain(text: bytes) -> bytes:
+    """Messages without their attributes."""
+    if replies.ATTRIBUTES not in text:
+        return text
+    return b"".join(replies.plain(line) + b"\n" for line in text[:-1].split(b"\n"))

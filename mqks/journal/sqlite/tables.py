@@ -13,9 +13,10 @@ from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 from mqks.broker.pending import ErrorRecord
-from mqks.broker.policy import Policy
+from mqks.broker.policy import Policy, UnknownField
+from mqks.errors import SchemaTooNew
 from mqks.journal.segment import checksum
-from mqks.journal.store import Damage, Head, QueueRow
+from mqks.journal.store import Damage, Head, QueueRow, shown
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import DeleteRule
 
@@ -78,6 +79,11 @@ def _is_queue(row: Row) -> bool:
     queue_id, name, policy, next_seq, cursor = row
     try:
         Policy.decode(policy)
+    except UnknownField as field:
+        raise SchemaTooNew(
+            f"queue {shown(name)} has a policy that this mqks does not know ({field}): "
+            "use a newer mqks"
+        ) from None
     except ValueError:
         return False
     return queue_id > 0 and is_name(name) and 1 <= cursor <= next_seq <= SEQ_MAX
