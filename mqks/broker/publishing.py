@@ -43,16 +43,15 @@ class Publishing:
             or event[:2] == b"--"
             or broker.unwritable
             or not (permissions is None or permissions.may_publish(event))
-            or self._full_queue(event) is not None
+            or (broker.shared.full_queues and self._full_queue(event))
         ):
             return NO_LANE
         return self.gathering.open(event)
 
     def _full_queue(self, event: bytes) -> Queue | None:
         """A queue that is bound to it and full."""
-        full = self._broker.shared.full_queues
-        queues = self._broker.bindings.routes.get(event, NOWHERE) if full else NOWHERE
-        return next(iter(full.keys() & queues.keys()), None)
+        queues = self._broker.bindings.routes.get(event, NOWHERE)
+        return next(iter(queues.keys() & self._broker.shared.full_queues.keys()), None)
 
     def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
         """Route messages of one event; each queue bound to it gets all of them, in later turns
