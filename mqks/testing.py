@@ -25,7 +25,7 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from mqks.journal.store import open_store
+from mqks.journal.default_store import open_store
 from mqks.server.server import serve
 from mqks.settings import Settings
 

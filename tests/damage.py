@@ -38,7 +38,8 @@ from mqks.broker.intake import Intake
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.journal.sqlite.reader import DatabaseFile
+from mqks.journal.sqlite.database_file import DatabaseFile
+from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.sqlite.verify import verify
 from mqks.settings import Settings
 from tests.line_client import LineClient
@@ -313,7 +314,7 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
     """What a server would begin with, and what it told. `works`: it goes on with that."""
     told: list[str] = []
     settings = Settings(db=db, salvage=salvage, ballast_bytes=0, disk_free_bytes_min=0)
-    journal = await Journal.open(settings, told.append)
+    journal = Journal(await SqliteStore.open(settings, told.append))
     try:
         if journal.store.torn:
             told.append(journal.store.torn)

@@ -82,7 +82,7 @@ def is_allowed(module: str, name: str) -> bool:
     """Whether the house lets this module import this name."""
     mine, top = room(module), name.split(".")[0]
     if top in ("sqlite3", "aiosqlite") or f"{name}.".startswith(f"{SQLITE}."):
-        knows_files = mine in ("commands", "inspection") or module == "mqks.journal.store"
+        knows_files = mine in ("commands", "inspection") or module == "mqks.journal.default_store"
         return module.startswith(f"{SQLITE}.") or (top == "mqks" and knows_files)
     if top == "mqks":
         other = room(name)  # not a room: a name that mqks itself holds
@@ -127,7 +127,7 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.commands.inspect", "import sqlite3"),
         ("mqks.journal.journal", "import sqlite3"),
         ("mqks.journal.recovery", "from mqks.journal.sqlite import store"),
-        ("mqks.server.facts", "from mqks.journal.sqlite.reader import wal_path"),
+        ("mqks.server.facts", "from mqks.journal.sqlite.database_file import wal_path"),
         ("mqks.inspection.live", "from mqks.commands.options import note"),
         ("mqks.transfer.importing", "from mqks.server import run"),
         ("mqks.client.wire", "from mqks.inspection.live import Live"),
@@ -148,7 +148,7 @@ def test_an_arrow_that_turns_is_noticed(module: str, source: str) -> None:
         ("mqks.broker.queue", "from collections import deque"),
         ("mqks.journal.recovery", "from mqks.broker import Broker"),
         ("mqks.journal.sqlite.store", "import aiosqlite"),
-        ("mqks.commands.inspect", "from mqks.journal.sqlite.reader import DatabaseFile"),
+        ("mqks.commands.inspect", "from mqks.journal.sqlite.database_file import DatabaseFile"),
         ("mqks.server.listener", "import anyio"),
         ("mqks.server.listener", "from mqks import __version__"),
         ("mqks.commands.serve", "from mqks.server import run"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mqks.commands import main
-from mqks.journal.sqlite.reader import DatabaseFile
+from mqks.journal.sqlite.database_file import DatabaseFile
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.lock import server_of
-from mqks.journal.sqlite.reader import DatabaseFile
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until

@@ -12,7 +12,7 @@ import pytest
 
 from mqks.commands import main
 from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
-from mqks.journal.sqlite.reader import DatabaseFile
+from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.tables import row_crc
 from mqks.protocol.requests import DeleteRule
 from tests.line_client import LineClient

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mqks.broker import bindings
 from mqks.broker.pending import Mark, Run
+from mqks.broker.turns import finish
 from mqks.limits import MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
@@ -90,6 +92,21 @@ def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
         assert ask(world, b"m1 publish --confirm --once e x") == b"m1 ok \n"
     assert ERROR.fullmatch(ask(world, b"m2 publish --confirm --once e x"))
     assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 1\n"
+
+
+def test_a_full_queue_that_is_being_deleted_is_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its bindings go in turns, while another queue is full, too."""
+    monkeypatch.setattr(bindings, "STEP_NAMES", 1)
+    world = bare(queue_messages_max=1)
+    ask(world, b"s1 subscribe a first e\ns2 subscribe b g\nm1 publish e x\nm2 publish g x")
+    deletion = world.broker.delete_queue(b"a")
+    next(deletion)
+    assert [each.name for each in world.broker.bindings.routes[b"e"]] == [b"a"]
+    world.intake.receive(world.connection("k"), b"m3 publish --mandatory e x\n")
+    finish(deletion)
+    assert world.broker.last_errors[-1].reason == "publish: no queue is bound to 'e'"
 
 
 def test_a_warning_before_a_queue_is_full() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mqks.commands import main
+from mqks.journal.sqlite.database_file import DatabaseFile, wal_path
 from mqks.journal.sqlite.lock import lock_path, server_of
-from mqks.journal.sqlite.reader import DatabaseFile, wal_path
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import until

@@ -34,11 +34,12 @@ from mqks.broker.pending import ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.errors import DiskFull
 from mqks.journal import index, journal, segment
+from mqks.journal.default_store import open_store
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory
 from mqks.journal.recovery import Recovery
-from mqks.journal.store import OpenStore, open_store
+from mqks.journal.store import OpenStore
 from mqks.settings import Settings
 from tests.model import Model
 
@@ -113,7 +114,8 @@ class Machine(RuleBasedStateMachine):
             self.consume_more(f"k{number}", f"c{number}", "q1", confirm=False)
 
     def _open(self) -> None:
-        self.journal = self.runner.run(Journal.open(self.settings, open_store=self.open_store))
+        store = self.runner.run(self.open_store(self.settings, lambda line: None))
+        self.journal = Journal(store)
         numbers = count(1)
         self.broker = Broker(
             self.settings,

@@ -17,7 +17,7 @@ import pytest
 
 from mqks.broker import lane as lane_module
 from mqks.journal.journal import Journal
-from mqks.journal.log_reader import LogReader
+from mqks.journal.queue_log import QueueLog
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -234,7 +234,7 @@ def test_an_answer_comes_when_its_queue_has_changed(
     db: Path, monkeypatch: pytest.MonkeyPatch, changes: list[bytes], left: list[int], place: str
 ) -> None:
     filled(db)
-    disk = Disk(monkeypatch, LogReader, "page")
+    disk = Disk(monkeypatch, QueueLog, "page")
     everything = list(range(1, COUNT + 1))
     with Broker(db) as broker, client_of(broker) as reader, client_of(broker) as other:
         with disk.held(place, reader, b"p peek q --limit=100"):
@@ -253,7 +253,7 @@ def test_nothing_is_told_of_a_queue_that_was_deleted_before_the_answer(
 ) -> None:
     """Its numbers do not begin again under the epoch that it had."""
     filled(db)
-    disk = Disk(monkeypatch, LogReader, "page")
+    disk = Disk(monkeypatch, QueueLog, "page")
     with Broker(db) as broker, client_of(broker) as reader, client_of(broker) as other:
         with disk.held("before", other, b"o peek q"):
             reader.send(b"r " + request_ + b"\n")

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from mqks.journal import log_reader
+from mqks.journal import queue_log
 from mqks.journal.index import Index, QueueIndex
 from mqks.testing import Broker
 from tests.server_process import ServerProcess
@@ -232,7 +232,7 @@ def test_a_queue_between_much_else_is_read_in_short_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who reads one holds up the others no longer than a few segments take."""
-    monkeypatch.setattr(log_reader, "READ_DISK_BYTES", 250_000)
+    monkeypatch.setattr(queue_log, "READ_DISK_BYTES", 250_000)
     with Broker(tmp_path / "mqks.db") as broker, Reader(("127.0.0.1", broker.port)) as reader:
         reader.ask("subscribe --confirm q e")
         reader.ask("subscribe --confirm log much")

@@ -3,17 +3,27 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.pending import Mark
-from mqks.errors import ClaimLost
+from mqks.broker import pending
+from mqks.broker.pending import Entry, Mark, QueueState
+from mqks.broker.policy import DEFAULT, Policy
+from mqks.errors import ClaimLost, DiskFull
+from mqks.journal import memory as memory_module
 from mqks.journal import segment
-from mqks.journal.memory import Memory
+from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.segment import Lines, Section, cut, decode, encode
+from mqks.journal.sqlite.store import SqliteStore
+from mqks.journal.store import LastWords, Metadata, NewSegment, OpenStore, QueueRow, Store
+from mqks.protocol.requests import DeleteRule
+from mqks.settings import Settings
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.waiting import WAIT_S, until
@@ -104,6 +114,68 @@ def test_a_store_that_is_full_takes_acks_and_goes_on_when_there_is_room() -> Non
             while other.ask(b"w publish --confirm none x") != b"w ok ":
                 pass
     assert len(memory.segments) <= 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("open_store", [SqliteStore.open, Memory().open])
+async def test_a_commit_may_say_everything_at_once(open_store: OpenStore, tmp_path: Path) -> None:
+    settings, told = Settings(db=tmp_path / "mqks.db"), list[str]()
+
+    async def loaded() -> tuple[Store, Metadata]:
+        store = await open_store(settings, told.append)
+        metadata = await store.load()
+        async for _ in store.segments(metadata):
+            pass
+        await store.begin()
+        return store, metadata
+
+    store, _ = await loaded()
+    policy = Policy(DeleteRule(1.0))
+    await store.commit(
+        [], Entry(queues={1: QueueState(b"a", DEFAULT), 2: QueueState(b"b", DEFAULT)})
+    )
+    await store.commit([NewSegment(1, b"head", [b"text"], 8)])
+    entry = Entry(queues={1: QueueState(b"a", policy), 3: QueueState(b"c", DEFAULT)})
+    words = [LastWords(1, 9, 7), LastWords(2, 8, 8)]
+    await store.commit([NewSegment(2, b"head", [], 4)], entry, [1], words)
+    await store.close()
+    store, metadata = await loaded()
+    await store.close()
+    assert (told, metadata.damage) == ([], [])
+    assert sorted(metadata.queues.values()) == [
+        QueueRow(1, b"a", policy.encode(), 9, 7),
+        QueueRow(2, b"b", DEFAULT.encode(), 8, 8),
+        QueueRow(3, b"c"),
+    ]
+
+
+@pytest.mark.parametrize("commits", [1, 2, 3])
+def test_what_a_full_store_has_no_room_for_is_not_confirmed(
+    commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message for four queues, in pieces, of which as many commits find room."""
+    monkeypatch.setattr(pending, "BATCH_QUEUES_MAX", 1)
+    has_room = chain([False], repeat(True, commits), repeat(False))
+
+    class Meagre(MemoryStore):
+        async def commit(self, segments: Sequence[NewSegment], *rest: Any) -> None:
+            if any(segment.texts for segment in segments) and not next(has_room):
+                raise DiskFull("there is no room")
+            await super().commit(segments, *rest)
+
+    monkeypatch.setattr(memory_module, "MemoryStore", Meagre)
+    memory = Memory()
+    with served(memory) as broker, client_of(broker) as client:
+        for queue in b"abcd":
+            assert client.ask(b"s subscribe --confirm %c e" % queue) == b"s ok "
+        reply = client.ask(b"m publish --confirm e x")
+        kept = [
+            run.total
+            for head, _ in memory.segments.values()
+            for section in decode(head)
+            for run in section.runs
+        ]
+        assert reply.startswith(b"m error ") or kept == [1, 1, 1, 1]
 
 
 # -- large commits

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import lane
+from mqks.broker import lane as lane_module
 from mqks.broker.connection import Connection
+from mqks.broker.pending import Run
+from mqks.broker.turns import finish
 from mqks.limits import EVALUATIONS_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
@@ -216,6 +218,21 @@ def test_a_piece_that_cannot_be_written_takes_the_rest_of_its_batch_along() -> N
     assert len(broker.pending.take(whole=True).entry.changes) == QUEUES
 
 
+def test_who_waits_for_a_batch_waits_for_a_piece_that_is_tried_again() -> None:
+    world = BareWorld()
+    many_queues(world)
+    broker = world.broker
+    world.intake.receive(world.connection("k"), b"m1 publish --confirm e a\n")
+    broker.pending.put_back(broker.pending.take())
+
+    written = 0
+    while broker.pending:
+        batch = broker.pending.take()
+        written += len(batch.entry.changes)
+        assert bool(batch.waiters.confirms) == (written == QUEUES)
+    assert written == QUEUES
+
+
 def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() -> None:
     world = BareWorld()
     for name in ("k", "gone", "stays"):
@@ -337,8 +354,8 @@ def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
 
 def test_deliveries_that_use_up_each_turn_starve_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of other work is done in each turn, however much is due to consumers."""
-    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
-    monkeypatch.setattr(lane, "STEP_BODIES", 100)
+    monkeypatch.setattr(lane_module, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(lane_module, "STEP_BODIES", 100)
     world = BareWorld()
     for name in ("c", "k"):
         world.connect(name)
@@ -458,6 +475,28 @@ def test_expressions_keep_no_server_from_stopping(tmp_path: Path) -> None:
                 replies.append(client.line())
     assert replies[-1] == b"m ok "
     assert len(replies) == 40
+
+
+def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page may have joined the tail to the head meanwhile, and a later commit spilled that."""
+    monkeypatch.setattr(lane_module, "STEP_BODIES", 1)
+    world = BareWorld()
+    world.connect("k")
+    world.send("k", b"s subscribe q e\nm1 publish e x\nm2 publish e x\n")
+    lane = world.broker.queues[b"q"].lane
+    finish(lane.spill(lane.next_seq))
+    world.send("k", b"m3 publish e x\nm4 publish e x\n")
+    begun = lane.spill(lane.next_seq)
+    next(begun)
+    assert (lane.paged, len(lane.tail)) == (3, 1)
+
+    lane.page_in(1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
+    finish(lane.spill(lane.next_seq))
+    world.intake.receive(world.connection("k"), b"m5 publish e x\n")
+    finish(begun)
+    assert (lane.paged, list(lane.tail)) == (4, [b"m5 event=e x"])
 
 
 def test_who_waits_for_pieces_that_are_written_is_known_when_the_rest_is_put_back() -> None:

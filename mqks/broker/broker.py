@@ -97,7 +97,7 @@ class Broker:
         """For expressions of `_eval`."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
-        self.readers: list[Connection] = []
+        self.reads_waiting: list[Connection] = []
         """Connections that want to see something of the journal: the server's to serve."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
@@ -141,7 +141,7 @@ class Broker:
     def _unblocked(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers may take again."""
         if connection.reads:
-            self.readers.append(connection)
+            self.reads_waiting.append(connection)
         if connection.consumers:
             self.turns.add(self._wake_all(list(connection.consumers.values())))
 
@@ -212,7 +212,7 @@ class Broker:
             )
         connection.reads.append(read)
         if len(connection.reads) == 1 and not connection.rests:
-            self.readers.append(connection)
+            self.reads_waiting.append(connection)
 
     def is_there(self, read: Read) -> bool:
         """Whether the queue that is to be read is still the one of its name."""

@@ -1,6 +1,6 @@
-"""Bytes that several share: take, give back, wake who waits, in their order.
+"""A number of bytes shared by several users: take, give back, wake those who wait, in order.
 
-The one rule: whoever gives back wakes those who wait. Nobody else has to remember to.
+The one rule: giving back wakes those who wait; no caller has to remember to.
 """
 
 from collections.abc import Callable, Hashable
@@ -33,7 +33,7 @@ class Budget:
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing should be taken now: what is left belongs to those who wait."""
+        """Whether nothing should be taken now: what is left goes to those who already wait."""
         return self.used >= self.limit or (bool(self._waiters) and not self._is_waking)
 
     @property
@@ -42,25 +42,25 @@ class Budget:
         return list(self._waiters)
 
     def take(self, size: int) -> None:
-        """Take so much, also more than there is: who must not does not come here."""
+        """Take this much, even when it exceeds the limit: callers that must not, check first."""
         self.used += size
 
     def give_back(self, size: int) -> None:
         self.set(self.used - size)
 
     def set(self, used: int) -> None:
-        """So much is used now: others have counted."""
+        """This much is used now, as counted elsewhere."""
         self.used = used
         if self._waiters and used < self.limit and not self._is_waking:
             self._turns.add(self._wake())
 
     def wait(self, who: Hashable, wake: Callable[[], None]) -> None:
-        """Have `wake` called when there is room again; once, behind those who wait already."""
+        """Have `wake` called once when there is room again, after those who already wait."""
         self._waiters.setdefault(who, wake)
         self._on_wait()
 
     def leave(self, who: Hashable) -> None:
-        """Wait no longer; also for those who don't."""
+        """Stop waiting; no error if it does not wait."""
         self._waiters.pop(who, None)
 
     def _wake(self) -> Work[None]:

@@ -378,9 +378,8 @@ class Lane:
                 break
             yield GOES_ON
         if self.paged:
-            count = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
-            while count > 0 and self.paged:
-                count -= self._spill_tail(min(count, STEP_BODIES))
+            # Between two steps a page or a trim may have joined the tail to the head.
+            while self.paged and self._spill_tail(committed):
                 yield GOES_ON
             return
         keep = 0
@@ -413,13 +412,14 @@ class Lane:
         self.head_bytes -= size
         self.memory.used -= size
 
-    def _spill_tail(self, count: int) -> int:
-        count = min(count, len(self.tail))
+    def _spill_tail(self, committed: int) -> bool:
+        durable = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
+        count = max(0, min(durable, STEP_BODIES))
         self.paged += count
         size = _forget(self.tail, count)
         self.tail_bytes -= size
         self.memory.used -= size
-        return count
+        return count > 0
 
     def _spill_returned(self, committed: int) -> bool:
         """Whatever is taken off a heap's end, a heap is left."""

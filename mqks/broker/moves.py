@@ -1,7 +1,7 @@
-"""The only way of a message from one place to another.
+"""The only way in which a message moves from one place to another.
 
-The one rule: it is settled where it was and appended where it goes in one commit, so it is never
-lost and never twice there, whatever is killed.
+The one rule: one commit settles it where it was and appends it where it goes. So it is never lost
+and never there twice, whenever the process is killed.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from mqks.broker.turns import GOES_ON, WAITS, Work
 
 
 class Target(Protocol):
-    """A queue, for what comes to it and goes from it without a publisher or a consumer."""
+    """A queue, as far as messages enter and leave it without publisher and consumer."""
 
     @property
     def lane(self) -> Lane: ...

@@ -260,7 +260,9 @@ class Pending:
             self.put_back(begun)
 
     def put_back(self, batch: Batch) -> None:
-        """This batch could not be written: all of it is pending again, before what came since."""
+        """This batch could not be written: all of it is pending again, before what came since. So
+        is what is left of the batch of which it is a piece, with those who wait for the whole."""
+        self._begin_anew()
         batch.waiters.put_before(self.waiters)
         self.waiters = batch.waiters
         self._is_rest = self._is_rest or batch.is_rest
@@ -283,20 +285,18 @@ class Pending:
         and everybody who waits. Messages stay pending, and with them the ids that were published
         once: an id that lasts without its message would keep the message out for good."""
         batch = self.take(whole=True)
-        entry, rest = batch.entry, Entry(once=batch.entry.once, records=len(batch.entry.once))
-        changes, taken = entry.changes, batch.taken
-        entry.changes, entry.once, batch.taken = [], [], []
-        rest_taken = []
-        for change, (lane, boundary) in zip(changes, taken, strict=True):
+        entry = batch.entry
+        rest = Batch(Entry(once=entry.once, records=len(entry.once)), moves=batch.moves)
+        changes, entry.changes, entry.once = entry.changes, [], []
+        for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
             settled, later = split(change, boundary)
             entry.changes.append(settled)
-            batch.taken.append((lane, boundary))
             if later is not None:
-                rest.changes.append(later)
-                rest.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
-                rest_taken.append((lane, boundary))
-        entry.records = max(0, entry.records - rest.records)
-        self.put_back(Batch(rest, taken=rest_taken, moves=batch.moves))
+                rest.entry.changes.append(later)
+                rest.entry.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
+                rest.taken.append((lane, boundary))
+        entry.records = max(0, entry.records - rest.entry.records)
+        self.put_back(rest)
         return batch
 
 

@@ -43,15 +43,15 @@ class Publishing:
             or event[:2] == b"--"
             or broker.unwritable
             or not (permissions is None or permissions.may_publish(event))
-            or (broker.shared.full_queues and self._is_full(event))
+            or (broker.shared.full_queues and self._full_queue(event))
         ):
             return NO_LANE
         return self.gathering.open(event)
 
-    def _is_full(self, event: bytes) -> bool:
-        """Whether a queue that is bound to it is full."""
+    def _full_queue(self, event: bytes) -> Queue | None:
+        """A queue that is bound to it and full."""
         queues = self._broker.bindings.routes.get(event, NOWHERE)
-        return not queues.keys().isdisjoint(self._broker.shared.full_queues.keys())
+        return next(iter(queues.keys() & self._broker.shared.full_queues.keys()), None)
 
     def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
         """Route messages of one event; each queue bound to it gets all of them, in later turns
@@ -127,15 +127,13 @@ class Publishing:
             raise Unwritable(
                 f"{broker.unwritable}: nothing can be published until that has changed"
             )
-        if is_known or not broker.shared.full_queues:
-            return
-        for queue in broker.bindings.routes.get(event, NOWHERE):
-            if queue.full:
-                raise LimitExceeded(
-                    "queue_messages_max",
-                    # Whoever publishes is told the reason, but not whose queue it is.
-                    f"{queue.messages_max} messages wait in a queue bound to {shown(event)}",
-                )
+        queue = None if is_known else self._full_queue(event)
+        if queue is not None:
+            raise LimitExceeded(
+                "queue_messages_max",
+                # Whoever publishes is told the reason, but not whose queue it is.
+                f"{queue.messages_max} messages wait in a queue bound to {shown(event)}",
+            )
 
     def check_route(self, event: bytes) -> None:
         """Raise if a message of this event would go nowhere."""

@@ -1,12 +1,12 @@
-"""Who rests says why.
+"""Something that rests while there is a reason to.
 
-The one rule: it goes on exactly while it has no reason to rest, and `rest` and `resume` alone
-change that.
+The one rule: it runs exactly while it has no reason to rest. Only `rest` and `resume` add and
+remove reasons.
 """
 
 
 class Resting:
-    """Reasons are the bits of a number. A subclass says what it means to stop and to go on."""
+    """Reasons are bits of a number. A subclass defines how it stops and how it goes on."""
 
     __slots__ = ("rests",)
 
@@ -20,7 +20,7 @@ class Resting:
             self._stop()
 
     def resume(self, why: int) -> None:
-        """These reasons hold no longer."""
+        """These reasons no longer hold."""
         if self.rests & why:
             self.rests &= ~why
             if not self.rests:

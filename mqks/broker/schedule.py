@@ -1,4 +1,4 @@
-"""Everything that is due at a time.
+"""Everything that is due at some time.
 
 The one rule: an entry is one number, made of its time and of its place in a table, so that a
 million of them take 100 MB and are compared without a call.
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 Act = Callable[[int], None]
-"""What to do, given the key of the entry: many entries can share one."""
+"""Is called with the key of the entry; many entries can share one."""
 
 _PLACE_BITS: Final = 40
 _PLACE: Final = (1 << _PLACE_BITS) - 1
 WALL_LOOK_S: Final = 1.0
-"""How often the wall clock is looked at while something is due by it: it may be set."""
+"""How often the wall clock is read while an entry depends on it: it may be set."""
 _STALE_MIN: Final = 64
 
 
@@ -64,7 +64,7 @@ class _Heap:
         return heap[0] >> _PLACE_BITS if heap else None
 
     def pop(self) -> None:
-        """Do what is next."""
+        """Run the next entry."""
         place = heapq.heappop(self.heap) & _PLACE
         act, key = self.acts[place], self.keys[place]
         self.acts[place] = None
@@ -89,16 +89,15 @@ class Schedule:
         return len(self._delays) + len(self._points)
 
     def after(self, delay_s: float, act: Act, key: int = 0) -> int:
-        """Have `act` called with `key` when so many seconds have passed; return what `cancel`
-        takes, until then."""
+        """Call `act` with `key` after this many seconds; return what `cancel` takes until then."""
         return self._delays.add(round((self._clock() + delay_s) * 1_000_000), act, key) << 1
 
     def at(self, time_us: int, act: Act, key: int = 0) -> int:
-        """The same when the wall clock shows a time."""
+        """The same at a time of the wall clock."""
         return self._points.add(time_us, act, key) << 1 | 1
 
     def cancel(self, entry: int) -> None:
-        """Not any more. Only for what is not due yet."""
+        """Remove an entry, which must not have been run."""
         (self._points if entry & 1 else self._delays).cancel(entry >> 1)
 
     def next_s(self) -> float | None:
@@ -111,7 +110,7 @@ class Schedule:
         return min(due, default=None)
 
     def run_next(self) -> bool:
-        """Do the next thing that is due; return whether there was one."""
+        """Run the next entry that is due; return whether there was one."""
         for heap, now_us in (
             (self._delays, round(self._clock() * 1_000_000)),
             (self._points, self._now_us()),

@@ -1,6 +1,6 @@
-"""What the queues, consumers and connections of one broker have in common.
+"""What the queues, consumers and connections of one broker share.
 
-The one rule: they are given this and each other, never the broker.
+The one rule: they get this and each other, never the broker.
 """
 
 from collections.abc import Callable

@@ -12,8 +12,8 @@ from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.inspection.live import Live
 from mqks.inspection.source import Note, Row, Source, error_row, message_row
+from mqks.journal.sqlite.database_file import DatabaseFile, no_file
 from mqks.journal.sqlite.lock import server_of
-from mqks.journal.sqlite.reader import DatabaseFile, no_file
 
 DAMAGE_SHOWN = 20
 _ONLY_OF_A_SERVER = (

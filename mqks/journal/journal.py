@@ -16,11 +16,10 @@ from mqks.broker.ranges import subtract, union
 from mqks.errors import JournalFailed
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Fate, Index, Segment, Span
-from mqks.journal.log_reader import LogReader
+from mqks.journal.queue_log import QueueLog
 from mqks.journal.segment import Lines, Section, decode, runs_of, segments
-from mqks.journal.store import NewSegment, OpenStore, Report, Store, open_store
+from mqks.journal.store import NewSegment, Store
 from mqks.limits import PAGE_BYTES, SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
-from mqks.settings import Settings
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """One compaction reads about this much."""
@@ -52,27 +51,19 @@ Parts = list[tuple[NewSegment, list[Section]]]
 
 
 class Journal:
+    """Made of a store that is open; `Recovery` fills it."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
         self.index = Index()
         self.next_segment = 1
         self.epoch = ""
         """Another one for each store made."""
-        self.log = LogReader(self)
+        self.log = QueueLog(self)
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
         self._moving = anyio.Lock()
         """Held while segments are deleted, until the index knows it."""
-
-    @classmethod
-    async def open(
-        cls,
-        settings: Settings,
-        report: Report = lambda line: None,
-        open_store: OpenStore = open_store,
-    ) -> "Journal":
-        """Claim what the settings name; `Recovery` reads it. Raises as `OpenStore`."""
-        return cls(await open_store(settings, report))
 
     async def close(self) -> None:
         await self.store.close()

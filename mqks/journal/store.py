@@ -1,4 +1,4 @@
-"""What is behind the journal: where segments and metadata are kept.
+"""The storage behind the journal, which keeps segments and metadata.
 
 A store is claimed when it is opened, loaded once, and written by one caller, one step at a time.
 Its steps may take long, and it may be on another machine: nothing but `commit_now`, which a store
@@ -14,7 +14,7 @@ What goes wrong is told by four errors of `mqks.errors`:
 The one rule: a commit is one step. All of it is durable when it returns, or nothing of it is there.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -32,13 +32,13 @@ class Damage(NamedTuple):
 
 
 def shown(name: bytes) -> str:
-    """In messages."""
+    """A name as messages show it."""
     return name.decode("utf-8", "backslashreplace")
 
 
 class QueueRow(NamedTuple):
-    """`policy` as `Policy.encode` writes it; `next_seq` and `cursor` are what dropped segments
-    knew."""
+    """`policy` as written by `Policy.encode`; `next_seq` and `cursor` as told by segments that were
+    dropped."""
 
     id: int
     name: bytes
@@ -52,7 +52,7 @@ class Metadata:
     """Everything but segments, as far as it is whole."""
 
     epoch: str = ""
-    """Another one for each store that was made, and for each copy; none where it is damaged."""
+    """Unique to each store and each copy of one; empty when it is damaged."""
     queues: dict[int, QueueRow] = field(default_factory=dict)
     bindings: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Queue name and event."""
@@ -61,24 +61,24 @@ class Metadata:
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     next_queue_id: int = 1
-    """No id from here on was ever used."""
+    """This id and all above were never used."""
     next_segment: int = 1
     queue_ids_end: int = 1
-    """A queue without a row was deleted when its id is below; from here on its row was lost."""
+    """A queue without a row was deleted if its id is below this one; otherwise its row was lost."""
     damage: list[Damage] = field(default_factory=list)
-    """What is wrong; `Store.segments` adds what is missing of them."""
+    """What is wrong; `Store.segments` adds segments that are missing."""
     notes: list[Damage] = field(default_factory=list)
-    """What is wrong and no reason to refuse a start."""
+    """What is wrong without being a reason to refuse a start."""
 
 
 class Head(NamedTuple):
-    """A segment without its text. `size` counts the text, too."""
+    """A segment without its text; `size` includes the text."""
 
     id: int
     size: int
     head: bytes
-    """What is behind it does not matter: it may be all of the segment. Of a damaged one what can
-    still be read."""
+    """Any bytes may follow it, up to the whole segment. Of a damaged segment, what can still be
+    read."""
     damage: str = ""
 
 
@@ -92,12 +92,12 @@ class NewSegment(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """All of it."""
+        """Head and text."""
         return b"".join([self.head, *self.texts])
 
 
 class LastWords(NamedTuple):
-    """What a queue's row must tell, because the last segment that told it is dropped."""
+    """What a queue's row must tell, since the last segment that told it is dropped."""
 
     queue_id: int
     next_seq: int
@@ -106,32 +106,33 @@ class LastWords(NamedTuple):
 
 class Store(Protocol):
     name: str
-    """Where it is, for messages."""
+    """Its location, as messages show it."""
     versions: dict[str, str]
-    """Of the software it is made of."""
+    """Of the software that it uses."""
     torn: str
-    """What may be the trace of a power cut; nothing that was promised is missing."""
+    """A possible trace of a power cut; nothing that was confirmed is missing."""
     commit_now: Callable[[NewSegment], None] | None
-    """As `commit` for one segment, on the caller's thread: where that takes less time than waiting
-    for another one."""
+    """`commit` of one segment on the caller's thread; None where that is slower than waiting for
+    another thread."""
 
     # -- starting
 
     async def load(self) -> Metadata:
-        """Before anything else, once; then `segments`."""
+        """Is called first, once; `segments` comes next."""
 
     def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
-        """All of them by rising ids, some at a time; what is missing is added to `metadata`."""
+        """All segments in ascending order of ids, some at a time; adds missing ones to
+        `metadata.damage`."""
 
     async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
-        """Write the metadata anew, and set aside what was damaged of it, with these segments."""
+        """Write the metadata anew, and set aside its damaged rows and these segments."""
 
     async def begin(self) -> None:
-        """What was loaded is believed: it may be written from here on. A store that is closed
-        before is left as it was found."""
+        """Accept what was loaded: from here on the store may be written. A store that is closed
+        before this is left as it was found."""
 
     def announce(self, url: str) -> None:
-        """Let those who know the store find its server."""
+        """Publish the URL of the server that has this store."""
 
     # -- writing
 
@@ -142,52 +143,46 @@ class Store(Protocol):
         drop: Sequence[int] = (),
         last_words: Iterable[LastWords] = (),
     ) -> None:
-        """New segments, the metadata of an entry, and segments that go, in one durable step."""
+        """Add segments, apply the metadata of an entry and drop segments, in one durable step."""
 
     @property
     def overdue(self) -> bool:
-        """Whether `tidy` has something to do that should not wait for a quiet moment."""
+        """Whether `tidy` has work that should not wait until the journal is idle."""
 
     async def tidy(self, *, idle: bool) -> bool:
-        """Do one step of what is due; return whether there may be more. It may be called often."""
+        """Do one step of the work that is due; return whether there may be more. Cheap when there
+        is none."""
 
     # -- reading
 
     async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
-        """Head and text by segment id, of those that are there. Nothing waits for a reading in the
-        background but others of these. Raises JournalFailed for a damaged one."""
+        """Whole segments by id; those that do not exist are left out. Reads in the background delay
+        each other, nothing else. Raises JournalFailed for a damaged segment."""
 
     def facts(self) -> dict[str, Any]:
-        """What `stats` and metrics tell of it, of the keys that they know."""
+        """Values for `stats` and metrics, under the keys that they know."""
 
     # -- room, and looking after it
 
     async def hold_reserves(self) -> bool:
-        """Hold back the room that acks need when there is no other; whether there is so much."""
+        """Reserve the room that acks need when the rest is full; return whether that succeeded."""
 
     async def give_up_reserves(self) -> None:
-        """Use it."""
+        """Release that room."""
 
     async def has_room(self) -> bool:
-        """Whether there is room for a batch or two beside the reserves."""
+        """Whether there is room for a batch or two in addition to the reserves."""
 
     def look(self) -> str:
-        """Why nobody may find again what is written; nothing while all is well."""
+        """Why what is written may not be found again; empty while all is well."""
 
     def renew_claim(self) -> str:
-        """Make again what keeps others away, if it has gone. Tell whether it had: nothing while it
-        had not, or else what came of it."""
+        """Restore what keeps other processes away, if it is gone. Return the outcome; empty if
+        there was nothing to restore."""
 
     async def close(self) -> None: ...
 
 
-OpenStore = Callable[[Settings, Report], Awaitable[Store]]
+OpenStore = Callable[[Settings, Report], Coroutine[Any, Any, Store]]
 """Claims the store that the settings name. Raises DatabaseLocked, SchemaTooNew, JournalDamaged,
 JournalFailed, ConfigurationError."""
-
-
-async def open_store(settings: Settings, report: Report) -> Store:
-    """The one that a server has unless it is given another."""
-    from mqks.journal.sqlite.store import SqliteStore  # here, for whoever has another
-
-    return await SqliteStore.open(settings, report)

@@ -15,7 +15,7 @@ from mqks.broker.pending import NO_MARK, Mark
 from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.log_reader import Page
+from mqks.journal.queue_log import Page
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
 
@@ -35,13 +35,13 @@ class Reads:
 
     def wake(self) -> None:
         """Some may be waiting."""
-        if not self._broker.readers:
+        if not self._broker.reads_waiting:
             return
         if self._broker.shared.outboxes.room <= 0:
             self._broker.shared.outboxes.wait(self, self.wake)
         else:
-            self._waiting += self._broker.readers
-            self._broker.readers = []
+            self._waiting += self._broker.reads_waiting
+            self._broker.reads_waiting = []
             self._wanted.set()
 
     async def run(self) -> None:
@@ -54,7 +54,7 @@ class Reads:
                 if gone or connection.rests or not connection.reads:
                     continue  # Who is blocked comes again when it is not.
                 if self._broker.shared.outboxes.room <= 0:
-                    self._broker.readers.append(connection)
+                    self._broker.reads_waiting.append(connection)
                     continue
                 read = connection.reads[0]
                 answer = await self._answer(read)
@@ -65,7 +65,7 @@ class Reads:
                     else:
                         connection.write(answer)
                 if connection.reads and not connection.rests:
-                    self._broker.readers.append(connection)
+                    self._broker.reads_waiting.append(connection)
                 self._flush()
 
     async def _answer(self, read: Read) -> bytes | None:

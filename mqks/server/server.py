@@ -35,9 +35,10 @@ from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
+from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.journal.store import OpenStore, open_store
+from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log, tls
 from mqks.server.client import Client, Hold
@@ -159,15 +160,14 @@ class Server:
         log.event("disconnected", logging.DEBUG, connection=connection.address)
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
-        self._finish(connection)
         connection.closed = True
+        self._finish(connection)
 
     def _finish(self, connection: Connection) -> None:
         """A client has gone: what came of it before is still done, in turns, and nothing is given
         to it any more."""
         if self.stopping:
             return
-        connection.closed = True
         connection.rest(Slow.END)
         if connection.works:
             self._working[connection] = partial(self._finish, connection)
@@ -626,7 +626,7 @@ async def serve(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
     try:
-        journal = await Journal.open(settings, _report, open_store)
+        journal = Journal(await open_store(settings, _report))
         if journal.store.torn:
             log.warning("wal_torn", what=journal.store.torn)
         errors, error_ids = ErrorLog(), ErrorIds()

@@ -34,13 +34,13 @@ holds the loop up for a twentieth of the time at most."""
 
 
 class State(NamedTuple):
-    """What keeps the writer from writing as ever."""
+    """What keeps the writer from its normal work."""
 
     disk_full: bool = False
     gone: str = ""
-    """Why nobody may find again what is written."""
+    """Why what is written may not be found again."""
     failure: MqksError | None = None
-    """What a commit at once has met: the task ends the process with it."""
+    """An error of a commit at once: the task ends the process with it."""
 
     @property
     def unwritable(self) -> str:
@@ -73,7 +73,7 @@ class Writer:
         self._untidy = True
         """Something was written since the last tidying up."""
         self._steps = 0
-        """Of the journal that have ended, well or with a full disk."""
+        """Steps of the journal that have ended, with success or with a full disk."""
         self._step_s = 0.0
         """When the last of them ended, or the next was begun after a rest."""
         self._at_once_from_s = 0.0
@@ -142,7 +142,7 @@ class Writer:
             self._wake.set()
 
     def committed(self, batch: Batch) -> None:
-        """It is durable: who waits for it is told so."""
+        """A batch is durable: answer those who wait for it."""
         self.stepped()
         if self._state.gone and batch.must_last:
             # It is in the files that are open, which nobody may ever find again.
@@ -197,7 +197,7 @@ class Writer:
             self.check()
 
     async def watch(self) -> None:
-        """Look after the store, which others may take away."""
+        """Watch the files of the store, which others may take away."""
         store, outcome = self._journal.store, ""
         while True:
             await anyio.sleep(LOOK_S)
@@ -214,7 +214,7 @@ class Writer:
                 log.warning("lock_file_gone", outcome=outcome)
 
     def check(self) -> None:
-        """Raise what a commit at once has met."""
+        """Raise the error of a commit at once, if there was one."""
         if self._state.failure is not None:
             raise self._state.failure
 
@@ -266,12 +266,12 @@ class Writer:
         return True
 
     def release(self) -> None:
-        """Tell those who wait what has become of it."""
+        """Release the publishers that wait, and flush."""
         self._release()
         self._flush()
 
     async def pause(self, seconds: float) -> None:
-        """For so long, unless something comes."""
+        """Wait this long, or until something is pending."""
         self._wake.clear()
         with anyio.move_on_after(seconds):
             await self._wake.wait()

@@ -345,7 +345,7 @@ class World(AbstractContextManager["World"]):
             or broker.shared.page_requests
             or self._pages
             or broker.access.logins
-            or broker.readers
+            or broker.reads_waiting
             or self._going
             or any(peer.connection.overrun and not peer.ended for peer in self.peers.values())
         )
@@ -379,7 +379,7 @@ class World(AbstractContextManager["World"]):
         broker = self.broker
         if broker.shared.outboxes.room <= 0:
             return
-        readers, broker.readers = broker.readers, []
+        readers, broker.reads_waiting = broker.reads_waiting, []
         for connection in readers:
             gone = connection.closed or connection.expelled
             if gone or connection.rests or not connection.reads:
@@ -387,7 +387,7 @@ class World(AbstractContextManager["World"]):
             read = connection.reads.popleft()
             connection.write(read.request_id + b" ok --end\n")
             if connection.reads and not connection.rests:
-                broker.readers.append(connection)
+                broker.reads_waiting.append(connection)
 
     # -- the end of a turn
 

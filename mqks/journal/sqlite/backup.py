@@ -14,10 +14,10 @@ from typing import Final
 
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
+from mqks.journal.sqlite.database_file import State, connect, no_file
 from mqks.journal.sqlite.lock import FileLock, lock_path
 from mqks.journal.sqlite.metadata import become_another
 from mqks.journal.sqlite.migrations import check_version
-from mqks.journal.sqlite.reader import State, connect, no_file
 from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.sqlite.verify import Verdict, verify
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from mqks.broker.broker import Broker
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.journal.sqlite.reader import no_file, wal_path
+from mqks.journal.sqlite.database_file import no_file, wal_path
 from mqks.journal.sqlite.store import SqliteStore
 from mqks.settings import Settings
 
@@ -19,7 +19,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     """Drop, merge, compact and vacuum; give the bytes on disk before and after.
 
     `report` is called with a line for each thing that is damaged.
-    Raises as `Journal.open` and `Recovery.run`, InspectionFailed when there is no such file, and
+    Raises as `OpenStore` and `Recovery.run`, InspectionFailed when there is no such file, and
     JournalFailed.
     """
     path = Path(settings.db)

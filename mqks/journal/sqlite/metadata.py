@@ -85,21 +85,17 @@ class Tables:
         Raises JournalFailed when one that goes is not there.
         """
         tallies: dict[str, Tally] = {}
-        gone: Iterable[int] = ()
-        rows: list[QueueRow] = []
         once: OnceRow | None = None
+        queues = self._queue_rows(last_words, {} if entry is None else entry.queues)
         with transaction(db):
             if drop:
                 tallies["segment"] = self.segments(next_id, drop)
                 _delete_segments(db, drop)
             for segment in segments:
                 db.execute(INSERT_SEGMENT, row_of(segment))
-            if words := [*last_words]:
-                rows, tallies["queue"] = self._put_last_words(db, words)
+            if queues:
+                tallies["queue"] = self._put_queues(db, queues)
             if entry is not None:
-                if entry.queues:
-                    gone = entry.queues
-                    rows, tallies["queue"] = self._put_queues(db, entry.queues)
                 if entry.bindings:
                     tallies["binding"] = self._put_bindings(db, entry.bindings)
                 if entry.once:
@@ -110,42 +106,34 @@ class Tables:
         self.tallies |= tallies
         if once:
             self.once.written(once)
-        for queue_id in gone:
+        for queue_id, row in queues.items():
             self.queues.pop(queue_id, None)
-        self.queues |= {row.id: row for row in rows}
+            if row is not None:
+                self.queues[queue_id] = row
 
-    def _put_last_words(
-        self, db: sqlite3.Connection, words: Sequence[LastWords]
-    ) -> tuple[list[QueueRow], Tally]:
-        olds = [self.queues[queue_id] for queue_id, _, _ in words]
-        news = [
-            old._replace(next_seq=next_seq, cursor=cursor)
-            for old, (_, next_seq, cursor) in zip(olds, words, strict=True)
-        ]
-        return news, self._put_rows(db, olds, news)
+    def _queue_rows(
+        self, last_words: Iterable[LastWords], states: Mapping[int, QueueState | None]
+    ) -> dict[int, QueueRow | None]:
+        """The rows that change; None: it goes."""
+        rows: dict[int, QueueRow | None] = {
+            queue_id: self.queues[queue_id]._replace(next_seq=next_seq, cursor=cursor)
+            for queue_id, next_seq, cursor in last_words
+        }
+        for queue_id, state in states.items():
+            old = rows.get(queue_id) or self.queues.get(queue_id) or QueueRow(queue_id, b"")
+            rows[queue_id] = None
+            if state is not None:
+                rows[queue_id] = old._replace(name=state.name, policy=state.policy.encode())
+        return rows
 
-    def _put_rows(
-        self, db: sqlite3.Connection, olds: Iterable[QueueRow], news: Iterable[QueueRow]
-    ) -> Tally:
-        """These instead of those."""
-        rows = [(*row, queue_crc(row)) for row in news]
-        db.executemany(_PUT_QUEUE, rows)
-        tally = self.tallies["queue"].minus([queue_crc(row) for row in olds])
-        return tally.plus([crc for *_, crc in rows])
-
-    def _put_queues(
-        self, db: sqlite3.Connection, states: Mapping[int, QueueState | None]
-    ) -> tuple[list[QueueRow], Tally]:
-        olds = [self.queues[queue_id] for queue_id in states if queue_id in self.queues]
-        news = [
-            _queue_row(self.queues.get(queue_id), queue_id, state)
-            for queue_id, state in states.items()
-            if state is not None
-        ]
+    def _put_queues(self, db: sqlite3.Connection, rows: Mapping[int, QueueRow | None]) -> Tally:
+        olds = [self.queues[queue_id] for queue_id in rows if queue_id in self.queues]
+        news = [(*row, queue_crc(row)) for row in rows.values() if row is not None]
         db.executemany("delete from queue where id = ?", [(row.id,) for row in olds])
-        tally = self._put_rows(db, olds, news)
-        next_id = max(tally.next, *(queue_id + 1 for queue_id in states))
-        return news, tally._replace(next=next_id)
+        db.executemany(_PUT_QUEUE, news)
+        tally = self.tallies["queue"].minus([queue_crc(row) for row in olds])
+        next_id = max(tally.next, *(queue_id + 1 for queue_id in rows))
+        return tally.plus([crc for *_, crc in news])._replace(next=next_id)
 
     def _put_bindings(
         self, db: sqlite3.Connection, bindings: Mapping[tuple[bytes, bytes], bool]
@@ -250,8 +238,3 @@ def _delete_segments(db: sqlite3.Connection, gone: Sequence[int]) -> None:
     count = db.execute(f"delete from segment where id in ({ids})").rowcount
     if count != len(gone):
         raise JournalFailed(f"{len(gone) - count} of the segments {ids} are missing")
-
-
-def _queue_row(old: QueueRow | None, queue_id: int, state: QueueState) -> QueueRow:
-    row = QueueRow(queue_id, state.name) if old is None else old
-    return row._replace(name=state.name, policy=state.policy.encode())

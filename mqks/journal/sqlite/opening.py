@@ -9,7 +9,7 @@ from pathlib import Path
 from mqks.durable import write_again
 from mqks.errors import ConfigurationError, JournalDamaged, JournalFailed
 from mqks.journal.sqlite import wal
-from mqks.journal.sqlite.reader import State, connect, refuse_newer, wal_path
+from mqks.journal.sqlite.database_file import State, connect, refuse_newer, wal_path
 from mqks.journal.sqlite.structure import header_damage, schema_damage, structure_damage
 from mqks.journal.store import Report
 from mqks.settings import Settings

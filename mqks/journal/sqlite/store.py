@@ -22,10 +22,10 @@ from mqks.files import identity
 from mqks.journal.segment import checksum
 from mqks.journal.sqlite import opening
 from mqks.journal.sqlite.ballast import Ballast
+from mqks.journal.sqlite.database_file import is_damage, wal_path
 from mqks.journal.sqlite.lock import FileLock
 from mqks.journal.sqlite.metadata import INSERT_SEGMENT, PUT_TALLY, Tables, row_of
 from mqks.journal.sqlite.migrations import NEWEST, migrate
-from mqks.journal.sqlite.reader import is_damage, wal_path
 from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.sqlite.tables import Row, Rows, error_columns, errors, head_of, read_by
 from mqks.journal.store import Damage, Head, LastWords, Metadata, NewSegment, Report, shown
@@ -48,7 +48,7 @@ WAL_PAGES_IDLE: Final = 16
 """An idle journal folds a WAL of this many pages."""
 WAL_PAGES_RESTART: Final = 4096
 """A WAL of this many pages (16 MiB) is begun again, if need be by waiting for its readers."""
-READERS_WAIT_MS: Final = 50
+WAL_WAIT_MS: Final = 50
 BUSY_WAIT_MS: Final = 100
 WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL's file is cut back to this size when it is begun again."""
@@ -69,7 +69,7 @@ def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
     return "" if now == was else f"{what} was replaced by another file"
 
 
-class _Reader:
+class _ReadConnection:
     """A connection that can only read, used by one thread at a time. Its descriptors are opened by
     the first read: now, while there are some."""
 
@@ -109,7 +109,7 @@ class SqliteStore:
         self,
         raw: sqlite3.Connection,
         db: aiosqlite.Connection,
-        readers: Sequence[_Reader],
+        reading: Sequence[_ReadConnection],
         lock: FileLock,
         path: Path,
         settings: Settings,
@@ -121,7 +121,7 @@ class SqliteStore:
         self.commit_now: Callable[[NewSegment], None] | None = self._commit_now
         self._raw = raw
         self._db = db
-        self._reader, self._background = readers
+        self._foreground, self._background = reading
         self._path = path
         self._lock = lock
         self._files = [
@@ -156,7 +156,7 @@ class SqliteStore:
     # -- opening and closing
 
     @classmethod
-    async def open(cls, settings: Settings, report: Report = lambda line: None) -> "SqliteStore":
+    async def open(cls, settings: Settings, report: Report) -> "SqliteStore":
         """Take the lock, look whether the file is whole, open it and bring its schema up to date.
 
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
@@ -178,8 +178,8 @@ class SqliteStore:
                 db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
                 undo.push_async_callback(db.close)
                 await cls._prepare(db, settings)
-                readers = [undo.enter_context(closing(_Reader(path))) for _ in range(2)]
-                store = cls(raw, db, readers, lock, path.resolve(), settings)
+                reading = [undo.enter_context(closing(_ReadConnection(path))) for _ in range(2)]
+                store = cls(raw, db, reading, lock, path.resolve(), settings)
                 store._begin_wal_anew = finding is not None
                 if finding and (finding.is_torn or settings.synchronous != "full"):
                     store.torn = f"{wal_path(path).name} {finding}"
@@ -224,9 +224,9 @@ class SqliteStore:
                 await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
         self._background.close()
         if not (keeps_wal or self.gone):
-            self._reader.close()
+            self._foreground.close()
         await self._db.close()
-        self._reader.close()  # Once more does nothing.
+        self._foreground.close()  # Once more does nothing.
         self._lock.release()
 
     # -- starting
@@ -452,7 +452,7 @@ class SqliteStore:
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
         # Readers that overlap keep the WAL from being begun again: wait for those of now.
-        await self._db.execute_fetchall(f"pragma busy_timeout = {READERS_WAIT_MS}")
+        await self._db.execute_fetchall(f"pragma busy_timeout = {WAL_WAIT_MS}")
         self._checkpoints += 1
         ((held, pages, _),) = await self._db.execute_fetchall("pragma wal_checkpoint(restart)")
         await self._db.execute_fetchall(f"pragma busy_timeout = {BUSY_WAIT_MS}")
@@ -514,7 +514,7 @@ class SqliteStore:
     # -- reading
 
     async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
-        return await (self._background if background else self._reader).bodies(ids)
+        return await (self._background if background else self._foreground).bodies(ids)
 
 
 def _size(path: Path) -> int:

@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from mqks.journal.sqlite.database_file import DatabaseFile, Facts, State, connect
 from mqks.journal.sqlite.lock import server_of
-from mqks.journal.sqlite.reader import DatabaseFile, Facts, State, connect
 from mqks.journal.sqlite.structure import header_damage, structure_damage
 from mqks.journal.store import Damage
 

@@ -40,7 +40,7 @@ class Page(NamedTuple):
     next_seq: int
 
 
-class LogReader:
+class QueueLog:
     def __init__(self, journal: "Journal") -> None:
         self._journal = journal
 
