@@ -157,3 +157,22 @@ def test_who_is_woken_late_is_woken_in_a_later_turn() -> None:
         turns.begin()
         turns.go_on()
     assert order == list(range(20))
+
+
+def test_many_that_were_cancelled_keep_nothing_from_being_done() -> None:
+    clocks = Clocks()
+    entries = [clocks.schedule.after(1.0 + number / 1e4, clocks.act) for number in range(5000)]
+    clocks.schedule.after(5.0, clocks.act, 7)
+    clocks.schedule.after(100.0, clocks.act, 8)
+    for _ in range(5100):
+        clocks.schedule.after(200.0, clocks.act, 9)
+    for entry in entries:
+        clocks.schedule.cancel(entry)
+    clocks.s += 10.0
+    for _ in range(10):
+        due_s = clocks.schedule.next_s()
+        assert due_s is not None
+        if clocks.run():
+            break
+    assert clocks.done == [7]
+    assert len(clocks.schedule) == 5101

@@ -16,6 +16,7 @@ _PLACE: Final = (1 << _PLACE_BITS) - 1
 WALL_LOOK_S: Final = 1.0
 """How often the wall clock is read while an entry depends on it: it may be set."""
 _STALE_MIN: Final = 64
+_STALE_STEP: Final = 1000
 
 
 class _Heap:
@@ -57,8 +58,11 @@ class _Heap:
             self.heap, self.stale = kept, 0
 
     def next_us(self) -> int | None:
+        """When something is due next, or earlier: of what was cancelled, only some is let go."""
         heap = self.heap
-        while heap and self.acts[heap[0] & _PLACE] is None:
+        for _ in range(_STALE_STEP):
+            if not heap or self.acts[heap[0] & _PLACE] is not None:
+                break
             self.free.append(heapq.heappop(heap) & _PLACE)
             self.stale -= 1
         return heap[0] >> _PLACE_BITS if heap else None
@@ -69,7 +73,9 @@ class _Heap:
         act, key = self.acts[place], self.keys[place]
         self.acts[place] = None
         self.free.append(place)
-        if act is not None:
+        if act is None:
+            self.stale -= 1
+        else:
             act(key)
 
 
