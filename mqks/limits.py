@@ -28,10 +28,10 @@ LINES_MAX: Final = 2048
 COPIES_MAX: Final = 1024 * 1024
 """Messages that gather before they are published, times the queues of the event that has most."""
 
-LANES_QUEUES: Final = 64
+GROUPS_QUEUES: Final = 64
 """Queues of all events that gather side by side. What goes to more gathers alone."""
 
-LANES_COPIES_MAX: Final = 16 * 1024
+GROUPS_COPIES_MAX: Final = 16 * 1024
 """Messages times queues of what gathers side by side: it is published within one turn, in a few
 milliseconds, so that nobody sees later messages of a connection without the earlier ones."""
 

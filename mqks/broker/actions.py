@@ -276,12 +276,12 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest("_eval is not allowed here")
     source = parse_eval(request.rest)
-    if connection.eval_budget is None:
-        connection.eval_budget = expression.Budget(
+    if connection.eval_steps is None:
+        connection.eval_steps = expression.Allowance(
             expression.LIMITS.steps_max, "the expression takes too many steps"
         )
     names = {
-        "state": State(broker, connection.eval_budget.spend),
+        "state": State(broker, connection.eval_steps.spend),
         "request": {
             "id": request.id.decode("utf-8", "surrogateescape"),
             "action": "_eval",
@@ -290,7 +290,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
         "WORKERS": 1,
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
-    work = expression.evaluating(source, names, budget=connection.eval_budget)
+    work = expression.evaluating(source, names, budget=connection.eval_steps)
     place = yield from broker.evaluations.take()
     try:
         while not connection.closed:  # What nobody waits for any more is not evaluated to its end.

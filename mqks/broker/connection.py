@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from mqks.broker.evaluate.expression import Budget
+from mqks.broker.evaluate.expression import Allowance
 from mqks.broker.reads import Read
 from mqks.broker.resting import Resting
 from mqks.broker.shared import Shared
@@ -41,7 +41,7 @@ class Connection(Resting):
         "auth_failures",
         "closed",
         "consumers",
-        "eval_budget",
+        "eval_steps",
         "expelled",
         "id",
         "kept",
@@ -87,7 +87,7 @@ class Connection(Resting):
         self.outbox_bytes = 0
         self.touched = False
         self.closed = False
-        self.eval_budget: Budget | None = None
+        self.eval_steps: Allowance | None = None
         """Steps that expressions of the chunk in hand may still take."""
         self.unconfirmed = 0
         """Confirms that wait for a commit."""

@@ -1,7 +1,7 @@
 """Messages of a chunk, gathered until they are published in one go.
 
 The one rule: what goes to one queue keeps its order. Events that lead to the same queues share a
-lane, those that have no queue in common have lanes of their own; an event that is neither ends
+group, those that have no queue in common have groups of their own; an event that is neither ends
 what was gathered before it.
 """
 
@@ -10,59 +10,59 @@ from typing import Final
 
 from mqks.broker.bindings import NOWHERE, Bindings
 from mqks.broker.queue import Queue
-from mqks.limits import COPIES_MAX, LANES_COPIES_MAX, LANES_QUEUES
+from mqks.limits import COPIES_MAX, GROUPS_COPIES_MAX, GROUPS_QUEUES
 
-Lane = tuple[bytes, bytes, list[bytes], list[bytes]]
+Group = tuple[bytes, bytes, list[bytes], list[bytes]]
 """An event, what stands between id and data, ids and bodies."""
 NOTHING: Final = b"\n"
 """A name that no line can hold."""
-NO_LANE: Final[Lane] = NOTHING, b"", [], []
+NO_GROUP: Final[Group] = NOTHING, b"", [], []
 
 
 class Gathering:
-    """`publish` takes lanes when they end."""
+    """`publish` takes groups when they end."""
 
-    __slots__ = ("_bindings", "_by_queue", "_lanes", "_publish", "lanes", "width")
+    __slots__ = ("_bindings", "_by_queue", "_groups", "_publish", "groups", "width")
 
     def __init__(
         self, bindings: Bindings, publish: Callable[[bytes, list[bytes], list[bytes]], None]
     ) -> None:
         self._bindings = bindings
         self._publish = publish
-        self._lanes: list[Lane] = []
-        self.lanes: dict[bytes, Lane] = {}
+        self._groups: list[Group] = []
+        self.groups: dict[bytes, Group] = {}
         """By event: where its messages are to be gathered now."""
-        self._by_queue: dict[Queue, Lane] = {}
+        self._by_queue: dict[Queue, Group] = {}
         self.width = 1
-        """How many queues the lanes lead to, and one."""
+        """How many queues the groups lead to, and one."""
 
-    def open(self, event: bytes) -> Lane:
-        """A lane for an event that has none."""
+    def open(self, event: bytes) -> Group:
+        """A group for an event that has none."""
         routes = self._bindings.routes
         queues = routes.get(event, NOWHERE)
-        lane = next(filter(None, map(self._by_queue.get, queues)), None)
-        if lane is None or routes[lane[0]] != queues:
-            if lane is not None or (self._lanes and self.width + len(queues) > LANES_QUEUES):
+        group = next(filter(None, map(self._by_queue.get, queues)), None)
+        if group is None or routes[group[0]] != queues:
+            if group is not None or (self._groups and self.width + len(queues) > GROUPS_QUEUES):
                 self.flush()
-            lane = event, b" event=%b " % event, [], []
-            self._lanes.append(lane)
+            group = event, b" event=%b " % event, [], []
+            self._groups.append(group)
             self.width += len(queues)
-            self._by_queue.update(dict.fromkeys(queues, lane))
-        # Of the lane that another event has opened, the lists alone.
-        lane = self.lanes[event] = event, b" event=%b " % event, lane[2], lane[3]
-        return lane
+            self._by_queue.update(dict.fromkeys(queues, group))
+        # Of the group that another event has opened, the lists alone.
+        group = self.groups[event] = event, b" event=%b " % event, group[2], group[3]
+        return group
 
     @property
     def copies_max(self) -> int:
         """How many messages times queues may gather."""
-        return LANES_COPIES_MAX if self.width <= LANES_QUEUES else COPIES_MAX
+        return GROUPS_COPIES_MAX if self.width <= GROUPS_QUEUES else COPIES_MAX
 
     def flush(self) -> None:
         """Publish what has been gathered."""
-        for event, _, ids, bodies in self._lanes:
+        for event, _, ids, bodies in self._groups:
             if ids:
                 self._publish(event, ids, bodies)
-        self._lanes.clear()
-        self.lanes.clear()
+        self._groups.clear()
+        self.groups.clear()
         self._by_queue.clear()
         self.width = 1

@@ -12,16 +12,16 @@ from mqks.broker import permits
 from mqks.broker.actions import ACTIONS
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
-from mqks.broker.gathering import NO_LANE, NOTHING
+from mqks.broker.gathering import NO_GROUP, NOTHING
 from mqks.broker.turns import GOES_ON, Work
 from mqks.errors import BadRequest, LineTooLong, Unwritable
-from mqks.limits import LANES_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
+from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
 from mqks.protocol.requests import CONFIRM, ONCE, Request, parse_request, shown
 from mqks.users import STRANGER
 
 PLAIN = b"."
 """An argument that sorts before it may be empty, or a flag."""
-WIDE = LANES_COPIES_MAX // LINES_MAX
+WIDE = GROUPS_COPIES_MAX // LINES_MAX
 """Lines for more queues are looked at in smaller blocks."""
 NEWLINE = ord(b"\n")
 
@@ -68,7 +68,7 @@ class Intake:
 
     def _receive(self, connection: Connection, data: bytes) -> None:
         splitter = connection.splitter
-        connection.eval_budget = None
+        connection.eval_steps = None
         lines = splitter.feed(data)
         if splitter.has_tab:
             # Rare, and an error for the lines that have one: not the hot loop's business.
@@ -119,11 +119,11 @@ class Intake:
         broker, turns, works = self._broker, self._turns, connection.works
         publishing, gathering = self._publishing, self._publishing.gathering
         publishing.works = works
-        lanes, name_bytes_max = gathering.lanes, broker.metadata.name_bytes_max
+        groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
         room = min(broker.settings.outbox_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
         others: list[bytes] = []
-        event, middle, ids, bodies = NO_LANE
+        event, middle, ids, bodies = NO_GROUP
         acker, acked = NOTHING, list[bytes]()
         start, end, gathered = 0, LINES_MAX, 0
         while start < len(lines):
@@ -147,16 +147,16 @@ class Intake:
                         once = argument == ONCE
                         if once:
                             argument, _, rest = rest.partition(b" ")
-                        lane = lanes.get(argument)
-                        if lane is None:
+                        group = groups.get(argument)
+                        if group is None:
                             if acked:
                                 broker.ack(acker, acked)
                                 acker, acked = NOTHING, []
-                            lane = publishing.lane(connection.permissions, argument)
+                            group = publishing.group(connection.permissions, argument)
                             is_wide = gathering.width > WIDE or bool(works)
                             if turns.over:
                                 self._break_off(connection, later)
-                        event, middle, ids, bodies = lane
+                        event, middle, ids, bodies = group
                     if (
                         event is not NOTHING
                         and 0 < len(request_id) <= name_bytes_max

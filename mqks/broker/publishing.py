@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.bindings import NOWHERE
 from mqks.broker.connection import Connection
-from mqks.broker.gathering import NO_LANE, Gathering, Lane
+from mqks.broker.gathering import NO_GROUP, Gathering, Group
 from mqks.broker.queue import Queue
 from mqks.broker.turns import WAITS, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
-from mqks.limits import COPIES_MAX, LANES_QUEUES, ROUTE_QUEUES, STEP_COPIES
+from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
 from mqks.protocol.requests import shown
 from mqks.users import Permissions
 
@@ -35,8 +35,8 @@ class Publishing:
         """Works after which ids last that are known already: who publishes one of them again must
         not be confirmed before the first."""
 
-    def lane(self, permissions: Permissions | None, event: bytes) -> Lane:
-        """Where messages of an event gather that has no lane; none if each is to be looked at."""
+    def group(self, permissions: Permissions | None, event: bytes) -> Group:
+        """Where messages of an event gather that has no group; none if each is to be looked at."""
         broker = self._broker
         if (
             not 0 < len(event) <= broker.metadata.name_bytes_max
@@ -45,7 +45,7 @@ class Publishing:
             or not (permissions is None or permissions.may_publish(event))
             or (broker.shared.full_queues and self._full_queue(event))
         ):
-            return NO_LANE
+            return NO_GROUP
         return self.gathering.open(event)
 
     def _full_queue(self, event: bytes) -> Queue | None:
@@ -57,7 +57,7 @@ class Publishing:
         """Route messages of one event; each queue bound to it gets all of them, in later turns
         when there are very many, and then before all that the connection publishes next."""
         queues = self._count(event, len(ids))
-        if self.works or len(queues) >= LANES_QUEUES:
+        if self.works or len(queues) >= GROUPS_QUEUES:
             self.works.append(self._route(list(queues), ids, bodies))
             return
         for queue in queues:

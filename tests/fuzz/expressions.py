@@ -7,7 +7,7 @@ from typing import Final
 from mqks.broker.evaluate.expression import (
     LIMITS,
     RESULT_BYTES_MAX,
-    Budget,
+    Allowance,
     ExpressionError,
     evaluate,
     render,
@@ -64,7 +64,7 @@ class Expressions:
     def one(self) -> None:
         source = mutated_expression(self._chance, EXPRESSIONS + ATTACKS)
         self.count += 1
-        budget = Budget(LIMITS.steps_max, "too many steps")
+        budget = Allowance(LIMITS.steps_max, "too many steps")
         start_s = thread_time()
         try:
             result = render(evaluate(source, self._names, budget=budget))

@@ -228,7 +228,7 @@ class World(AbstractContextManager["World"]):
         if took_s > CALL_S_MAX:
             # What others have taken of this core does not count.
             took_s = min(took_s, thread_time() - self._looked_cpu_s)
-            evaluates = any(getattr(each, "eval_budget", None) is not None for each in args)
+            evaluates = any(getattr(each, "eval_steps", None) is not None for each in args)
             if took_s > (EVAL_S_MAX if evaluates else CALL_S_MAX):
                 raise TooSlow(f"{call.__name__} took {took_s * 1000:.0f} ms")
         self.slowest_s = max(self.slowest_s, took_s)

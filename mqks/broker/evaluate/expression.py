@@ -54,7 +54,7 @@ def evaluate(
     names: Mapping[str, object],
     *,
     limits: Limits = LIMITS,
-    budget: "Budget | None" = None,
+    budget: "Allowance | None" = None,
 ) -> object:
     """The value of `source`, a Python expression over `names`; raises nothing but ExpressionError.
 
@@ -71,7 +71,7 @@ def evaluating(
     names: Mapping[str, object],
     *,
     limits: Limits = LIMITS,
-    budget: "Budget | None" = None,
+    budget: "Allowance | None" = None,
 ) -> Work[object]:
     """The same in turns. What the names tell may change between two steps."""
     steps = limits.steps_max if budget is None else budget.steps
@@ -101,7 +101,7 @@ def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
     """
     with _refusals():
         # An item or a character fills a byte at least: out of steps means out of bytes.
-        plain = _plain(value, Budget(bytes_max, "the result is too long"))
+        plain = _plain(value, Allowance(bytes_max, "the result is too long"))
         text = plain if isinstance(value, str) else _json(plain)
         line = text.translate(_ESCAPES).encode("utf-8", "surrogateescape")
         if len(line) > bytes_max:
@@ -136,7 +136,7 @@ def _parse(source: str, limits: Limits) -> ast.AST:
     return tree
 
 
-class Budget:
+class Allowance:
     """The steps left. Every method pays for what its caller does next, or raises."""
 
     def __init__(self, steps: int, refusal: str) -> None:
@@ -180,7 +180,7 @@ class Budget:
         self.spend(1 + len(text) * (16 + width) // 256)
 
 
-class _Evaluation(Budget):
+class _Evaluation(Allowance):
     """One walk through one expression."""
 
     def __init__(self, limits: Limits, steps: int) -> None:
@@ -559,7 +559,7 @@ def _size(value: Any) -> int:
     raise ExpressionError(f"{type(value).__name__} is not plain data")
 
 
-def _plain(value: Any, budget: Budget) -> Any:
+def _plain(value: Any, budget: Allowance) -> Any:
     """`value` in terms of JSON."""
 
     def plain(items: Iterable[Any]) -> Iterator[Any]:
