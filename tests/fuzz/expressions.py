@@ -32,6 +32,8 @@ ATTACKS: Final = [
     *("{x: y for x in range(999) for y in 'ab'}", "b'\\xff' * 999", "[x[:] for x in [[0] * 2000]]"),
     *("state.__class__", "().__class__", "lambda: 1", "open('/etc/passwd')", "len", "f'{1:>9999}'"),
 ]
+AGAIN: Final = 3
+"""What was slow is evaluated again, so often, before it is believed."""
 SOURCE_S: Final = 0.05
 STEP_S: Final = 5e-6
 """CPU time that an expression may take, whatever it is, and for each step that it has paid for:
@@ -64,6 +66,19 @@ class Expressions:
     def one(self) -> None:
         source = mutated_expression(self._chance, EXPRESSIONS + ATTACKS)
         self.count += 1
+        took_s, steps = self._evaluate(source)
+        for _ in range(AGAIN):
+            if took_s <= SOURCE_S + steps * STEP_S:
+                break
+            # A collection of garbage may have come in between, or another one on this core.
+            took_s = min(took_s, self._evaluate(source)[0])
+        else:
+            slow = Finding(f"an expression took {took_s * 1000:.0f} ms for {steps} steps: {source}")
+            self.found.append(((), slow))
+        self.slowest_s = max(self.slowest_s, took_s)
+
+    def _evaluate(self, source: str) -> tuple[float, int]:
+        """Return seconds of CPU time, and steps."""
         budget = Allowance(LIMITS.steps_max, "too many steps")
         start_s = thread_time()
         try:
@@ -75,9 +90,4 @@ class Expressions:
         except Exception as failure:
             failure.add_note(source)
             self.found.append(((Step("send", "a", source.encode()),), failure))
-        took_s = thread_time() - start_s
-        self.slowest_s = max(self.slowest_s, took_s)
-        steps = LIMITS.steps_max - max(0, budget.steps)
-        if took_s > SOURCE_S + steps * STEP_S:
-            slow = Finding(f"an expression took {took_s * 1000:.0f} ms for {steps} steps: {source}")
-            self.found.append(((), slow))
+        return thread_time() - start_s, LIMITS.steps_max - max(0, budget.steps)
