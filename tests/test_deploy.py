@@ -225,6 +225,7 @@ def test_a_busy_server_feeds_its_watchdog(db: Path) -> None:
         assert not publisher.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_line", [b"s subscribe --confirm q2 e", b"m publish --confirm e x"]
 )

@@ -312,6 +312,7 @@ def test_one_connection_too_many_is_closed(web: Web) -> None:
     assert until(lambda: answers(web))
 
 
+@pytest.mark.slow
 def test_silent_connections_keep_nobody_out(web: Web) -> None:
     """Silent from the start, in their first request, or in their second."""
     with ExitStack() as cleanup:

@@ -134,6 +134,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.mark.slow
 def test_all_that_can_be_killed_is_and_each_message_is_there_once(
     spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ def test_archive_goes_on_until_it_is_stopped(
     assert len(keys(lake)) == 9
 
 
+@pytest.mark.slow
 def test_small_files_are_merged_by_spark(
     spark: "SparkSession", mqks_broker: Broker, lake: Path
 ) -> None:

@@ -626,6 +626,7 @@ def test_spark_shows_what_is_wrong_with_an_option(spark: "SparkSession") -> None
     assert "BadOption" in str(told.value)
 
 
+@pytest.mark.slow
 def test_available_now_twice_over(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
 ) -> None:

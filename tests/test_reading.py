@@ -156,6 +156,7 @@ def test_a_new_queue_or_database_has_another_epoch(tmp_path: Path) -> None:
     assert len(set(epochs)) == 4
 
 
+@pytest.mark.slow
 def test_reading_goes_on_while_others_publish_consume_and_compact(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
         reader.ask("subscribe --confirm log e")

@@ -82,6 +82,7 @@ def peeked(client: LineClient, after: int) -> int:
     return after
 
 
+@pytest.mark.slow
 def test_readers_that_leave_their_answers(tmp_path: Path) -> None:
     """Each could have four MiB; and who reads gets through behind all of them."""
     count = 8_000
@@ -165,6 +166,7 @@ def test_a_large_message_for_many(tmp_path: Path, flags: tuple[str, ...]) -> Non
         assert "event=request_failed" not in server.log
 
 
+@pytest.mark.slow
 def test_those_who_take_nothing_are_closed_when_there_is_no_room(tmp_path: Path) -> None:
     flags = (*LIMIT, "--outbox-bytes-max", "16MiB")
     with (

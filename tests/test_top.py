@@ -163,6 +163,7 @@ def test_it_gives_the_terminal_back_when_it_is_terminated(server: ServerProcess)
         assert terminal.now == terminal.before
 
 
+@pytest.mark.slow
 def test_it_outlives_the_server(server: ServerProcess) -> None:
     published(server, b"mails", 3)
     with Terminal(*TOP, "--url", server.url) as terminal:

@@ -44,6 +44,7 @@ def _own_network() -> Iterator[None]:
             assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_own_network")
 def test_what_vanished_clients_hold_goes_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
