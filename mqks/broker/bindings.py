@@ -10,7 +10,7 @@ from typing import Final
 from mqks.broker.metadata import Metadata, binding_bytes
 from mqks.broker.pending import Pending
 from mqks.broker.queue import Queue
-from mqks.broker.turns import GOES_ON, WAITS, Work, slices
+from mqks.broker.turns import GOES_ON, Places, Work, slices
 from mqks.errors import LimitExceeded
 from mqks.limits import STEP_NAMES
 from mqks.protocol.masks import EventMasks
@@ -38,7 +38,7 @@ class Bindings:
         self._pending = pending
         self.by_name: dict[bytes, dict[bytes, None]] = {}
         self.routes: dict[bytes, dict[Queue, None]] = {}
-        self._busy: dict[bytes, list[object]] = {}
+        self._busy: dict[bytes, Places] = {}
         """Names whose bindings are being changed, in turns: one request after the other, in the
         order in which they came."""
 
@@ -50,23 +50,20 @@ class Bindings:
         """Replace, then remove, then remove by mask, then add. Return whether that changed it.
         Raises LimitExceeded before anything is changed."""
         name = request.queue
-        yield from self._wait(name)
+        place = yield from self._wait(name)
         try:
             return (yield from self._rebind(request))
         finally:
-            self._done(name)
+            self._done(name, place)
 
-    def _wait(self, name: bytes) -> Work[None]:
+    def _wait(self, name: bytes) -> Work[object]:
         """Until those are done that came before and change what this name is bound to."""
-        line, place = self._busy.setdefault(name, []), object()
-        line.append(place)
-        while line[0] is not place:
-            yield WAITS
+        return (yield from self._busy.setdefault(name, Places(1)).take())
 
-    def _done(self, name: bytes) -> None:
-        line = self._busy[name]
-        del line[0]
-        if not line:
+    def _done(self, name: bytes, place: object) -> None:
+        places = self._busy[name]
+        places.leave(place)
+        if not places:
             del self._busy[name]
 
     def _rebind(self, request: Rebind) -> Work[bool]:
@@ -173,7 +170,7 @@ class Bindings:
 
     def remove_all(self, name: bytes, queue: Queue | None) -> Work[None]:
         """The name is bound to nothing; `queue` had it, and is deleted."""
-        yield from self._wait(name)
+        place = yield from self._wait(name)
         events = self._unbind(name)
         self.metadata.bytes -= sum(map(binding_bytes, events))
         try:
@@ -184,7 +181,7 @@ class Bindings:
                     yield GOES_ON
             yield from self._settle(name, events)
         finally:
-            self._done(name)
+            self._done(name, place)
 
 
 def _matched(masks: Iterable[bytes], events: list[bytes]) -> Work[list[bytes]]:

@@ -378,9 +378,7 @@ class Broker:
 
     def _attach(self, queue: Queue, consumer: Consumer) -> None:
         queue.attach(consumer)
-        if queue.timer is not None:
-            self.schedule.cancel(queue.timer)
-            queue.timer = None
+        self._stop_timer(queue)
 
     def end_consumers(self, consumers: list[Consumer]) -> None:
         """They get nothing any more from now on; what they held goes back in turns."""
@@ -432,9 +430,13 @@ class Broker:
         if rule.delay_s is None:
             yield from self.delete_queue(queue.name)
             return
+        self._stop_timer(queue)
+        queue.timer = self.schedule.after(rule.delay_s, partial(self._delete_unused, queue))
+
+    def _stop_timer(self, queue: Queue) -> None:
         if queue.timer is not None:
             self.schedule.cancel(queue.timer)
-        queue.timer = self.schedule.after(rule.delay_s, partial(self._delete_unused, queue))
+            queue.timer = None
 
     def _delete_unused(self, queue: Queue, _: int) -> None:
         queue.timer = None
@@ -444,9 +446,7 @@ class Broker:
         """Delete messages, bindings and rule; consumers stay with the name."""
         queue = self.queues.pop(name, None)
         if queue is not None:
-            if queue.timer is not None:
-                self.schedule.cancel(queue.timer)
-                queue.timer = None
+            self._stop_timer(queue)
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
             if queue.consumers:

@@ -171,8 +171,10 @@ class Lane:
     def front(self) -> list[bytes]:
         """Take the first messages of the head, as many as one delivery brings; what of them is not
         delivered must come back by `put_front`."""
+        return self._pop_head(max(1, DELIVERY_BYTES * len(self.head) // self.head_bytes))
+
+    def _pop_head(self, count: int) -> list[bytes]:
         head = self.head
-        count = max(1, DELIVERY_BYTES * len(head) // self.head_bytes)
         if count >= len(head):
             lines = list(head)
             head.clear()
@@ -205,11 +207,7 @@ class Lane:
             while self.redo_is_next and self.redo[0][0] < end and len(some) < STEP_MESSAGES:
                 some.append(self.pop_redo())
             return some
-        count = min(end - self.cursor, len(self.head), STEP_MESSAGES)
-        lines = [self.head.popleft() for _ in range(count)]
-        size = size_of(lines)
-        self.head_bytes -= size
-        self.memory.used -= size
+        lines = self._pop_head(min(end - self.cursor, len(self.head), STEP_MESSAGES))
         first = self.cursor
         self.cursor += len(lines)
         if lines:

@@ -60,12 +60,17 @@ class _Heap:
     def next_us(self) -> int | None:
         """When something is due next, or earlier: of what was cancelled, only some is let go."""
         heap = self.heap
+        if self.stale:
+            self._let_go()
+        return heap[0] >> _PLACE_BITS if heap else None
+
+    def _let_go(self) -> None:
+        heap = self.heap
         for _ in range(_STALE_STEP):
             if not heap or self.acts[heap[0] & _PLACE] is not None:
                 break
             self.free.append(heapq.heappop(heap) & _PLACE)
             self.stale -= 1
-        return heap[0] >> _PLACE_BITS if heap else None
 
     def pop(self) -> None:
         """Run the next entry."""
@@ -107,13 +112,15 @@ class Schedule:
         (self._points if entry & 1 else self._delays).cancel(entry >> 1)
 
     def next_s(self) -> float | None:
-        """When `run_next` should be called next, on the clock that only grows."""
+        """When `run_next` should be called next, on the clock that only grows. Each turn of the
+        event loop asks."""
         delay_us, point_us = self._delays.next_us(), self._points.next_us()
-        due = [] if delay_us is None else [delay_us / 1_000_000]
-        if point_us is not None:
-            wait_s = (point_us - self._now_us()) / 1_000_000
-            due.append(self._clock() + min(max(wait_s, 0.0), WALL_LOOK_S))
-        return min(due, default=None)
+        due_s = None if delay_us is None else delay_us / 1_000_000
+        if point_us is None:
+            return due_s
+        wait_s = (point_us - self._now_us()) / 1_000_000
+        look_s = self._clock() + min(max(wait_s, 0.0), WALL_LOOK_S)
+        return look_s if due_s is None else min(due_s, look_s)
 
     def run_next(self) -> bool:
         """Run the next entry that is due; return whether there was one."""

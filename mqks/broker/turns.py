@@ -6,7 +6,7 @@ before the next one.
 """
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
@@ -76,18 +76,22 @@ class Places:
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._line: OrderedDict[object, None] = OrderedDict()
+        self._line: deque[object] = deque()
+
+    def __len__(self) -> int:
+        """How many have a place or wait for one."""
+        return len(self._line)
 
     def take(self) -> Work[object]:
         """Wait for a place; return what `leave` takes."""
         ticket = object()
-        self._line[ticket] = None
+        self._line.append(ticket)
         while ticket not in islice(self._line, self._places):
             yield WAITS
         return ticket
 
     def leave(self, ticket: object) -> None:
-        del self._line[ticket]
+        self._line.remove(ticket)
 
 
 def finish(work: Work[T]) -> T:
