@@ -30,7 +30,9 @@ from benchmarks.servers import SERVERS
 
 QUEUE, EVENT = "q0", "e"
 BARE_SCALE = 20
-"""The bare program gets so many times fewer messages."""
+"""The bare program gets so many times fewer messages, and so do those that hold few."""
+PREFETCHES = 1, 10, 100
+"""Otherwise they hold as many messages as the server allows."""
 
 Figures = dict[str, float]
 """Messages per second, by what was done."""
@@ -126,30 +128,43 @@ async def _async_client(port: int, count: int) -> Figures:
         got: list[bytes] = []
         with Stopwatch(figures, "async consume", count):
             # Leaving waits until the acks have arrived.
-            async with client.consume(QUEUE, manual_ack=True) as consumer:
-                async for message in consumer:
-                    got.append(message.data)
-                    message.ack()
-                    if len(got) == count:
-                        break
+            async with client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer:
+                await _one_by_one(consumer, got, count)
         check(count, got)
         with Stopwatch(figures, "async publish_many", count):
             await client.publish_many((EVENT, payload) for payload in data)
         got = []
         with Stopwatch(figures, "async batches", count):
-            async with client.consume(QUEUE, manual_ack=True) as consumer:
+            async with client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer:
                 await _batches(consumer, got, count)
         check(count, got)
         got = []
         with Stopwatch(figures, "async end to end", count):
             async with (
-                client.consume(QUEUE, manual_ack=True) as consumer,
+                client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(_batches, consumer, got, count)
                 await client.publish_many((EVENT, payload) for payload in data)
         check(count, got)
+        count = max(count // BARE_SCALE, 1)
+        data = payloads(count)
+        for prefetch in PREFETCHES:
+            await client.publish_many((EVENT, payload) for payload in data)
+            got = []
+            with Stopwatch(figures, f"async prefetch {prefetch}", count):
+                async with client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer:
+                    await _one_by_one(consumer, got, count)
+            check(count, got)
     return figures
+
+
+async def _one_by_one(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -> None:
+    async for message in consumer:
+        got.append(message.data)
+        message.ack()
+        if len(got) == count:
+            break
 
 
 async def _batches(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -> None:
@@ -171,34 +186,49 @@ def blocking_client(port: int, count: int) -> Figures:
         got: list[bytes] = []
         with (
             Stopwatch(figures, "blocking consume", count),
-            client.consume(QUEUE, manual_ack=True) as consumer,
+            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
         ):
-            for message in consumer:
-                got.append(message.data)
-                message.ack()
-                if len(got) == count:
-                    break
+            _one_by_one_blocking(consumer, got, count)
         check(count, got)
         with Stopwatch(figures, "blocking publish_many", count):
             client.publish_many((EVENT, payload) for payload in data)
         got = []
         with (
             Stopwatch(figures, "blocking batches", count),
-            client.consume(QUEUE, manual_ack=True) as consumer,
+            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
         ):
             _batches_in_thread(consumer, got, count)
         check(count, got)
         got = []
         with (
             Stopwatch(figures, "blocking end to end", count),
-            client.consume(QUEUE, manual_ack=True) as consumer,
+            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
         ):
             thread = threading.Thread(target=_batches_in_thread, args=(consumer, got, count))
             thread.start()
             client.publish_many((EVENT, payload) for payload in data)
             thread.join()
         check(count, got)
+        count = max(count // BARE_SCALE, 1)
+        data = payloads(count)
+        for prefetch in PREFETCHES:
+            client.publish_many((EVENT, payload) for payload in data)
+            got = []
+            with (
+                Stopwatch(figures, f"blocking prefetch {prefetch}", count),
+                client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer,
+            ):
+                _one_by_one_blocking(consumer, got, count)
+            check(count, got)
     return figures
+
+
+def _one_by_one_blocking(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:
+    for message in consumer:
+        got.append(message.data)
+        message.ack()
+        if len(got) == count:
+            break
 
 
 def _batches_in_thread(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:

@@ -1,5 +1,7 @@
 """Many messages at once: published in one call, consumed in batches, each batch acked in one go.
 
+One consumer takes all that there is: `prefetch=0` is the fast way where no others share the queue.
+
 Start a broker first (`mqks serve`), then `python examples/batches.py`.
 """
 
@@ -14,7 +16,9 @@ COUNT = 20_000
 
 async def main() -> None:
     async with mqks.connect() as client:
-        async with client.consume("readings", events=["reading"], manual_ack=True) as consumer:
+        async with client.consume(
+            "readings", events=["reading"], manual_ack=True, prefetch=0
+        ) as consumer:
             began = perf_counter()
             confirmed = await client.publish_many(("reading", {"n": n}) for n in range(COUNT))
             total = handled = 0

@@ -1,25 +1,27 @@
 """A service: functions for the messages of queues, until SIGTERM.
 
+What fails again and again goes to a queue of dead letters, where somebody can look at it. So does a
+message that kills the process, and only that one.
+
 Start a broker first (`mqks serve`), then `python examples/service.py`.
 """
 
 import logging
 
-import mqks
+import anyio
 
-RETRIES_MAX = 3
+import mqks
 
 app = mqks.App()
 
 
-@app.consumer("mailer", events=["user.created", "user.invited"], concurrency=10)
+# One message at a time, so that the process holds no other one when it dies: all that it holds then
+# counts as lost. Start the program several times to work on several messages at once.
+@app.consumer("mailer", events=["user.created", "user.invited"], concurrency=1, prefetch=1)
 async def send_mail(message: mqks.Message) -> None:
     user = message.json()
     if "@" not in user["mail"]:
-        if message.retry < RETRIES_MAX:
-            raise ValueError(f"{user['mail']} is no address")
-        print(f"gave up on {user['mail']}", flush=True)
-        return
+        raise ValueError(f"{user['mail']} is no address")
     print(f"mail to {user['mail']}", flush=True)
     await app.client.publish("mail.sent", user)
 
@@ -29,6 +31,24 @@ async def count(message: mqks.Message) -> None:
     print(f"sent: {message.text}", flush=True)
 
 
+@app.consumer("mailer.dead")
+async def tell(message: mqks.Message) -> None:
+    letter = message.letter
+    if letter is not None:
+        print(f"gave up after {letter.tries} tries ({letter.reason}): {message.text}", flush=True)
+
+
+async def set_up() -> None:
+    """A message is dead when its function has raised three times, with a pause between; or when
+    the process has died three times while it worked on it, which no function can notice. A stop by
+    SIGTERM and a restart of the broker do not count."""
+    async with mqks.connect() as client:
+        await client.set_queue(
+            "mailer", retries=3, losses=3, backoff=(0.05, 60), dead_letters="mailer.dead"
+        )
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
+    anyio.run(set_up)
     app.run()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient, BlockingConsumer, connect_blocking
     from mqks.client.errors import (
         AuthenticationFailed,
+        CallFailed,
         ClientError,
         ConfirmTimeout,
         ConnectionLost,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         PublishFailed,
         RequestFailed,
     )
-    from mqks.client.messages import Message, Update
+    from mqks.client.messages import Letter, Message, Peeked, Update
     from mqks.client.options import Options
     from mqks.errors import ConfigurationError, MqksError
 
@@ -34,15 +35,18 @@ __all__ = [
     "AuthenticationFailed",
     "BlockingClient",
     "BlockingConsumer",
+    "CallFailed",
     "ClientError",
     "ConfigurationError",
     "ConfirmTimeout",
     "ConnectionLost",
     "Failed",
     "InvalidRequest",
+    "Letter",
     "Message",
     "MqksError",
     "Options",
+    "Peeked",
     "ProtocolViolation",
     "PublishFailed",
     "RequestFailed",
@@ -56,7 +60,7 @@ _HOMES = {
     "mqks.client.app": ("App",),
     "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "connect"),
     "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "connect_blocking"),
-    "mqks.client.messages": ("Message", "Update"),
+    "mqks.client.messages": ("Letter", "Message", "Peeked", "Update"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),
 }

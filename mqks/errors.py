@@ -43,6 +43,7 @@ Limit = Literal[
     "metadata_bytes_max",
     "queues_max",
     "queue_messages_max",
+    "messages_max",
     "bindings_per_queue_max",
     "consumers_per_connection_max",
     "reads_waiting_max",

@@ -11,12 +11,42 @@ SEQ_MAX: Final = (1 << 63) - 1
 DELETE_DELAY_S_MAX: Final = 1e9
 """Longest delay of a delete rule."""
 
+DURATION_S_MAX: Final = 1e9
+"""Longest delay, ttl, backoff and ack timeout: 31 years."""
+
+TIME_S_MAX: Final = 1e10
+"""Latest time that a message may be due, in seconds since 1970: in 2286."""
+
+COUNT_MAX: Final = 1_000_000_000
+"""Most retries, losses and messages to prefetch."""
+
+PREFETCH: Final = 10
+"""Unacked messages that a consumer of our clients holds, unless it asks for another number: so few
+that other consumers get their share, so many that it seldom waits for the next one."""
+
+DEAD_LETTERS_MAX: Final = 16
+"""Longest chain of queues, each of which is for the dead letters of the one before."""
+
+QUEUE_TABLES_MAX: Final = 256
+"""`[[queue]]` tables in mqks.toml. A new queue that none of them matches takes a millisecond."""
+
+META_BYTES_MAX: Final = 4096
+"""Longest attributes of a message, percent-encoded."""
+
 MASK_BYTES_MAX: Final = 1024
 """Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a
 name of 1 MiB."""
 
 MASKS_MAX: Final = 100
 """Event masks in one request: each is tried on all that the queue is bound to."""
+
+STEP_MASKS: Final = 1024
+"""Nodes and parts with stars of bound masks that are tried on an event before the time is looked
+at: half a millisecond. A publish whose event takes more goes on in later turns."""
+
+ROUTES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Remembered routes of events while queues are bound to masks, about; one more, and all of them
+are forgotten, which takes a few milliseconds."""
 
 CHUNK_S: Final = 0.02
 """How long one connection may have the event loop for what has come in from it; what is left then
@@ -44,6 +74,13 @@ STEP_COPIES: Final = 8 * 1024
 STEP_MESSAGES: Final = 1024
 """Messages settled, rejected or given back before the time is looked at: a millisecond or two."""
 
+NEAR_MAX: Final = 64 * 1024
+"""Scheduled messages of one queue whose bodies are in memory because they are due soon."""
+
+GONE_MIN: Final = 1024
+"""Scheduled messages that were taken out and still have an entry, before those are tidied up:
+then there may be as many as scheduled messages."""
+
 STEP_BODIES: Final = 16 * 1024
 """Messages let go of before the time is looked at: a millisecond or two."""
 
@@ -61,6 +98,13 @@ BATCH_COPIES_MAX: Final = 128 * 1024
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""
+
+STEP_BYTES: Final = 2 * 1024 * 1024
+"""Messages that move, are due or die before others have their turn, about: what they take in memory
+until they are written, beside what may be there."""
+
+NEAR_BYTES_MAX: Final = 16 * 1024 * 1024
+"""With so many bytes of scheduled messages of one queue in memory, no more are read ahead."""
 
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
 """Below this many bytes in memory, a queue that is being consumed asks for its next page."""
@@ -108,6 +152,10 @@ other queues, and others who wait for theirs."""
 EVALUATIONS_MAX: Final = 4
 """Expressions of `_eval` that are under way at once, each of which may hold some 10 MB; those of
 other connections wait."""
+
+SEARCHES_MAX: Final = 4
+"""Requests that look through scheduled messages for one id at once, each of which may hold 8 MB for
+a million of them; others wait."""
 
 PEEK_ROWS_DEFAULT: Final = 10
 PEEK_ROWS_MAX: Final = 1000

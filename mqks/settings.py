@@ -9,13 +9,16 @@ against it.
 
 import ipaddress
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from mqks.errors import ConfigurationError
+from mqks.errors import BadRequest, ConfigurationError
+from mqks.limits import QUEUE_TABLES_MAX
+from mqks.protocol.masks import name_masks
+from mqks.protocol.requests import POLICY_FIELDS, policy_value
 
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
@@ -26,6 +29,13 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
 
 T = TypeVar("T")
+
+
+class QueueTable(NamedTuple):
+    """One `[[queue]]` of mqks.toml: fields of the policies of the queues that `name` matches."""
+
+    name: str
+    fields: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,7 @@ class Settings:
         (0, 10**15, "messages"),
     )
     bindings_per_queue_max: int = _limits(
-        100_000, "Events bound to one queue.", (1, 100_000_000, "bindings")
+        100_000, "Events and masks bound to one queue.", (1, 100_000_000, "bindings")
     )
     consumers_per_connection_max: int = _limits(
         10_000, "Consumers on one connection.", (1, 10_000_000, "consumers")
@@ -248,13 +258,18 @@ class Settings:
         "text", "Log lines as key=value text for people, or as JSON for collectors."
     )
 
+    config: Path | None = field(default=None, compare=False)
+    """The mqks.toml that was read."""
+    queue_tables: tuple[QueueTable, ...] = ()
+    """What holds for queues unless `set_queue` says otherwise: the first that matches counts."""
+
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a peer must say who it is before anything else."""
         return self.auth == "always" or not (local or self.users is None)
 
     def public(self) -> dict[str, object]:
         """Every setting that a client may see, in plain values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {name: getattr(self, name) for name in SETTINGS}
         return {
             name: str(value) if isinstance(value, Path) else value for name, value in values.items()
         }
@@ -361,6 +376,7 @@ class Setting:
 SETTINGS = {
     each.name: Setting(each.name, each.type, each.default, each.metadata["about"])
     for each in fields(Settings)
+    if "about" in each.metadata
 }
 
 
@@ -389,8 +405,11 @@ def gather(
     """
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
+    file = _config_file(environ, config)
+    table = {} if file is None else _read(file)
+    tables = _queue_tables(file, table.pop("queue", []))
     for place, setting, value in (
-        *_from_file(_config_file(environ, config)),
+        *_from_file(file, table),
         *_from_environ(environ),
         *_from_flags(flags),
     ):
@@ -400,7 +419,7 @@ def gather(
             raise ConfigurationError(f"{place}: {error}") from None
         places[setting.name] = place
     _share_memory(values, places)
-    settings = Settings(**values)
+    settings = Settings(**values, config=file, queue_tables=tables)
     _check_together(settings, places)
     return settings, places
 
@@ -428,16 +447,81 @@ def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
 _Given = tuple[str, Setting, object]  # the place, the setting, the value
 
 
-def _from_file(path: Path | None) -> Iterator[_Given]:
-    if path is None:
-        return
+def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            table = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def read_queue_tables(settings: Settings) -> tuple[QueueTable, ...]:
+    """Those of the same mqks.toml as it is now. Raises ConfigurationError."""
+    path = settings.config
+    if path is None:
+        return settings.queue_tables
+    tables = _queue_tables(path, _read(path).get("queue", []))
+    _check_queue_names(settings, tables)
+    return tables
+
+
+def _queue_tables(path: Path | None, tables: object) -> tuple[QueueTable, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigurationError(f"{path}: queue: write [[queue]] for a table")
+    if len(tables) > QUEUE_TABLES_MAX:
+        raise ConfigurationError(f"{path}: queue: there may be {QUEUE_TABLES_MAX} tables at most")
+    return tuple(
+        _queue_table(f"{path}: queue {number}", table) for number, table in enumerate(tables, 1)
+    )
+
+
+def _queue_table(place: str, table: Mapping[str, Any]) -> QueueTable:
+    name = table.get("name", "")
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"{place}: name: must be a mask of queues, not {name!r}")
+    policy: dict[str, Any] = {}
+    try:
+        name_masks([name.encode()])
+    except BadRequest as error:
+        raise ConfigurationError(f"{place}: name: {error}") from None
+    for key, value in table.items():
+        if key == "name":
+            continue
+        flag = _known(_POLICY_KEYS, key, f"{place}: {key}")
+        try:
+            policy[POLICY_FIELDS[flag]] = policy_value(flag, _in_bytes(key, value))
+        except BadRequest as error:
+            raise ConfigurationError(f"{place}: {key}: {error}") from None
+    return QueueTable(name, policy)
+
+
+_POLICY_KEYS = {flag[2:].decode().replace("-", "_"): flag for flag in POLICY_FIELDS}
+
+
+def _in_bytes(key: str, value: Any) -> Any:
+    """A size like 64MiB as a number; all else as it is."""
+    if key == "bytes_max" and isinstance(value, str):
+        for suffix, size in _SIZES.items():
+            number = value.removesuffix(suffix)
+            if number != value and number.isdecimal():
+                return int(number) * size
+    return value
+
+
+def _check_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> None:
+    """Names that would be refused if a client had set them."""
+    for number, table in enumerate(tables, 1):
+        name = table.fields.get("dead_letters", b"")
+        if len(name) > settings.name_bytes_max:
+            raise ConfigurationError(
+                f"{settings.config}: queue {number}: dead_letters: has {len(name)} bytes, a name "
+                f"may have {settings.name_bytes_max} at most"
+            )
+
+
+def _from_file(path: Path | None, table: Mapping[str, Any]) -> Iterator[_Given]:
     for key, value in table.items():
         place = f"{path}: {key}"
         yield place, _known(SETTINGS, key, place), value
@@ -457,7 +541,7 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
             yield setting.flag, setting, value
 
 
-def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
+def _known(settings: Mapping[str, T], key: str, place: str) -> T:
     if key in settings:
         return settings[key]
     near = get_close_matches(key, settings, n=1)
@@ -466,6 +550,7 @@ def _known(settings: Mapping[str, Setting], key: str, place: str) -> Setting:
 
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
+    _check_queue_names(settings, settings.queue_tables)
     check_reach(settings, settings.host, places.get("host", "host"))
     if settings.tls_port:
         check_reach(settings, settings.tls_host, places.get("tls_host", "tls_host"))

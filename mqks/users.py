@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX
-from mqks.protocol.masks import name_masks
+from mqks.protocol.masks import covering, name_masks
 
 SALT_BYTES: Final = 16
 TOKEN_BYTES: Final = 32
@@ -32,7 +32,7 @@ _HASH_BYTES: Final = 32
 class Permissions:
     """What one user may do."""
 
-    __slots__ = ("admin", "eval", "may_bind", "may_consume", "may_publish")
+    __slots__ = ("admin", "eval", "may_bind", "may_bind_mask", "may_consume", "may_publish")
 
     def __init__(
         self,
@@ -44,19 +44,25 @@ class Permissions:
         eval: bool = False,
     ) -> None:
         """Raises BadRequest for a mask that is too long."""
-        self.may_publish: Callable[[bytes], bool] = _allows(publish)
+        self.may_publish: Callable[[bytes], bool] = allows(publish)
         """Takes an event."""
-        self.may_consume: Callable[[bytes], bool] = _allows(consume)
+        self.may_consume: Callable[[bytes], bool] = allows(consume)
         """Takes a queue."""
-        self.may_bind: Callable[[bytes], bool] = _allows(bind)
+        self.may_bind: Callable[[bytes], bool] = allows(bind)
         """Takes an event."""
+        self.may_bind_mask: Callable[[bytes], bool] = allows(bind, covering)
+        """Takes a mask that a queue is to be bound to."""
         self.admin = admin
         self.eval = eval
 
 
-def _allows(masks: Iterable[str]) -> Callable[[bytes], bool]:
+def allows(
+    masks: Iterable[str],
+    matching: Callable[[Iterable[bytes]], Callable[[bytes], bool]] = name_masks,
+) -> Callable[[bytes], bool]:
+    """What names these masks match. Raises BadRequest for a mask that is too long."""
     given = [mask.encode() for mask in masks]
-    matches = name_masks(given)
+    matches = matching(given)
     if any(len(mask) > 1 and not mask.strip(b"*") for mask in given):
         return lambda name: True
     return lambda name: len(name) <= MASKED_NAME_BYTES_MAX and matches(name)

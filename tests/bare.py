@@ -1,4 +1,4 @@
-"""The broker without sockets, disk or clock: what a transcript is played against.
+"""The broker without sockets, files or clock: what a transcript is played against.
 
 The one rule: every commit completes at once after each send.
 """
@@ -10,6 +10,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.settings import Settings
+from tests.fuzz.disk import Disk
 
 
 class BareWorld:
@@ -24,6 +25,7 @@ class BareWorld:
             on_error=lambda record: True,
         )
         self.intake = Intake(self.broker)
+        self._disk = Disk()
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
         self._closed: set[str] = set()
@@ -52,7 +54,8 @@ class BareWorld:
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""
         broker = self.broker
-        while broker.pending or broker.shared.touched or broker.has_work:
+        while self._has_work:
+            broker.expire()
             broker.go_on()
             for connection in broker.shared.touched:
                 for name, known in self._connections.items():
@@ -66,7 +69,20 @@ class BareWorld:
             for connection in touched:
                 connection.resume(Slow.OUTBOX)
             if broker.pending:
-                broker.committed(broker.pending.take())
+                batch = broker.pending.take()
+                self._disk.write(batch.entry)
+                broker.committed(batch)
+            fetches, broker.shared.fetches = broker.shared.fetches, []
+            for queue, numbers, then in fetches:
+                if not queue.deleted:
+                    then(self._disk.fetch(queue.id, numbers))
+
+    @property
+    def _has_work(self) -> bool:
+        shared, due_s = self.broker.shared, self.broker.schedule.next_s()
+        is_due = due_s is not None and due_s <= self.now_s
+        left = self.broker.pending or shared.touched or shared.fetches
+        return is_due or self.broker.has_work or bool(left)
 
     def received(self, name: str) -> bytes:
         """Drain what has been sent to it so far."""
@@ -92,5 +108,4 @@ class BareWorld:
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
-        self.broker.expire()
         self._settle()

@@ -4,10 +4,14 @@ The one rule: it says exactly which lines each consumer and each request gets, i
 """
 
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES
+
+MASK = "\t"
+"""Before a mask among the events that a name is bound to."""
 
 
 @dataclass
@@ -17,6 +21,10 @@ class Message:
     event: str
     data: str
     retry: int = 0
+    keeps_place: bool = False
+    """When it is due."""
+    died_in: str = ""
+    """For a dead letter: the queue."""
     is_away: bool = False
     """It is only on disk, and the disk is slow."""
 
@@ -43,6 +51,9 @@ class ModelQueue:
     rule: str | None = None
     deadline: float | None = None
     ready: list[Message] = field(default_factory=list)
+    scheduled: list[tuple[float, Message]] = field(default_factory=list)
+    """Each with the time when it is due."""
+    dead_letters: str | None = None
 
 
 class Model:
@@ -71,9 +82,7 @@ class Model:
 
     def publish(self, message_id: str, event: str, data: str, queues: list[str]) -> None:
         """`queues` are those bound to the event, in whatever order they are served."""
-        assert sorted(queues) == sorted(
-            name for name in self.queues if event in self.bindings.get(name, ())
-        )
+        assert sorted(queues) == sorted(name for name in self.queues if self.leads(event, name))
         for name in queues:
             self._append(name, Message(0, message_id, event, data))
             self.deliver(name)
@@ -112,7 +121,9 @@ class Model:
     def messages(self, name: str) -> list[Message]:
         """Everything that is not settled, in order."""
         held = (message for each in self._consumers(name) for message in each.unacked)
-        return sorted([*self.queues[name].ready, *held], key=lambda message: message.place)
+        later = (message for _, message in self.queues[name].scheduled)
+        messages = [*self.queues[name].ready, *held, *later]
+        return sorted(messages, key=lambda message: message.place)
 
     def consume(
         self,
@@ -146,16 +157,28 @@ class Model:
             self._update(name, None if add else consumer)
         self.deliver(name)
 
+    def leads(self, event: str, name: str) -> bool:
+        """Whether an event goes to a queue of this name."""
+        return any(_leads(each, event) for each in self.bindings.get(name, ()))
+
     def rebind(
-        self, name: str, events: list[str], remove: list[str], masks: list[str], add: list[str]
+        self,
+        name: str,
+        events: list[str],
+        remove: list[str],
+        masks: list[str],
+        add: list[str],
+        add_masks: Sequence[str] = (),
     ) -> None:
         before = set(self.bindings.get(name, ()))
-        bound = set(events) if events or not (remove or masks or add) else before.copy()
-        bound -= set(remove)
+        flags = remove or masks or add or add_masks
+        bound = set(events) if events or not flags else before.copy()
+        bound -= {*remove, *(MASK + mask for mask in masks)}
         for mask in masks:
             pattern = "[^.]*".join(map(re.escape, mask.split("*")))
-            bound -= {event for event in bound if "." in event and re.fullmatch(pattern, event)}
-        bound |= set(add)
+            plain = {event for event in bound if event[0] != MASK and "." in event}
+            bound -= {event for event in plain if re.fullmatch(pattern, event)}
+        bound |= {*add, *(MASK + mask for mask in add_masks)}
         self._bind(name, bound)
         if bound != before:
             self._update(name, None)
@@ -166,12 +189,78 @@ class Model:
 
     def reject(self, consumer_id: str, message_id: str) -> None:
         settled = self._settle(consumer_id, message_id)
+        if not settled:
+            return
+        name = self.consumers[consumer_id].queue
+        # Until they are back nothing is delivered.
+        self.returning.add(name)
+        self._go_on(self.consumers[consumer_id])
+        self.returning.discard(name)
+        for message in settled:
+            message.retry += 1
+            self._append(name, message)
+        self.deliver(name)
+
+    def publish_later(
+        self, message_id: str, event: str, data: str, queues: list[str], delay: float
+    ) -> None:
+        for name in queues:
+            self.places += 1
+            message = Message(self.places, message_id, event, data)
+            self.queues[name].scheduled.append((self.now + delay, message))
+
+    def give_up(self, consumer_id: str, message_id: str, how: str, delay: float) -> None:
+        """`how` is reject, reject --dead or release."""
+        settled = self._settle(consumer_id, message_id)
         if settled:
             self._go_on(self.consumers[consumer_id])
         for message in settled:
-            message.retry += 1
-            self._append(self.consumers[consumer_id].queue, message)
+            name = self.consumers[consumer_id].queue
+            queue = self.queues[name]
+            if how == "reject --dead":
+                self._kill(name, message)
+                continue
+            message.retry += how == "reject"
+            if delay:
+                message.keeps_place = how == "release"
+                queue.scheduled.append((self.now + delay, message))
+            elif how == "release":
+                queue.ready.append(message)
+                queue.ready.sort(key=lambda each: each.place)
+            else:
+                self._append(name, message)
+        if settled:
             self.deliver(self.consumers[consumer_id].queue)
+
+    def _kill(self, name: str, message: Message) -> None:
+        target = self.queues[name].dead_letters
+        if target is not None:
+            message.retry, message.died_in = 0, name
+            self._make(target)
+            self._append(target, message)
+
+    def set_dead_letters(self, name: str, target: str) -> None:
+        self._make(target)
+        self._make(name).dead_letters = target
+
+    def redrive(self, name: str) -> int:
+        letters = self.queues[name].ready if name in self.queues else []
+        moved = [message for message in letters if message.died_in]
+        for message in moved:
+            letters.remove(message)
+            self._make(message.died_in)
+            self._append(message.died_in, message)
+        for target in {message.died_in for message in moved}:
+            self.deliver(target)
+        for message in moved:
+            message.died_in = ""
+        return len(moved)
+
+    def cancel(self, name: str, message_id: str) -> int:
+        queue = self.queues.get(name) or ModelQueue()
+        found = [each for each in queue.scheduled if message_id in ("--all", each[1].id)]
+        queue.scheduled = [each for each in queue.scheduled if each not in found]
+        return len(found)
 
     def delete_consumer(self, consumer_id: str) -> None:
         if consumer_id in self.consumers:
@@ -205,6 +294,17 @@ class Model:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+        for name, queue in self.queues.items():
+            due = [each for each in queue.scheduled if each[0] <= self.now]
+            queue.scheduled = [each for each in queue.scheduled if each[0] > self.now]
+            for _, message in sorted(due, key=lambda each: (each[0], each[1].place)):
+                if message.keeps_place:
+                    message.keeps_place = False
+                    queue.ready.append(message)
+                    queue.ready.sort(key=lambda each: each.place)
+                else:
+                    self._append(name, message)
+            self.deliver(name)
         for name, queue in list(self.queues.items()):
             if queue.deadline is not None and queue.deadline <= self.now:
                 self.delete_queue(name)
@@ -326,7 +426,10 @@ class Model:
         for consumer in self._consumers(name):
             if consumer is but:
                 continue
-            words = [consumer.id, "ok --update", name, *sorted(self.bindings.get(name, ()))]
+            bound = sorted(self.bindings.get(name, ()))
+            words = [consumer.id, "ok --update", name, *(e for e in bound if e[0] != MASK)]
+            masks = [event[1:] for event in bound if event[0] == MASK]
+            words += ["--add-mask", *masks] if masks else []
             if rule is not None:
                 flag = "--delete-queue-when-unused"
                 words.append(f"{flag}={float(rule)}" if rule else flag)
@@ -388,3 +491,18 @@ class Model:
             self.delete_queue(name)
         elif rule is not None:
             self.queues[name].deadline = self.now + float(rule)
+
+
+def _leads(bound: str, event: str) -> bool:
+    """Whether an event goes to whoever is bound to this."""
+    if bound[0] != MASK:
+        return bound == event
+    parts, mask = event.split("."), bound[1:].split(".")
+    if mask[-1] == "**":
+        mask, parts = mask[:-1], parts[: len(mask) - 1] if len(parts) >= len(mask) else []
+        if len(parts) != len(mask):
+            return False
+    return len(mask) == len(parts) and all(
+        re.fullmatch(".*".join(map(re.escape, each.split("*"))), part)
+        for each, part in zip(mask, parts, strict=True)
+    )

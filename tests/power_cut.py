@@ -33,7 +33,7 @@ from pathlib import Path
 from mqks.testing import Broker
 from tests import disk_log, unsynced
 from tests.line_client import LineClient
-from tests.promises import ONCE_IDS, Found, Promises, look, peeked
+from tests.promises import LATE, LATE_S, ONCE_IDS, Found, Promises, look, peeked
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
 from tests.waiting import WAIT_S, until
@@ -91,8 +91,10 @@ class _Load:
             self._retry(client)
             for binding in (b"orders orders", b"audit orders", b"once once", b"auto auto"):
                 self._ask(client, b"subscribe", binding)
+            self._ask(client, b"set_queue", b"jobs --dead-letters=dead --retries=2 --backoff=0.01")
+            self._ask(client, b"subscribe", b"jobs jobs")
         work = [self._publish, self._publish, self._work, self._work, self._once, self._shape]
-        work += [self._trim, self._take]
+        work += [self._trim, self._take, self._plan, self._labour, self._labour]
         threads = [
             threading.Thread(target=self._until_left, args=(each, random.Random(self.rng.random())))
             for each in work
@@ -181,6 +183,51 @@ class _Load:
             if rng.random() < 0.02:
                 lines.append(b"%s ack --confirm %s --all" % (self._id(b"a"), consumer))
             client.send(b"".join(line + b"\n" for line in lines))
+            yield
+
+    def _plan(self, client: LineClient, rng: random.Random) -> Iterator[None]:
+        """Jobs that wait for a time, or die at one."""
+        planner = self._id(b"j").replace(b"-", b".")
+        flags = [b"", b"--delay=0.03 ", b"--ttl=0.03 ", b"--delay=0.02 --ttl=0.02 ", b"--meta=a=1 "]
+        for number in itertools.count():
+            lines, awaited = [], set()
+            for n in range(rng.choice([1, 1, 5, 20])):
+                name = b"%s-%d-%d" % (planner, number, n)
+                awaited.add(name + b" ok ")
+                if rng.random() < 0.05:
+                    flag, data = b"--delay=%d " % LATE_S, LATE
+                else:
+                    flag, data = rng.choice(flags), b"%x" % rng.getrandbits(400)
+                lines.append(b"%s publish --confirm %sjobs %s\n" % (name, flag, data))
+            client.send(b"".join(lines))
+            while awaited:
+                awaited.remove(client.line())
+            if rng.random() < 0.1:
+                self._ask(client, b"redrive", b"dead --limit=%d" % rng.randrange(1, 100))
+            yield
+
+    def _labour(self, client: LineClient, rng: random.Random) -> Iterator[None]:
+        consumer = self._id(b"l")
+        client.send(b"%s consume --confirm jobs --manual-ack --prefetch=50\n" % consumer)
+        assert client.line() == consumer + b" ok "
+        habits = [b"ack"] * 6 + [
+            b"reject",
+            b"reject",
+            b"reject --dead",
+            b"release",
+            b"release",
+            b"",
+        ]
+        habits += [b"reject --delay=0.02", b"release --delay=0.02"]
+        for _ in range(rng.randrange(5, 30)):
+            lines = []
+            for line in client.lines():
+                habit = rng.choice(habits)
+                if b" event=" in line and habit:
+                    action, _, flag = habit.partition(b" ")
+                    words = [self._id(b"a"), action, b"--confirm", consumer, line.split(b" ")[2]]
+                    lines.append(b" ".join([*words, flag]).rstrip() + b"\n")
+            client.send(b"".join(lines))
             yield
 
     def _take(self, client: LineClient, rng: random.Random) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 It knows the requests that tests/power_cut.py sends, and no others; their ids are used once only,
 but for messages that are published once. A queue has the name of the event it is bound to, `audit`
-gets what `orders` gets, besides.
+gets what `orders` gets, besides. What was published to `jobs` is in that queue, waits there for a
+time, or is in `dead`, its dead-letter queue.
 
 The one rule: a promise is made when the server sends it, and may be outdated when a request comes.
 """
@@ -14,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from tests.line_client import LineClient
 
@@ -21,7 +23,16 @@ ONCE_IDS = 50
 """The server's window."""
 _ROUTES = {b"orders": [b"orders", b"audit"]}
 _PAGE = 1000
-_PEEKED = re.compile(rb"(\S+) event=([^, ]+)(?:,retry=(\d+))?,seq=(\d+),time=\d+ (.*)", re.DOTALL)
+_PEEKED = re.compile(
+    rb"(\S+) event=([^, ]+)(?:,retry=(\d+))?(?:,meta=[^, ]*)?"
+    rb",seq=(\d+),time=\d+(?:,due=([\d.]+))? (.*)",
+    re.DOTALL,
+)
+JOBS, DEAD = b"jobs", b"dead"
+LATE = b"late "
+"""The data of a job that is due in an hour begins with it."""
+LATE_S = 3600
+LOOKS_MAX = 2000
 _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
 
 Shape = tuple[frozenset[bytes], bool, float | None]
@@ -33,7 +44,15 @@ def peeked(line: bytes) -> tuple[int, bytes, bytes]:
     """Number, id and data of a message, from a line of an answer to `peek`."""
     found = _PEEKED.fullmatch(line)
     assert found, line
-    return int(found[4]), found[1], found[5]
+    return int(found[4]), found[1], found[6]
+
+
+class Place(IntEnum):
+    """Of a job."""
+
+    SCHEDULED = 0
+    WAITING = 1
+    DEAD = 2
 
 
 @dataclass(slots=True)
@@ -61,17 +80,39 @@ def look(client: LineClient, once_ids: list[bytes]) -> Found:
         answer = client.ask(b"look stats --limit=10000 " + what)
         return list(json.loads(answer.removeprefix(b"look ok ")))
 
-    def messages(queue: bytes) -> list[tuple[int, bytes, bytes]]:
+    def messages(queue: bytes, flag: bytes = b"") -> list[tuple[int, bytes, bytes]]:
         after = 0
         told: list[tuple[int, bytes, bytes]] = []
         while True:
-            client.send(b"look peek %s --after=%d --limit=%d\n" % (queue, after, _PAGE))
+            line = b"look peek %s --after=%d --limit=%d%s\n" % (queue, after, _PAGE, flag)
+            client.send(line)
             count = len(told)
             while (line := client.line().removeprefix(b"look ok ")) != b"--end":
                 told.append(peeked(line))
             if len(told) == count:
                 return told
             after = told[-1][0]
+
+    def living() -> int:
+        answer = client.ask(b"look stats journal").removeprefix(b"look ok ")
+        return int(json.loads(answer)["messages"])
+
+    def jobs(others: int) -> list[tuple[int, bytes, bytes]]:
+        """All of them, each with its place as its number, when all that is due has been done. On
+        its way from disk to its new place a message is nowhere, but alive."""
+        before: list[tuple[int, bytes, bytes]] | None = None
+        for _ in range(LOOKS_MAX):
+            places = (
+                (Place.SCHEDULED, messages(JOBS, b" --scheduled")),
+                (Place.WAITING, messages(JOBS)),
+                (Place.DEAD, messages(DEAD)),
+            )
+            told = [(int(place), *each[1:]) for place, found in places for each in found]
+            is_late = all(data.startswith(LATE) or place for place, _, data in told)
+            if is_late and told == before and living() == len(told) + others:
+                break
+            before = told
+        return told
 
     bound: dict[bytes, set[bytes]] = defaultdict(set)
     for row in rows(b"bindings"):
@@ -85,6 +126,10 @@ def look(client: LineClient, once_ids: list[bytes]) -> Found:
         found = _RANGE.fullmatch(client.ask(b"look range " + name).removeprefix(b"look ok "))
         assert found
         queues[name] = Queue(found[1], int(found[3]), messages(name))
+    if JOBS in queues:
+        queues.pop(DEAD, None)
+        others = sum(len(queue.messages) for name, queue in queues.items() if name != JOBS)
+        queues[JOBS].messages = jobs(others)
     shapes = {
         name: (frozenset(bound[name]), name in rules, rules.get(name)) for name in rules | bound
     }
@@ -108,6 +153,8 @@ class _Message:
     rank: int
     """Among those of its publisher in its queue."""
     moved: bool = False
+    dead: bool = False
+    """That was confirmed, and no redrive came later."""
     safe: bool = False
     """It was confirmed."""
     leaving: bool = False
@@ -139,6 +186,8 @@ class Promises:
     _consumers: dict[bytes, bytes] = field(default_factory=dict)
     _given: dict[bytes, list[_Message]] = field(default_factory=lambda: defaultdict(list))
     _asked: dict[bytes, Callable[[bytes], None]] = field(default_factory=dict)
+    _redrives: int = 0
+    """How many are not done."""
     _shapes: dict[bytes, list[Shape]] = field(default_factory=lambda: defaultdict(lambda: [GONE]))
     _floors: dict[bytes, int] = field(default_factory=lambda: defaultdict(int))
     _epochs: dict[bytes, bytes] = field(default_factory=dict)
@@ -148,6 +197,7 @@ class Promises:
 
     def begins(self) -> None:
         """A process, without connections."""
+        self._redrives = 0
         self._connections.clear()
         self._consumers.clear()
         self._given.clear()
@@ -175,7 +225,9 @@ class Promises:
 
     def _publish(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
         once = rest.startswith(b"--once ")
-        event, data = rest.removeprefix(b"--once ").split(b" ", 1)
+        while rest.startswith(b"--"):
+            rest = rest.split(b" ", 1)[1]
+        event, data = rest.split(b" ", 1)
         if once and name not in self.once_ids:
             self.once_ids.append(name)
         publisher = name.partition(b"-")[0]
@@ -188,6 +240,7 @@ class Promises:
                 self._messages[queue][name] = message
             # Whoever takes it without an ack may have it at once.
             message.leaving |= queue == b"auto"
+            message.moved |= queue == JOBS
             messages.append(message)
 
         def done(text: bytes) -> None:
@@ -215,12 +268,36 @@ class Promises:
         self._leave(list(self._messages[queue].values()))
         return self._leave(self._given.pop(consumer, []))
 
-    def _reject(self, name: bytes, rest: bytes) -> None:
-        consumer, message = rest.split(b" ")
+    def _reject(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        consumer, message, *flags = rest.split(b" ")
         held = self._messages[self._consumers[consumer]][message]
         held.moved = True
         if held in self._given[consumer]:
             self._given[consumer].remove(held)
+
+        def done(text: bytes) -> None:
+            held.dead = b"--dead" in flags and not self._redrives
+
+        return done
+
+    def _release(self, name: bytes, rest: bytes) -> None:
+        self._reject(name, rest)
+
+    def _redrive(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        self._redrives += 1
+        for message in self._messages[JOBS].values():
+            message.dead = False
+
+        def done(text: bytes) -> None:
+            self._redrives -= 1
+
+        return done
+
+    def _set_queue(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
+        """Always the same; it makes the queue."""
+        queue = rest.split(b" ")[0]
+        events, _, rule = self._shapes[queue][-1]
+        return self._shaped(queue, (events, True, rule))
 
     def _trim(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
         queue, end = rest.split(b" ")
@@ -345,6 +422,10 @@ class Promises:
             there[message_id] = number
             if message.gone:
                 told.append(f"{message_id!r} is back")
+            if name == JOBS and data.startswith(LATE) and number != Place.SCHEDULED:
+                told.append(f"{message_id!r} is early")
+            if message.dead and number != Place.DEAD:
+                told.append(f"{message_id!r} is alive again")
             if number in self._numbers[name] and self._numbers[name][number] != message_id:
                 told.append(f"number {number} was {self._numbers[name][number]!r}")
             if message.moved:

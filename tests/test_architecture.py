@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import mqks
+from mqks.protocol.requests import POLICY_FIELDS
 from mqks.settings import SETTINGS, Settings, load
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +25,7 @@ ARROWS = {
     "durable": set[str](),
     "files": set[str](),
     "limits": {"errors"},
-    "settings": {"errors", "limits"},
+    "settings": {"protocol", "errors", "limits"},
     "protocol": {"errors", "limits"},
     "users": {"protocol", "errors", "limits"},
     "users_file": {"users", "durable", "errors", "limits"},
@@ -36,7 +37,7 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
-    "inspection": {"client", "journal", "errors"},
+    "inspection": {"client", "journal", "protocol", "errors"},
     "transfer": {"inspection", "client", "errors"},
     "bench": {"client", "protocol", "errors"},
     "testing": {"server", "journal", "settings"},
@@ -182,6 +183,10 @@ def test_the_example_holds_every_setting_once_at_its_default(tmp_path: Path) -> 
 
     assert list(tomllib.loads(uncommented.read_text())) == list(SETTINGS)
     assert load({}, {}, uncommented) == Settings()
+    tables = [line[4:] for line in example_lines() if line.startswith("#   ")]
+    uncommented.write_text("\n".join(tables))
+    [table] = load({}, {}, uncommented).queue_tables
+    assert list(table.fields) == list(POLICY_FIELDS.values())
     assert all(line.startswith("#") for line in example_lines() if line and " = " not in line)
 
 

@@ -8,6 +8,8 @@ import math
 import os
 import socket
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -45,7 +47,11 @@ DIFFERENCES = "_each_bytes"
 
 @pytest.fixture(autouse=True)
 def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spawn(command: list[str], output: IO[bytes]) -> Forked:
+    plain = process.spawn
+
+    def spawn(command: list[str], output: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
+        if command[0] != sys.executable:
+            return plain(command, output)
         log = output.fileno()
         with open(os.devnull) as none:
             return Forked(command, os.environ, (none.fileno(), log, log))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
+from typing import Any
 
 import anyio
 import pytest
 
-from mqks import App, ConnectionLost, Message, Options, RequestFailed, connect
+from mqks import (
+    App,
+    AsyncClient,
+    ConnectionLost,
+    InvalidRequest,
+    Message,
+    Options,
+    RequestFailed,
+    connect,
+)
 from mqks.testing import Broker
 from tests.waiting import WAIT_S
 
@@ -51,7 +63,7 @@ async def test_a_failure_puts_the_message_back(
 ) -> None:
     app, stop, retries = App(mqks_broker.url), anyio.Event(), []
 
-    @app.consumer("q", events=["e"])
+    @app.consumer("q", events=["e"], backoff=None)
     async def work(message: Message) -> None:
         retries.append(message.retry)
         if message.retry < 2:
@@ -68,6 +80,88 @@ async def test_a_failure_puts_the_message_back(
     assert caplog.text.count("ValueError: not yet") == 2
 
 
+async def failures(app: App, client: AsyncClient, count: int) -> None:
+    """Let the service fail at the message of q so often, without the pauses between."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app.serve, stop)
+        for _ in range(count - 1):
+            with anyio.fail_after(WAIT_S):
+                while not await client.promote("q", None):
+                    await anyio.sleep(0.01)
+        with anyio.fail_after(WAIT_S):
+            while await dead(client) != 1:
+                await anyio.sleep(0.01)
+        stop.set()
+
+
+async def dead(client: AsyncClient) -> int:
+    return sum(json.loads(await client.request("stats", "--confirm"))["dead"].values())
+
+
+def failing_app(url: str, **limits: Any) -> tuple[App, list[int]]:
+    app, tries = App(url), list[int]()
+
+    @app.consumer("q", **limits)
+    async def work(message: Message) -> None:
+        tries.append(message.retry)
+        raise ValueError("never")
+
+    return app, tries
+
+
+@pytest.mark.parametrize(("limits", "count"), [({}, 20), ({"retries": 3, "backoff": 60}, 3)])
+async def test_it_gives_up_what_always_fails(
+    mqks_broker: Broker, caplog: pytest.LogCaptureFixture, limits: Any, count: int
+) -> None:
+    app, tries = failing_app(mqks_broker.url, **limits)
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        with caplog.at_level(logging.INFO):
+            await failures(app, client, count)
+    assert tries == [*range(count)]
+    logged = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(logged) == caplog.text.count("Traceback") == count
+
+
+async def test_it_backs_off_longer_each_time(mqks_broker: Broker) -> None:
+    app, _ = failing_app(mqks_broker.url)
+    stop, waits = anyio.Event(), []
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve, stop)
+            for _ in range(12):
+                with anyio.fail_after(WAIT_S):
+                    while not (scheduled := await client.peek("q", scheduled=True)):
+                        await anyio.sleep(0.01)
+                assert scheduled[0].due is not None
+                waits.append(scheduled[0].due - time.time())
+                await client.promote("q", None)
+            stop.set()
+    for wait_s, expected_s in zip(waits[5:], [32, 64, 128, 256, 512, 600, 600], strict=True):
+        assert wait_s == pytest.approx(expected_s, rel=0.15, abs=WAIT_S / 20)
+
+
+async def test_the_policy_of_the_queue_goes_first(mqks_broker: Broker) -> None:
+    app, tries = failing_app(mqks_broker.url, retries=1, backoff=3600)
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", retries=3, backoff=0.001, dead_letters="q.dead")
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        await failures(app, client, 1)
+        assert [letter.text for letter in await client.peek("q.dead")] == ["x"]
+    assert tries == [0, 1, 2]
+
+
+def test_limits_that_make_no_sense() -> None:
+    for limits in ({"retries": -1}, {"backoff": (2, 1)}):
+        with pytest.raises(InvalidRequest):
+            failing_app("", **limits)
+
+
 async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) -> None:
     app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
 
@@ -78,10 +172,13 @@ async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) ->
 
     async with connect(mqks_broker.url) as client:
         await client.subscribe("q", ["e"])
+        await client.set_queue("q", retries=1, losses=1)
         await client.publish("e", "x", confirm=True)
         with anyio.fail_after(WAIT_S):
             await app.serve(stop)
-        assert await client.evaluate("len(state.queues['q'])") == "1"
+        assert await client.evaluate("len(state.queues['q'])") == "1", (
+            "it did not count as a failure"
+        )
 
 
 def test_run_tells_what_went_wrong(mqks_broker: Broker) -> None:

@@ -13,7 +13,7 @@ def test_all_figures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     client.main(["--count", "300", "--runs", "1"])
     lines = capsys.readouterr().out.splitlines()[1:]
     told = {" ".join(word for word in line.split() if not word[0].isdigit()) for line in lines}
-    works = ("publish", "consume", "publish_many", "batches", "end to end")
+    works = ("publish", "consume", "publish_many", "batches", "end to end", "prefetch")
     skins = {f"{skin} {work}" for skin in ("async", "blocking") for work in works}
     assert told == {"bare ping", "bare publish", "bare consume"} | skins
 

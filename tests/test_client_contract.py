@@ -181,6 +181,26 @@ async def test_add_and_delete_queue(connect: Any, mqks_broker: Broker) -> None:
             await client.rebind("q")
 
 
+async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letters="d", ttl_s=1.5)
+        await client.set_queue("q", ttl_s=None, single_consumer=True)
+        told = json.loads(await client.request("stats", "queue", "q"))["policy"]
+        assert {name: value["value"] for name, value in told.items()} == {
+            "retries": 3,
+            "backoff": [0.5, 60.0],
+            "dead_letters": "d",
+            "single_consumer": True,
+        }
+        await client.set_queue("q", reset=True)
+        assert json.loads(await client.request("stats", "queue", "q"))["policy"] == {}
+        for wrong in ({"ttl_s": 0}, {"retries": -1}, {"backoff": (2, 1)}, {"dead_letters": "a b"}):
+            with pytest.raises(InvalidRequest):
+                await client.set_queue("q", **wrong)
+        with pytest.raises(InvalidRequest, match="has no ttl"):
+            await client.set_queue("q", ttl=5)
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a\tb", "a\nb", "--add"])
 async def test_bad_names_are_refused(connect: Any, mqks_broker: Broker, name: str) -> None:
     async with connect(mqks_broker.url) as client:
@@ -608,7 +628,7 @@ async def test_tls(connect: Any, tls_proxy: Proxy, authority: trustme.CA) -> Non
     authority.configure_trust(context)
     options = Options(ssl_context=context)
     async with connect(f"mqkss://localhost:{tls_proxy.port}", options) as client:
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"], manual_ack=True, prefetch=0) as consumer:
             assert await client.publish_many([("e", "x" * 1000)] * 2_000) == 2_000
             got = await take(consumer, 2_000)
             consumer.ack(got)

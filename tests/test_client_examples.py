@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,6 +25,24 @@ def environ(url: str) -> dict[str, str]:
 OUTPUTS = {
     "hello": ["hello: world", 'hello: {"to":["everybody","else"]}'],
     "blocking": ["the sum is 45"],
+    "delayed": [
+        "scheduled: tomorrow's",
+        "due: the next",
+        "due: tomorrow's",
+    ],
+    "request_reply": [
+        "1 / 4 = 0.25",
+        "1 / 0: ZeroDivisionError: division by zero",
+        "nobody multiplies",
+    ],
+    "dead_letters": [
+        "coffee: no price, try 1",
+        "tea: 3",
+        "coffee: no price, try 2",
+        "dead: coffee, rejects in orders",
+        "1 redriven",
+        "coffee: 4",
+    ],
     "batches": ["20000 confirmed, 20000 handled, the sum is 199990000"],
 }
 
@@ -45,6 +64,59 @@ def test_example(name: str, mqks_broker: Broker) -> None:
     assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
 
 
+DEADLY = """
+import builtins, os, runpy, signal
+from functools import partial
+
+def deadly(show, text, **options):
+    if text == "mail to killer@example.org":
+        os.kill(os.getpid(), signal.SIGKILL)
+    show(text, **options)
+
+builtins.print = partial(deadly, print)
+runpy.run_path({path!r}, run_name="__main__")
+"""
+"""Runs the service, which dies at one mail."""
+
+
+def test_a_message_that_kills_the_service_takes_no_other_along(
+    mqks_broker_process: BrokerProcess,
+) -> None:
+    url = mqks_broker_process.url
+    service = [sys.executable, "-c", DEADLY.format(path=str(ROOT / "examples/service.py"))]
+    mails = [f"{number}@example.org" for number in range(30)]
+    mails[10] = "killer@example.org"
+    with connect_blocking(url) as client:
+        client.subscribe("mailer", ["user.created"])
+        client.publish_many(("user.created", {"mail": mail}) for mail in mails)
+    out = b""
+    for _ in range(3):
+        died = subprocess.run(service, env=environ(url), capture_output=True, timeout=WAIT_S)
+        assert died.returncode == -signal.SIGKILL
+        out += died.stdout
+    with subprocess.Popen(
+        service, env=environ(url), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        while out.count(b"mail to") + out.count(b"gave up") < len(mails):
+            line = process.stdout.readline()
+            assert line
+            out += line
+        process.send_signal(signal.SIGTERM)
+        out += process.stdout.read()
+        assert process.wait(WAIT_S) == 0
+    told = out.decode().splitlines()
+    mailed = [line.removeprefix("mail to ") for line in told if line.startswith("mail to")]
+    assert sorted(mailed) == sorted({*mails} - {"killer@example.org"})
+    assert [line for line in told if line.startswith("gave up")] == [
+        'gave up after 3 tries (losses): {"mail":"killer@example.org"}'
+    ]
+    with connect_blocking(url) as client:
+        stats = json.loads(client.request("stats"))
+        assert (stats["dead"]["losses"], sum(stats["dead"].values()), stats["dropped"]) == (1, 1, 0)
+        assert client.evaluate("len(state.queues['mailer'])") == "0"
+
+
 def test_service(mqks_broker_process: BrokerProcess) -> None:
     service = subprocess.Popen(
         [sys.executable, "-W", "error", ROOT / "examples/service.py"],
@@ -59,16 +131,13 @@ def test_service(mqks_broker_process: BrokerProcess) -> None:
             client.publish("user.created", {"mail": "nowhere"}, confirm=True)
             client.publish("user.created", {"mail": "ann@example.org"}, confirm=True)
             assert service.stdout is not None
-            lines = {service.stdout.readline() for _ in range(2)}
-            assert lines >= {"mail to ann@example.org\n"}
-            service.send_signal(signal.SIGTERM)
-            output, _ = service.communicate(timeout=WAIT_S)
-            lines |= set(output.splitlines(keepends=True))
-            assert lines <= {
+            assert {service.stdout.readline() for _ in range(3)} == {
                 "mail to ann@example.org\n",
-                "gave up on nowhere\n",
                 'sent: {"mail":"ann@example.org"}\n',
+                'gave up after 3 tries (rejects): {"mail":"nowhere"}\n',
             }
+            service.send_signal(signal.SIGTERM)
+            service.communicate(timeout=WAIT_S)
             assert service.returncode == 0
             assert client.evaluate("len(state.queues_by_consumer_ids)") == "0"
     finally:

@@ -275,6 +275,21 @@ def test_an_abandoned_call_gets_nothing_and_is_not_sent_again() -> None:
     assert subject.take() == b""
 
 
+def test_an_answer_of_many_lines_begins_anew_with_the_connection() -> None:
+    subject, call = session(), Call()
+    call.lines = []
+    up(subject)
+    request_id = subject.request(b"peek q", call)
+    subject.take()
+    subject.receive(b"%b ok one\n%b ok two ok \n" % (request_id, request_id), 0.0)
+    assert call.lines == [b"one", b"two ok "]
+    subject.lost("cut")
+    up(subject)
+    assert subject.take() == b"%b peek q\n" % request_id
+    subject.receive(b"%b ok one\n%b ok --end\n" % (request_id, request_id), 0.0)
+    assert (call.remaining, call.lines) == (0, [b"one"])
+
+
 def test_an_id_in_flight_is_not_used_twice() -> None:
     subject, call = session(), Call()
     subject.publish("e", "x", "m", call)
@@ -397,7 +412,7 @@ def test_more_events_than_a_request_holds_are_left_as_they_are() -> None:
     subject = consumer(b"q e --manual-ack", line_bytes_max=1000)
     up(subject)
     subject.take()
-    events = b" ".join(b"event%d" % n for n in range(200))
+    events = b" ".join(b"event%d" % n for n in range(200)) + b" --add-mask a.* b.**"
     subject.receive(b"c-2 ok --update q %b --delete-queue-when-unused=5.0\n" % events, 0.0)
     subject.lost("cut")
     up(subject)
@@ -581,12 +596,36 @@ def test_requests_are_written_as_the_protocol_says() -> None:
     assert rebind("q", {**every, "remove_mask": ["*.d"]}) == (
         b"rebind --confirm q a --remove c --remove-mask *.d --add b"
     )
+    assert rebind("q", {**every, "add_mask": ["a.**"]}).endswith(b" --add b --add-mask a.**")
+    assert rebind("q", {"add_mask": ["a.*"]}) == b"rebind --confirm q --add-mask a.*"
+    with pytest.raises(InvalidRequest):
+        rebind("q", {"replace": [], "add_mask": ["a.*"]})
+    assert requests.subscribe("q", ["e"], ["a.*"]) == b"subscribe --confirm q e --add-mask a.*"
+    assert requests.consume("q", add_mask=["a.*", "**"]) == b"q --add-mask a.* **"
     assert rebind("q", {"replace": []}) == b"rebind --confirm q"
     assert rebind("q", {"replace": [], "add": ["a"], "remove": ["b"]}) == b"rebind --confirm q a"
     assert requests.delete_queue("q", when_unused=0.5) == (
         b"delete_queue --confirm q --when-unused=0.5"
     )
     assert requests.delete_queue("q", when_unused=True) == b"delete_queue --confirm q --when-unused"
+    everything: requests.Policy = {
+        "retries": 0,
+        "losses": 2,
+        "backoff": (0.5, 60),
+        "dead_letters": "d",
+        "ttl_s": 1.5,
+        "messages_max": None,
+        "bytes_max": 9,
+        "overflow": "drop",
+        "single_consumer": False,
+        "ack_timeout_s": 30,
+    }
+    assert requests.set_queue("q", everything, reset=True) == (
+        b"set_queue --confirm q --reset --retries=0 --losses=2 --backoff=0.5,60 --dead-letters=d "
+        b"--ttl=1.5 --messages-max= --bytes-max=9 --overflow=drop --single-consumer=no "
+        b"--ack-timeout=30"
+    )
+    assert requests.set_queue("q", {}) == b"set_queue --confirm q"
     assert requests.consume("q", delete_when_unused=0) == b"q --delete-queue-when-unused=0.0"
 
 

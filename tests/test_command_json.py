@@ -41,7 +41,12 @@ LIVE = {
     "mqks requeue": "worker --all",
     "mqks subscribe": "made e1 e2",
     "mqks rebind": "made e3",
-    "mqks purge": "made",
+    "mqks set-queue": "made --ttl 5 --retries=",
+    "mqks cancel": "made --all",
+    "mqks promote": "made --all",
+    "mqks move": "made imported",
+    "mqks redrive": "made",
+    "mqks purge": "made --scheduled",
     "mqks trim": "made 1",
     "mqks delete-queue": "made",
     "mqks ping": "",
@@ -206,6 +211,9 @@ def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
 def test_what_was_asked_for_is_told(live: World) -> None:
     assert printed(live, "mqks delete-queue", "none --when-unused 1.5") == [
         {"queue": "none", "when_unused_s": 1.5}
+    ]
+    assert printed(live, "mqks set-queue", "made --reset --ttl 5 --backoff=") == [
+        {"queue": "made", "reset": True, "changes": {"backoff": None, "ttl_s": "5"}}
     ]
     assert printed(live, "mqks requeue", "nobody m1 m2") == [
         {"consumer": "nobody", "messages": ["m1", "m2"]}

@@ -152,6 +152,13 @@ def test_data_the_wire_cannot_carry(
         ["requeue", "c", "m", "--all"],
         ["subscribe", "q"],
         ["trim", "q", "x"],
+        ["publish", "e", "x", "--at", "noon"],
+        ["publish", "e", "x", "--meta", "k"],
+        ["publish", "e", "x", "--meta", "k=1", "--meta", "k=2"],
+        ["consume", "q", "--prefetch", "1", "--auto-ack"],
+        ["consume", "q", "--meta"],
+        ["cancel", "q"],
+        ["promote", "q", "m", "--all"],
     ],
     ids=" ".join,
 )
@@ -173,7 +180,7 @@ def test_a_hundred_thousand_lines_through_and_through(shell: Shell, tmp_path: Pa
     with given.open("rb") as stdin, shell.start("publish", "e", "-", stdin=stdin) as publish:
         assert [*publish.communicate(timeout=WAIT_S)] == [b"100000 confirmed\n", b""]
     with got.open("wb") as out:
-        consume = shell.start("consume", "q", "--count", 100_000, stdout=out)
+        consume = shell.start("consume", "q", "--count", 100_000, "--prefetch", 0, stdout=out)
         assert consume.communicate(timeout=WAIT_S)[1] == b""
 
     assert (publish.returncode, consume.returncode) == (0, 0)
@@ -377,7 +384,7 @@ def test_a_signal_ends_it_although_nobody_reads(shell: Shell) -> None:
         assert process.stdout is not None
         assert process.stdout.read(10)
         out = process.stdout
-        until(lambda: unread(out) > 60_000)  # It is full: the command is stuck.
+        until(lambda: unread(out) > 1000)  # It is full: the command is stuck.
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(WAIT_S) == 143
@@ -422,8 +429,7 @@ def test_a_reader_that_goes_ends_it_quietly(shell: Shell) -> None:
 
     until(shell.is_unused)
     left = {int(line.split()[0]) for line in shell.rest("q")}
-    written = (1 << 20) // 100  # At most, in a pipe that nobody empties.
-    assert left.issuperset(range(written, len(lines))), "what was not written is still there"
+    assert left == {*range(len(lines))}, "what was not read is still there"
 
 
 def test_a_reader_that_is_not_there_ends_anything_quietly(shell: Shell) -> None:
@@ -526,6 +532,72 @@ def test_the_life_of_a_queue(
         assert value("sorted(state.queues)") == ["q"]
         done("delete-queue", "q")
         assert value("sorted(state.queues)") == []
+
+
+def test_scheduled_messages_and_dead_letters(
+    server: ServerProcess,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MQKS_URL", server.url)
+
+    def told(*words: object) -> Any:
+        code, out, err = run(capsys, *words)
+        assert (code, err) == (0, "")
+        return out
+
+    def ids(*words: object) -> list[str]:
+        rows = map(json.loads, told("inspect", "messages", *words, "--json").splitlines())
+        return [row["id"] for row in rows]
+
+    told("set-queue", "q", "--retries", 1, "--dead-letters", "dead")
+    told("subscribe", "q", "e", "f.a")
+    told("publish", "e", "1", "--id", "m1", "--delay", 3600)
+    told("publish", "e", "2", "--id", "m2", "--at", "2200-01-31T09:00+01:00", "--meta", "k=v=1,&")
+    told("publish", "f.a", "3", "--id", "m3", "--at", 7200000000, "--ttl", 0.5, "--meta", "a=")
+    told("publish", "f.a", "4", "--id", "m4", "--delay", 0)
+    assert (ids("q", "--scheduled"), ids("q")) == (["m1", "m2", "m3"], ["m1", "m2", "m3", "m4"])
+    [row] = told(
+        "inspect", "messages", "q", "--scheduled", "--after", 1, "--limit", 1, "--json"
+    ).splitlines()
+    assert json.loads(row)["due"] == "2200-01-31T08:00:00.000000+00:00"
+
+    assert told("cancel", "q", "m1", "--yes") == "1 message cancelled\n"
+    assert told("promote", "q", "m2", "nowhere") == "1 message promoted\n"
+    assert told("purge", "q", "--scheduled") == "3 messages purged\n"
+    assert told("cancel", "q", "--all") == "0 messages cancelled\n"
+
+    told("publish", "e", "1", "--id", "m1", "--meta", "k=v=1,&", "--meta", "a=")
+    told("publish", "f.a", "2", "--id", "m2")
+    with connect_blocking(server.url) as client, client.consume("q", manual_ack=True) as consumer:
+        for _ in range(2):
+            consumer.receive(WAIT_S).reject()
+    assert ids("dead") == ["m1", "m2"]
+    assert told("redrive", "dead", "--event", "f.*", "--limit", 5) == "1 message redriven\n"
+    assert told("move", "q", "other", "--event", "f.a") == "1 message moved\n"
+    assert told("redrive", "dead", "--to", "other") == "1 message redriven\n"
+    assert ids("other") == ["m2", "m1"]
+
+
+def test_attributes_are_told_as_json(shell: Shell) -> None:
+    shell.subscribe()
+    shell("publish", "e", "x", "--meta", "k=v=1,&", "--meta", "a=", "--id", "m")
+    shell("publish", "e", "-", "--meta", "k=%", "--ttl", 3600, "--id-prefix", "l", stdin=b"y\nz\n")
+    with connect_blocking(shell.url) as client:
+        client.set_queue("q", dead_letters="dead")
+        with client.consume("q", manual_ack=True) as consumer:
+            consumer.receive(WAIT_S).reject(dead=True)
+
+    words = "--count", 2, "--prefetch", 1, "--meta", "--json"
+    _, out, _ = shell("consume", "q", *words)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["id"] for row in rows] == ["l-1", "l-2"]
+    assert all((row["meta"], row["letter"]) == ({"k": "%"}, None) for row in rows)
+    _, out, _ = shell("consume", "dead", "--count", 1, "--meta", "--json")
+    row = json.loads(out)
+    assert (row["meta"], row["data"]) == ({"k": "v=1,&", "a": ""}, "x")
+    assert row["letter"].keys() == {"reason", "queue", "tries", "published", "died"}
+    assert (row["letter"]["reason"], row["letter"]["queue"]) == ("dead", "q")
 
 
 @pytest.mark.parametrize(

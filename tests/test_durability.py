@@ -6,6 +6,7 @@ Real server processes on real files; what clients were promised is compared with
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -349,6 +350,35 @@ def test_sigterm_under_load_loses_nothing_received(db: Path) -> None:
 
 def bytes_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_the_file_shrinks_when_a_reader_is_done_and_nothing_is_written(db: Path) -> None:
+    with (
+        ServerProcess(db) as server,
+        LineClient(server.address) as client,
+        closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as other,
+        closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as reader,
+    ):
+        subscribed(client, b"q", b"e")
+        for number in range(30):
+            assert published(client, b"m%d" % number, b"e", b"x" * 100_000)
+        until(lambda: bytes_of(db) > 3_000_000)
+        reader.execute("begin")
+        reader.execute("select count(*) from segment").fetchall()
+        assert client.ask(b"p purge --confirm q") == b"p ok 30"
+
+        def checkpoints() -> int:
+            return int(
+                json.loads(client.ask(b"j stats journal").partition(b" ok ")[2])["checkpoints"]
+            )
+
+        until(lambda: other.execute("pragma page_count").fetchone()[0] < 500)
+        before = checkpoints()
+        until(lambda: checkpoints() > before + 1)
+        assert bytes_of(db) > 3_000_000
+        reader.rollback()
+        until(lambda: bytes_of(db) < 2_500_000)
 
 
 def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks.broker.policy import Policy
 from mqks.commands import main
 from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
 from mqks.journal.sqlite.database_file import DatabaseFile
@@ -68,7 +69,7 @@ def test_all_that_is_there_is_told(db: Path) -> None:
             found = list(served.messages(b"q\xff"))
             [queue] = served.queues
         server.kill()
-    assert (queue.name, queue.rule, queue.next_seq) == (b"q\xff", DeleteRule(60.0), 8)
+    assert (queue.name, queue.policy, queue.next_seq) == (b"q\xff", Policy(DeleteRule(60.0)), 8)
     assert queue.ready + queue.unacked == len(found) == 5
     with DatabaseFile.open(db) as file:
         assert file.damage == []

@@ -109,7 +109,7 @@ def test_over_tcp(tmp_path: Path) -> None:
 # -- what it would find
 
 
-def broken_reject(queue: Queue, deliveries: object) -> None:
+def broken_reject(queue: Queue, deliveries: object, **how: object) -> None:
     """A reject that loses messages."""
 
 

@@ -54,7 +54,7 @@ class World:
             b"subscribe --confirm mail user.new user.gone",
             b"delete_queue --confirm mail --when-unused=600",
             b"subscribe --confirm %s a,seq=1" % ODD,
-            b"rebind --confirm ghost user.new",
+            b"rebind --confirm ghost user.new --add-mask user.*",
         ):
             assert client.ask(b"s " + request) == b"s ok "
         for consumer, queue, event in ((b"w", b"held", b"user.new"), (b"r", b"back", b"again")):
@@ -114,8 +114,8 @@ KNOWN_TO_BOTH = {
     "queues": ("name", "ready", "unacked", "bindings", "rule", "next_seq"),
     "queue mail": ("name", "ready", "unacked", "bindings", "rule", "next_seq", "events"),
     "queue held": ("name", "ready", "unacked", "bindings", "rule", "next_seq", "events"),
-    "bindings": ("queue", "event", "exists"),
-    "bindings user.new": ("queue", "event", "exists"),
+    "bindings": ("queue", "event", "mask", "exists"),
+    "bindings user.new": ("queue", "event", "mask", "exists"),
     "messages mail --data": (
         *("seq", "time", "id", "event", "data_bytes"),
         *("retry", "data", "data_base64", "doubtful"),
@@ -155,7 +155,10 @@ def test_a_stopped_file_tells_what_the_server_told(world: World, told: Told, cra
             assert there.keys() <= here.keys()
     assert [row["name"] for row in live["queues"]] == ["back", "held", "mail", "od\udcffd"]
     assert [row["unacked"] for row in live["queues"]] == [0, 3, 0, 0]
-    assert {"queue": "ghost", "event": "user.new", "exists": False} in live["bindings"]
+    ghost: Row = {"queue": "ghost", "event": "user.new", "mask": None, "exists": False}
+    by_mask = ghost | {"event": None, "mask": "user.*"}
+    for command in ("bindings", "bindings user.new"):
+        assert [ghost in live[command], by_mask in live[command]] == [True, True]
     assert [row["retry"] for row in live["messages back"]] == [2]
     assert [row["id"] for row in file["unacked"]] == ["m1", "m2", "m3"]
     assert [row["event"] for row in file["messages od\udcffd"]] == ["a,seq=1"]
@@ -356,8 +359,8 @@ def test_a_narrow_terminal_gets_each_row_by_itself(
     shown = on_a_terminal("queues").replace("\r", "")
     mail = next(block for block in shown.split("\n\n") if block.startswith("name       mail\n"))
     assert re.fullmatch(
-        r"name       mail\nready      4\nunacked    0\nconsumers  0\nbindings   2\n"
-        r"next_seq   5\noldest     \S+s\nrule       delete after 10m00s",
+        r"name       mail\nready      4\nunacked    0\nscheduled  0\nconsumers  0\n"
+        r"bindings   2\noldest     \S+s\nrule       delete after 10m00s",
         mail,
     )
     cut = on_a_terminal("messages", "mail", "--data", "--after", "3")
@@ -392,7 +395,7 @@ def test_a_pipe_gets_all_of_much(world: World, told: Told) -> None:
         assert seen == sorted(seen)
         assert set(seen) > {name.decode() for name in names}
         assert len(told("bindings", "e")) == 2500
-        assert len(told("bindings")) == 2500 + 6
+        assert len(told("bindings")) == 2500 + 7
         assert [row["seq"] for row in told("unacked", "q0000")] == list(range(1, 2501))
         assert len(told("messages", "q0001", "--limit", 9999)) == 2500
         world.server.kill()

@@ -276,7 +276,7 @@ def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
     world = bare()
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     queue = world.broker.queues[b"q"]
-    queue.restore(10**15, 1, [], {7: Mark(1)})
+    queue.restore(10**15, 1, [], [(7, Mark(1, retry=1))])
     assert ask(world, b"t purge --confirm q") == b"t ok %d\n" % (10**15 - 1)
     assert queue.ready == 0
     assert not queue.lane.marks

@@ -96,6 +96,38 @@ def stats(client: LineClient, *words: bytes) -> Any:
 # -------------------------------------------------------------------------------------- metrics
 
 
+def test_what_died_and_what_is_scheduled(server: ServerProcess, web: Web) -> None:
+    with LineClient(server.address) as client:
+        for flags in (
+            b"jobs --retries=1 --dead-letters=dead --messages-max=8",
+            b"loose --retries=1",
+        ):
+            assert client.ask(b"s set_queue --confirm " + flags) == b"s ok "
+            assert client.ask(b"b rebind --confirm %s e" % flags.split()[0]) == b"b ok "
+        for queue in (b"jobs", b"loose"):
+            client.send(b"%s consume %s --manual-ack --prefetch=5 --meta\n" % (queue, queue))
+        assert client.ask(b"m0 publish --confirm --delay=600 e text") == b"m0 ok "
+        client.send(b"m1 publish e text\nm2 publish e text\n")
+        for _ in range(4):
+            client.line()
+        client.send(b"r reject jobs --all\nr reject loose m1\n")
+        assert client.ask(b"x reject --confirm --dead loose m2") == b"x ok "
+        values, queues = web.scrape(), web.scrape("/metrics/queues")
+        totals, rows = stats(client), stats(client, b"queues")
+        consumers = stats(client, b"consumers")
+
+    dead = {"rejects": 3, "losses": 0, "ttl": 0, "overflow": 0, "dead": 1}
+    assert {reason: values["mqks_messages_dead_total", reason] for reason in dead} == dead
+    assert values["mqks_messages_dropped_total", ""] == totals["dropped"] == 2
+    assert values["mqks_messages_scheduled", ""] == totals["messages_scheduled"] == 2
+    assert totals["dead"] == dead
+    assert [queues["mqks_queue_messages_scheduled", row["name"]] for row in rows] == [0, 1, 1]
+    assert [row["scheduled"] for row in rows] == [0, 1, 1]
+    assert queues["mqks_queue_fullness", "jobs"] == 1 / 8
+    assert ("mqks_queue_fullness", "loose") not in queues
+    assert {(row["prefetch"], row["meta"]) for row in consumers} == {(5, True)}
+
+
 def test_values_after_known_traffic(server: ServerProcess, web: Web) -> None:
     with LineClient(server.address) as client, LineClient(server.address) as other:
         for queue in (b"mails", b"audit", b"idle"):
@@ -131,8 +163,11 @@ def test_values_after_known_traffic(server: ServerProcess, web: Web) -> None:
             "acknowledged": 11,
             "rejected": 1,
             "purged": 0,
+            "dead": 0,
+            "dropped": 0,
             "ready": 10,
             "unacked": 9,
+            "scheduled": 0,
         }
         for name, value in {
             "connections": 2,
@@ -249,6 +284,7 @@ def test_many_queues_are_told_once_each(server: ServerProcess, web: Web) -> None
     assert told == {
         (metric.name, f"q{number}"): told[metric.name, f"q{number}"]
         for metric in metrics.QUEUES
+        if metric.name != "mqks_queue_fullness"
         for number in range(count)
     }
     assert {value for (name, _), value in told.items() if name.endswith("_ready")} == {1}

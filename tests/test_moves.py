@@ -16,7 +16,7 @@ from mqks.broker import pending as pending_module
 from mqks.broker.broker import Broker
 from mqks.broker.intake import Intake
 from mqks.broker.moves import move_waiting
-from mqks.broker.pending import Batch, Mark
+from mqks.broker.pending import Batch
 from mqks.broker.turns import Work
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk
@@ -51,6 +51,9 @@ class World:
             self.broker.committed(batch)
 
     def page(self) -> None:
+        fetches, self.broker.shared.fetches = self.broker.shared.fetches, []
+        for queue, numbers, then in fetches:
+            then(self.disk.fetch(queue.id, numbers))
         wanted, self.broker.shared.page_requests = self.broker.shared.page_requests, []
         for queue in wanted:
             first = queue.lane.page_first
@@ -64,7 +67,7 @@ class World:
 
     def moves(self, end: int = 1 << 40) -> Work[int]:
         source, target = (self.broker.queues[name] for name in (SOURCE, TARGET))
-        return move_waiting(source, target, end, lambda mark: mark)
+        return move_waiting(source, lambda message: (target, message), end=end)
 
 
 def filled(disk: Disk, messages: int, memory_bytes: int = 0) -> World:
@@ -154,7 +157,7 @@ def test_waiting_messages_move_in_their_order_wherever_they_are(memory_bytes: in
     assert world.broker.queues[SOURCE].ready == 100
 
 
-def test_a_mark_goes_along() -> None:
+def test_a_message_that_was_moved_has_not_come_back_yet() -> None:
     world = filled(Disk(), 2)
     world.send(b"c consume from --manual-ack")
     world.page()
@@ -165,13 +168,12 @@ def test_a_mark_goes_along() -> None:
         world.page()
     world.commit()
     lane = world.broker.queues[TARGET].lane
-    assert sorted(lane.marks.values()) == [Mark(1), Mark(2)]
+    assert not lane.marks
     world.connection.outbox.clear()
     world.send(b"c consume to")
     world.page()
     told = b"".join(world.connection.outbox)
-    assert b"m0 event=e,retry=2 x" in told
-    assert b"m1 event=e,retry=1 x" in told
+    assert told == b"c ok m1 event=e x\nc ok m0 event=e x\n"
 
 
 def test_a_move_is_written_in_one_commit_among_very_many_queues(
@@ -196,8 +198,7 @@ def test_a_move_is_written_in_one_commit_among_very_many_queues(
 def test_attributes_stay_with_their_message_and_consumers_are_not_told_them() -> None:
     disk = Disk()
     world = filled(disk, 0)
-    world.broker.queues[SOURCE].publish_marked(b"m event=e x\ta=1", Mark(has_attributes=True))
-    world.send(b"m2 publish e plain")
+    world.send(b"m publish --meta=a=1 e x", b"m2 publish e plain")
     world.commit()
     world.send(b"c consume from --manual-ack")
     world.page()

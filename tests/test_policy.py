@@ -6,11 +6,22 @@ import pytest
 
 from mqks.broker.policy import Policy
 from mqks.errors import SchemaTooNew
-from mqks.protocol.requests import DeleteRule
+from mqks.limits import SEQ_MAX
+from mqks.protocol.requests import Backoff, DeleteRule
 from mqks.testing import Broker
 from tests.line_client import LineClient
 
-POLICIES = [Policy(), Policy(DeleteRule(None)), Policy(DeleteRule(0.5))]
+POLICIES = [
+    Policy(),
+    Policy(DeleteRule(None)),
+    Policy(DeleteRule(0.5)),
+    Policy(is_sparse=True),
+    Policy(retries=0, backoff=Backoff(0.1), single_consumer=False),
+    Policy(
+        DeleteRule(None),
+        *(1, 2, Backoff(1e-6, 1 / 3), b"dead\xff,=%", 1e9, SEQ_MAX, 1, "drop", True, 0.1, True),
+    ),
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -24,7 +35,12 @@ def test_what_is_not_set_is_not_stored() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "1", '{"delete_when_unused": 1}', '{"delete_when_unused": {"x": 1}}', '{"x": 1}'],
+    [
+        *("", "[]", "1", '{"delete_when_unused": 1}', '{"delete_when_unused": {"x": 1}}'),
+        *('{"x": 1}', '{"retries": -1}', '{"retries": null}', '{"ttl_s": [1]}', '{"ttl_s": NaN}'),
+        *('{"backoff": {}}', '{"backoff": [1, null]}', '{"dead_letters": 5}', '{"is_sparse": 1}'),
+        *('{"overflow": "keep"}', '{"single_consumer": 1}', '{"dead_letters": "\\ud800"}'),
+    ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

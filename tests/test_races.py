@@ -6,6 +6,7 @@ until the changes have been carried out and written.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -260,3 +261,39 @@ def test_nothing_is_told_of_a_queue_that_was_deleted_before_the_answer(
             done(reader, DELETE, *again)
         assert reader.line().startswith(b"r error ")
         assert reader.ask(b"p ping x") == b"p ok x"
+
+
+@pytest.mark.parametrize(
+    ("later", "left"),
+    [
+        ([b"delete_queue q", b"set_queue q --retries=2"], {"retries": 2}),
+        ([b"set_queue q --reset --losses=1", b"delete_queue q"], None),
+        ([b"delete_queue q", b"set_queue q --retries=2", b"delete_queue q", b"set_queue q"], {}),
+        ([b"set_queue q --dead-letters=d", b"delete_queue d"], {"ttl_s": 1.0, "dead_letters": "d"}),
+    ],
+)
+def test_a_policy_changes_while_it_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    later: list[bytes],
+    left: dict[str, Any] | None,
+) -> None:
+    disk = Disk(monkeypatch, Journal, "write")
+    with Broker(tmp_path / "mqks.db") as broker:
+        with client_of(broker) as client, client_of(broker) as other:
+            with disk.held("behind", client, b"p set_queue --confirm q --ttl=1"):
+                for number, request in enumerate(later):
+                    action, _, rest = request.partition(b" ")
+                    other.send(b"x%d %b --confirm %b\n" % (number, action, rest))
+                assert other.ask(b"alive ping") == b"alive ok "
+            assert client.line() == b"p ok "
+            assert [other.line() for _ in later] == [b"x%d ok " % n for n in range(len(later))]
+        for _ in range(2):
+            with client_of(broker) as client:
+                answer = client.ask(b"s stats queue q")
+                assert answer.startswith(b"s error " if left is None else b"s ok ")
+                if left is not None:
+                    told = json.loads(answer.removeprefix(b"s ok "))["policy"]
+                    assert {name: value["value"] for name, value in told.items()} == left
+            broker.stop()
+            broker.start()

@@ -182,6 +182,12 @@ def test_what_a_full_store_has_no_room_for_is_not_confirmed(
 
 NUMBERS = st.integers(1, 99)
 TEXTS = [[b"%d" % n * (n % 40) for n in range(first, first + 7)] for first in range(5)]
+COUNTS = st.sampled_from([0, 1, 0xFFFF, 0x10000, 0xFFFFFFFF])
+TIMES = st.sampled_from([0, 1, 2**63])
+FLAGS = st.booleans()
+MARKS = st.builds(
+    Mark, st.sampled_from([0, 3, 2**32]), *([COUNTS] * 3 + [FLAGS] * 3 + [TIMES] * 3 + [COUNTS])
+)
 RUNS = st.builds(
     Lines, NUMBERS, st.just(0), st.sampled_from(TEXTS) | st.lists(st.binary(), min_size=1)
 )
@@ -193,7 +199,7 @@ SECTIONS = st.lists(
         NUMBERS,
         st.lists(RUNS, max_size=3),
         st.lists(st.tuples(NUMBERS, NUMBERS), max_size=5),
-        st.lists(st.tuples(NUMBERS, st.builds(Mark, st.integers(0, 9), st.booleans())), max_size=5),
+        st.lists(st.tuples(NUMBERS, MARKS), max_size=5),
     ),
     min_size=1,
     unique_by=lambda section: section.queue_id,
@@ -219,7 +225,10 @@ def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: i
     assert said(parts) == said([sections])
     for part in parts:
         head, texts = encode(part)
-        assert len(decode(head)) == len(part)
+        stored = decode(head)
+        assert len(stored) == len(part)
+        for section, read in zip(part, stored, strict=True):
+            assert sorted(read.marks.items()) == sorted(section.marks)
         lengths = [len(line) for section in part for run in section.runs for line in run.lines]
         assert sum(map(len, texts)) <= max([size_max, *lengths])
 

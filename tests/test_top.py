@@ -132,7 +132,7 @@ def test_it_shows_the_server_and_gives_the_terminal_back(
 ) -> None:
     published(server, b"mails", 12345)
     with Terminal(*TOP, "--url", server.url) as terminal:
-        shown = terminal.until(rb"mails +12,345 +0 +0 +0\.0 +0\.0")
+        shown = terminal.until(rb"mails +12,345 +0 +0 +0 +0\.0 +0\.0")
         assert ALTERNATE_ON in shown
         assert b"12,345 ready" in shown
         assert terminal.now != terminal.before, "keys are not echoed meanwhile"

@@ -98,6 +98,7 @@ _PATTERNS = {
 }
 _SETTINGS = re.compile(rb"# settings: (.+)")
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.|$)")
+_PLACEHOLDERS = {b"{error_id}": b"([0-9a-f]{24})", b"{time}": rb"\d+(?:\.\d{3})?"}
 _ESCAPED = {b"t": b"\t", b"r": b"\r", b"n": b"\n", b"\\": b"\\"}
 
 
@@ -280,5 +281,7 @@ class _Player:
 
 
 def _matcher(wanted: bytes) -> re.Pattern[bytes]:
-    parts = (re.escape(part) for part in wanted.split(b"{error_id}"))
-    return re.compile(b"([0-9a-f]{24})".join(parts), re.DOTALL)
+    pattern = re.escape(wanted)
+    for name, meaning in _PLACEHOLDERS.items():
+        pattern = pattern.replace(re.escape(name), meaning)
+    return re.compile(pattern, re.DOTALL)

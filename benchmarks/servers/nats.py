@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from benchmarks.flow import Flow, Stalled, ask, connect
 from benchmarks.messages import MARK, Messages
-from benchmarks.servers.base import Server
+from benchmarks.servers.base import POLICIES, Server
 
 BATCH = 1_000
 BATCHES_AHEAD = 3
@@ -72,6 +72,7 @@ class Nats(Server):
     promise = "fsync each 2 minutes"
     refusal: ClassVar[bytes] = b'"error"'
     program = "nats-server"
+    skips = POLICIES
 
     def command(self, directory: Path, port: int) -> list[str]:
         place = ["--addr", "127.0.0.1", "--port", str(port)]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from benchmarks.flow import UNLIMITED, Flow, Stalled, ask
 from benchmarks.messages import Messages
-from benchmarks.servers.base import Server
+from benchmarks.servers.base import POLICIES, Server
 
 FIRST_ID = 1_000_000_000
 BATCH = 1_000
@@ -79,6 +79,7 @@ class Reads(Flow):
 class Redis(Server):
     refusal: ClassVar[bytes] = b"-ERR"
     program = "redis-server"
+    skips = POLICIES
 
     def __init__(self, name: str, fsync: str) -> None:
         self.name = name

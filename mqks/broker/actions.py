@@ -5,14 +5,18 @@ The one rule: a request that raises has changed nothing.
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from mqks.broker import permits, stats
+from mqks.broker import permits, redrives, scheduled, stats
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection, Slow
 from mqks.broker.consumer import Consumer, Rest
 from mqks.broker.evaluate import expression
 from mqks.broker.evaluate.state import State
+from mqks.broker.masks import Queues
+from mqks.broker.policy import Policy
+from mqks.broker.publishing import Single
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.turns import GOES_ON, Work, slices
@@ -28,20 +32,32 @@ from mqks.limits import (
     STEP_NAMES,
 )
 from mqks.protocol import replies
+from mqks.protocol.masks import MASK
 from mqks.protocol.requests import (
     ALL,
+    META,
+    SCHEDULED,
+    Publish,
     Rebind,
     Request,
+    Settle,
     parse_auth,
     parse_consume,
     parse_delete_queue,
     parse_eval,
+    parse_move,
     parse_name,
     parse_number,
     parse_publish,
     parse_rebind,
+    parse_redrive,
+    parse_reject,
+    parse_release,
+    parse_scheduled,
+    parse_set_queue,
     parse_settle,
     parse_subscribe,
+    parse_touch,
     parse_words,
     shown,
 )
@@ -55,24 +71,43 @@ class Action(NamedTuple):
 
 
 def publish(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
+    wanted = parse_publish(request.rest)
+    broker.metadata.check_names("event", [wanted.event])
+    message = broker.publishing.single(request.id, wanted)
+    queues = broker.bindings.route(wanted.event)
+    if queues is None:
+        return _publish_later(broker, connection, message, wanted)
+    _check_publish(broker, connection, message, wanted, queues)
+    return broker.publishing.publish(connection, message)
+
+
+def _publish_later(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish
+) -> Work[None]:
+    """When there are so many masks that its queues are not found at once."""
+    queues = yield from broker.bindings.find(wanted.event)
+    _check_publish(broker, connection, message, wanted, queues)
+    yield from broker.publishing.publish_later(connection, message)
+
+
+def _check_publish(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
+) -> None:
+    """Raise if it may not go to these queues."""
     publishing = broker.publishing
-    event, data, once, mandatory = parse_publish(request.rest)
-    broker.metadata.check_names("event", [event])
-    is_known = once and publishing.is_known(connection, request.id)
-    publishing.check_room(event, is_known=is_known)
-    if mandatory and not is_known:
-        publishing.check_route(event)
-    body = replies.body(request.id, event, data)
-    return publishing.publish(connection, event, request.id, body, once=once)
+    is_known = wanted.once and publishing.is_known(connection, message.id)
+    publishing.check_room(message, queues, is_known=is_known)
+    if wanted.mandatory and not is_known:
+        publishing.check_route(wanted.event, queues)
 
 
 def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    name, events = parse_subscribe(request.rest)
-    broker.check_queue(name)
-    changed = yield from broker.bindings.rebind(Rebind(name, replace=events))
-    yield from broker.make_queue(name)
+    wanted = parse_subscribe(request.rest)
+    broker.check_queue(wanted.queue)
+    changed = yield from broker.bindings.rebind(wanted)
+    yield from broker.make_queue(wanted.queue)
     if changed:
-        yield from broker.tell_update(name)
+        yield from broker.tell_update(wanted.queue)
 
 
 def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
@@ -85,18 +120,30 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     broker.check_consumer(request.id)
     broker.check_queue(wanted.queue)
     rebound = yield from broker.bindings.rebind(
-        Rebind(wanted.queue, replace=wanted.events or None, add=wanted.add)
+        Rebind(
+            wanted.queue,
+            replace=wanted.events or None,
+            add=wanted.add,
+            add_masks=wanted.add_masks,
+        )
     )
     queue = yield from broker.make_queue(wanted.queue)
     ruled = broker.set_rule(queue, wanted.rule)
     consumer = Consumer(
-        request.id, connection, queue, wanted.manual_ack, broker.settings.consumer_unacked_max
+        request.id,
+        connection,
+        queue,
+        wanted.manual_ack,
+        broker.settings.consumer_unacked_max,
+        prefetch=wanted.prefetch,
+        meta=wanted.meta,
     )
     if request.confirm:
         consumer.rest(Rest.CONFIRM)
     yield from broker.add_consumer(consumer)
     if rebound or ruled:
-        yield from broker.tell_update(wanted.queue, but=None if wanted.add else consumer)
+        adds = wanted.add or wanted.add_masks
+        yield from broker.tell_update(wanted.queue, but=None if adds else consumer)
     if request.confirm:
         broker.pending.waiters.held.append(consumer)
     consumer.queue.deliver()
@@ -117,13 +164,52 @@ def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] 
 
 
 def reject(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
-    consumer_id, message_id = parse_settle("reject", request.rest)
+    wanted = parse_reject(request.rest)
+    _check_writable(broker, request)
+    if wanted == Settle(wanted.consumer, wanted.message):
+        return broker.give_up(wanted, Queue.reject)
+    defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
+    how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
+    return broker.give_up(wanted, how)
+
+
+def release(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
+    wanted = parse_release(request.rest)
+    _check_writable(broker, request)
+    return broker.give_up(wanted, partial(Queue.release, delay_us=wanted.delay_us))
+
+
+def _check_writable(broker: Broker, request: Request) -> None:
     if request.confirm and broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
-    if message_id == ALL:
-        return broker.reject_all(consumer_id)
-    broker.reject(consumer_id, [message_id])
-    return None
+
+
+def touch(broker: Broker, connection: Connection, request: Request) -> None:
+    broker.touch(*parse_touch(request.rest))
+
+
+def cancel(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
+    name, message_id = parse_scheduled("cancel", request.rest)
+    return scheduled.cancel(broker, name, None if message_id == ALL else message_id)
+
+
+def promote(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
+    name, message_id = parse_scheduled("promote", request.rest)
+    _check_writable(broker, request)
+    return scheduled.promote(broker, name, None if message_id == ALL else message_id)
+
+
+def move(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
+    wanted = parse_move(request.rest)
+    _check_writable(broker, request)
+    return redrives.move(broker, _existing(broker, "move", [wanted.source]), wanted)
+
+
+def redrive(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
+    wanted = parse_redrive(request.rest)
+    _check_writable(broker, request)
+    source = _existing(broker, "redrive", [wanted.source])
+    return redrives.redrive(broker, source, wanted, connection.permissions)
 
 
 def delete_consumer(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
@@ -144,8 +230,17 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> Wo
         yield from broker.unused(queue)
 
 
+def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[None]:
+    return broker.policies.set(parse_set_queue(request.rest))
+
+
 def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    return broker.trim(parse_name("purge", request.rest), None)
+    words, flags, _ = parse_words("purge", request.rest, 1, switches={SCHEDULED})
+    name = _needed("purge", words)
+    count = yield from broker.trim(name, None)
+    if SCHEDULED in flags:
+        count = (count or 0) + (yield from scheduled.cancel(broker, name, None))
+    return count
 
 
 def trim(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
@@ -165,14 +260,19 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:
     names, numbers, _ = parse_words(
-        "peek", request.rest, 1, {b"--after": (0, SEQ_MAX), b"--limit": (1, PEEK_ROWS_MAX)}
+        "peek",
+        request.rest,
+        1,
+        {b"--after": (0, SEQ_MAX), b"--limit": (1, PEEK_ROWS_MAX)},
+        switches=(SCHEDULED,),
     )
     queue = broker.queues.get(_needed("peek", names))
     first = numbers.get(b"--after", 0) + 1
     limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
     # A queue that is not there has number 0, and no messages; its name is not kept.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
-    broker.read(connection, Read(request.id, "peek", name, queue_id, first, limit=limit))
+    form = "scheduled" if SCHEDULED in numbers else "peek"
+    broker.read(connection, Read(request.id, form, name, queue_id, first, limit=limit))
 
 
 def read(broker: Broker, connection: Connection, request: Request) -> None:
@@ -181,13 +281,15 @@ def read(broker: Broker, connection: Connection, request: Request) -> None:
         request.rest,
         1,
         {b"--from": (0, SEQ_MAX), b"--to": (0, SEQ_MAX), b"--limit": (1, READ_ROWS_MAX)},
+        switches=(META,),
     )
     queue = _existing(broker, "read", names)
     if b"--from" not in numbers:
         raise BadRequest("read: --from={seq} is missing")
     limit = numbers.get(b"--limit", READ_ROWS_DEFAULT)
     end = numbers.get(b"--to")
-    wanted = Read(request.id, "read", queue.name, queue.id, numbers[b"--from"], end, limit)
+    first, has_meta = numbers[b"--from"], META in numbers
+    wanted = Read(request.id, "read", queue.name, queue.id, first, end, limit, has_meta=has_meta)
     broker.read(connection, wanted)
 
 
@@ -214,11 +316,17 @@ def _existing(broker: Broker, action: str, names: list[bytes]) -> Queue:
 
 def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     words, numbers, texts = parse_words(
-        "stats", request.rest, 2, {b"--limit": (1, STATS_ROWS_MAX)}, {b"--after", b"--then"}
+        "stats",
+        request.rest,
+        2,
+        {b"--limit": (1, STATS_ROWS_MAX)},
+        {b"--after", b"--then", b"--mask"},
     )
     if connection.closed:
         return
-    after = texts.get(b"--after", b""), texts.get(b"--then", b"")
+    mask = texts.get(b"--mask")
+    then = texts.get(b"--then", b"") if mask is None else MASK + mask
+    after = texts.get(b"--after", b""), then
     limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
     told = yield from stats.ask(broker, connection, words, after, limit)
     result = yield from (_object(told) if isinstance(told, dict) else _array(told))
@@ -307,31 +415,64 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
 
 
 ACTIONS = {
-    b"publish": Action(publish, permits.publish, "[--once] [--mandatory] {event} {data}"),
-    b"subscribe": Action(subscribe, permits.subscribe, "{queue} {event} ... {event}"),
+    b"publish": Action(
+        publish,
+        permits.publish,
+        "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
+        "[--meta={key}={value}[&...]] {event} {data}",
+    ),
+    b"subscribe": Action(
+        subscribe, permits.subscribe, "{queue} [{event} ...] [--add-mask {mask} ...]"
+    ),
     b"consume": Action(
         consume,
         permits.consume,
-        "{queue} [{event} ...] [--add {event} ...] [--delete-queue-when-unused[={seconds}]] "
-        "[--manual-ack]",
+        "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...] "
+        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta]",
     ),
     b"rebind": Action(
         rebind,
         permits.rebind,
         "{queue} [{event} ...] [--remove {event} ...] [--remove-mask {mask} ...] "
-        "[--add {event} ...]",
+        "[--add {event} ...] [--add-mask {mask} ...]",
     ),
     b"ack": Action(ack, permits.consumer, "{consumer_id} {msg_id}|--all"),
-    b"reject": Action(reject, permits.consumer, "{consumer_id} {msg_id}|--all"),
+    b"reject": Action(
+        reject,
+        permits.consumer,
+        "{consumer_id} {msg_id}|--all [--delay={seconds}|--dead] [--retries={n}] "
+        "[--backoff={first}[,{max}]]",
+    ),
+    b"release": Action(
+        release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"
+    ),
+    b"touch": Action(touch, permits.consumer, "{consumer_id} {msg_id}|--all"),
+    b"cancel": Action(cancel, permits.queue, "{queue} {msg_id}|--all"),
+    b"promote": Action(promote, permits.queue, "{queue} {msg_id}|--all"),
+    b"move": Action(move, permits.move, "{queue} {queue} [--event={mask}] [--limit={n}]"),
+    b"redrive": Action(
+        redrive, permits.move, "{queue} [--to={queue}] [--event={mask}] [--limit={n}]"
+    ),
     b"delete_consumer": Action(delete_consumer, permits.consumer, "{consumer_id}"),
     b"delete_queue": Action(delete_queue, permits.admin, "{queue} [--when-unused[={seconds}]]"),
-    b"purge": Action(purge, permits.admin, "{queue}"),
-    b"peek": Action(peek, permits.queue, "{queue} [--after={seq}] [--limit={n}]"),
+    b"set_queue": Action(
+        set_queue,
+        permits.set_queue,
+        "{queue} [--retries={n}] [--losses={n}] [--backoff={first}[,{max}]] "
+        "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
+        "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
+    ),
+    b"purge": Action(purge, permits.admin, "{queue} [--scheduled]"),
+    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
     b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
-    b"read": Action(read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}]"),
+    b"read": Action(
+        read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"
+    ),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
-        tell_stats, permits.stats, "[{what} [{name}]] [--after={key} [--then={key}]] [--limit={n}]"
+        tell_stats,
+        permits.stats,
+        "[{what} [{name}]] [--after={key} [--then={key}|--mask={mask}]] [--limit={n}]",
     ),
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),

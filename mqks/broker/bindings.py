@@ -1,29 +1,53 @@
 """Which events go to which queues.
 
-The one rule: a binding belongs to a queue's name and may be there before the queue is; `routes`
-holds only queues that exist, so that a publish looks up once and checks nothing.
+A name is bound to events and to masks. Wherever both stand together, in the journal too, a mask is
+`MASK + mask`.
+
+The one rule: a binding belongs to a queue's name and may be there before the queue is; `routes` and
+the trie of masks hold only queues that exist, so that a publish looks up once and checks nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from typing import Final
 
-from mqks.broker.metadata import Metadata, binding_bytes
+from mqks.broker.masks import Masks, Queues
+from mqks.broker.metadata import Metadata, binding_bytes, mask_bytes
 from mqks.broker.pending import Pending
 from mqks.broker.queue import Queue
-from mqks.broker.turns import GOES_ON, Places, Work, slices
+from mqks.broker.turns import GOES_ON, Places, Work, ordered, slices
 from mqks.errors import LimitExceeded
-from mqks.limits import STEP_NAMES
-from mqks.protocol.masks import EventMasks
+from mqks.limits import ROUTES_BYTES_MAX, STEP_NAMES
+from mqks.protocol.masks import MASK, EventMasks, check_bound
 from mqks.protocol.requests import Rebind
 
-NOWHERE: Final[dict[Queue, None]] = {}
+NOWHERE: Final[Queues] = {}
 NOTHING: Final[dict[bytes, None]] = {}
+Table = dict[bytes, dict[bytes, None]]
+ROUTE_BYTES: Final = 200
+COPY_BYTES: Final = 64
+"""What a remembered route takes beside its event, and each queue that it leads to."""
 
 
 class Bindings:
     """`queues` are those that exist, by name; `pending` takes what the journal must learn."""
 
-    __slots__ = ("_busy", "_pending", "_queues", "by_name", "events_max", "metadata", "routes")
+    __slots__ = (
+        "_busy",
+        "_known",
+        "_known_bytes",
+        "_leaving",
+        "_pending",
+        "_queues",
+        "_walks",
+        "by_name",
+        "events_max",
+        "masks",
+        "masks_by_name",
+        "metadata",
+        "routes",
+    )
 
     def __init__(
         self,
@@ -36,15 +60,93 @@ class Bindings:
         self.metadata = metadata
         self._queues = queues
         self._pending = pending
-        self.by_name: dict[bytes, dict[bytes, None]] = {}
-        self.routes: dict[bytes, dict[Queue, None]] = {}
+        self._leaving: dict[bytes, Queue] = {}
+        """Deleted queues that routes lead to until it is their turn: what is unbound before that
+        must be unbound from them."""
+        self.by_name: Table = {}
+        self.masks_by_name: Table = {}
+        """Masks behind `MASK`, apart from the events: removing one of many costs nothing for the
+        others."""
+        self.routes: dict[bytes, Queues] = {}
+        """Of events alone: who publishes asks `route`."""
+        self.masks = Masks()
+        self._known: dict[bytes, Queues] = {}
+        """Routes of events while there are masks; a change of masks makes it forget them all."""
+        self._known_bytes = 0
+        """What has come into it since it was empty."""
+        self._walks = Places(1)
+        """For a walk that takes more than a step: what queues are bound to does not change under
+        it, so that a queue that is bound again otherwise misses nothing."""
         self._busy: dict[bytes, Places] = {}
         """Names whose bindings are being changed, in turns: one request after the other, in the
         order in which they came."""
 
-    def events(self, name: bytes) -> list[bytes]:
-        """What this name is bound to, sorted."""
-        return sorted(self.by_name.get(name, ()))
+    def events(self, name: bytes) -> Work[tuple[list[bytes], list[bytes]]]:
+        """The events and the masks that this name is bound to, each sorted."""
+        events = yield from ordered(self.by_name.get(name, ()))
+        masks: list[bytes] = []
+        for some in slices((yield from ordered(self.masks_by_name.get(name, ()))), STEP_NAMES):
+            masks += [mask[1:] for mask in some]
+            yield GOES_ON
+        return events, masks
+
+    def route(self, event: bytes) -> Queues | None:
+        """The queues that get this event; None: `find` has to be asked."""
+        if not self.masks.count:
+            return self.routes.get(event, NOWHERE)
+        known = self._known.get(event)
+        if known is not None:
+            return known
+        try:
+            next(self._find(event))
+        except StopIteration as end:
+            found: Queues = end.value
+            return found
+        return None
+
+    def find(self, event: bytes) -> Work[Queues]:
+        """The same at any length. Until the caller's next step `route` knows it, too."""
+        queues = self.route(event)
+        if queues is None:
+            place = yield from self._walks.take()
+            try:
+                queues = yield from self._find(event)
+            finally:
+                self._walks.leave(place)
+        return queues
+
+    def _find(self, event: bytes) -> Work[Queues]:
+        matched = yield from self.masks.walk(event)
+        if bound := self.routes.get(event):
+            matched.append(bound)
+        queues, size = NOWHERE, ROUTE_BYTES + len(event)
+        if len(matched) == 1:
+            [queues] = matched  # The thing itself, not a copy: it changes in no way that is seen.
+        elif matched:
+            queues = {}
+            weight = 0
+            for each in matched:
+                weight += 1 + len(each)
+                for some in slices(list(each), STEP_NAMES) if len(each) > STEP_NAMES else [each]:
+                    queues.update(dict.fromkeys(some))
+                    if weight > STEP_NAMES:
+                        weight = 0
+                        yield GOES_ON
+            size += COPY_BYTES * len(queues)
+        if self._known_bytes + size > ROUTES_BYTES_MAX:
+            self._forget()
+        self._known[event] = queues
+        self._known_bytes += size
+        return queues
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_bytes = 0
+
+    def _settled(self) -> Work[None]:
+        """Wait until no walk is under way."""
+        if self._walks:
+            self._walks.leave((yield from self._walks.take()))
 
     def rebind(self, request: Rebind) -> Work[bool]:
         """Replace, then remove, then remove by mask, then add. Return whether that changed it.
@@ -52,6 +154,10 @@ class Bindings:
         name = request.queue
         place = yield from self._wait(name)
         try:
+            for some in slices(request.add_masks, STEP_NAMES):
+                for mask in some:
+                    check_bound(mask)
+                yield GOES_ON
             return (yield from self._rebind(request))
         finally:
             self._done(name, place)
@@ -67,74 +173,81 @@ class Bindings:
             del self._busy[name]
 
     def _rebind(self, request: Rebind) -> Work[bool]:
-        name = request.queue
-        bound = self.by_name.get(name, NOTHING)
-        if request.replace is None and not (request.remove or request.remove_masks):
-            # Adding alone costs nothing for what is bound already.
-            new = [event for event in dict.fromkeys(request.add) if event not in bound]
-            self._take_room(name, new, len(bound) + len(new))
-            if new:
-                self._bound(name).update(dict.fromkeys(new))
-                yield from self._settle(name, new)
-            return bool(new)
-        wanted = bound.copy() if request.replace is None else dict.fromkeys(request.replace)
-        yield GOES_ON
-        for event in request.remove:
-            wanted.pop(event, None)
-        for event in (yield from _matched(request.remove_masks, list(wanted))):
-            wanted.pop(event, None)
-        yield GOES_ON
-        wanted |= dict.fromkeys(request.add)
-        new = [event for event in wanted if event not in bound]
-        yield GOES_ON
-        gone = [event for event in bound if event not in wanted]
-        yield GOES_ON
-        if not (new or gone):
+        name, replace = request.queue, request.replace
+        bound, masked = self.bound(name)
+        matched = yield from _matched(request.remove_masks, bound if replace is None else replace)
+        new, gone = yield from _difference(
+            bound, replace, chain(request.remove, matched), request.add
+        )
+        new_masks, gone_masks = yield from _difference(
+            masked,
+            None if replace is None else (),
+            (MASK + mask for mask in request.remove_masks),
+            (MASK + mask for mask in request.add_masks),
+        )
+        if not (new or gone or new_masks or gone_masks):
             return False
-        self._take_room(name, new, len(wanted))
-        if wanted:
-            self._bound(name)
-            self.by_name[name] = wanted
-        else:
-            self._unbind(name)
+        count = len(bound) + len(new) - len(gone)
+        count += len(masked) + len(new_masks) - len(gone_masks)
+        self._take_room(name, new, new_masks, count)
+        with self._named(name):
+            _put(self.by_name, name, new, gone)
+            _put(self.masks_by_name, name, new_masks, gone_masks)
         yield GOES_ON
-        self.metadata.bytes -= sum(map(binding_bytes, gone))
+        self.metadata.bytes -= sum(map(binding_bytes, gone)) + sum(map(mask_bytes, gone_masks))
+        # What is new comes first: a queue that is bound otherwise misses nothing.
+        yield from self._settle(name, new_masks)
         yield from self._settle(name, [*new, *gone])
+        yield from self._settle(name, gone_masks)
         return True
 
-    def _bound(self, name: bytes) -> dict[bytes, None]:
-        """What this name is bound to, to be added to."""
-        bound = self.by_name.get(name)
-        if bound is None:
-            bound = self.by_name[name] = {}
-            self.metadata.bytes += len(name)
-        return bound
+    def bound(self, name: bytes) -> tuple[dict[bytes, None], dict[bytes, None]]:
+        """The events and the masks that this name is bound to."""
+        return self.by_name.get(name, NOTHING), self.masks_by_name.get(name, NOTHING)
 
-    def _unbind(self, name: bytes) -> list[bytes]:
-        """Return what it was bound to."""
-        bound = self.by_name.pop(name, None)
-        if bound is None:
-            return []
-        self.metadata.bytes -= len(name)
-        return list(bound)
+    def count(self, name: bytes) -> int:
+        return sum(map(len, self.bound(name)))
+
+    @contextmanager
+    def _named(self, name: bytes) -> Iterator[None]:
+        """A name that is bound to something takes its length, too."""
+        before = any(self.bound(name))
+        yield
+        self.metadata.bytes += (any(self.bound(name)) - before) * len(name)
 
     def restore(self, name: bytes, events: list[bytes]) -> None:
         """What the journal knows, before there is a queue."""
-        self._bound(name).update(dict.fromkeys(events))
-        self.metadata.bytes += sum(map(binding_bytes, events))
+        masks = [event for event in events if event[:1] == MASK]
+        if masks:
+            events = [event for event in events if event[:1] != MASK]
+        with self._named(name):
+            _put(self.by_name, name, events, ())
+            _put(self.masks_by_name, name, masks, ())
+        self.metadata.bytes += sum(map(binding_bytes, events)) + sum(map(mask_bytes, masks))
 
     def _settle(self, name: bytes, events: list[bytes]) -> Work[None]:
-        """Routes and journal learn what `by_name` says of these events."""
+        """Routes and journal learn what is said now of these events, or of these masks."""
+        table, route = self._kind(events)
         for some in slices(events, STEP_NAMES):
-            bound, queue = self.by_name.get(name, NOTHING), self._queues.get(name)
+            yield from self._settled()
+            bound = table.get(name, NOTHING)
+            queue = self._queues.get(name) or self._leaving.get(name)
             changes = self._pending.entry.bindings
             for event in some:
                 changes[name, event] = is_bound = event in bound
                 if queue is not None:
-                    self._route(event, queue, is_bound)
+                    route(event, queue, is_bound)
             yield GOES_ON
 
+    def _kind(self, events: list[bytes]) -> tuple[Table, Callable[[bytes, Queue, bool], None]]:
+        """Where these are told, events or masks, and how they are routed."""
+        if events and events[0][:1] == MASK:
+            return self.masks_by_name, self._route_mask
+        return self.by_name, self._route
+
     def _route(self, event: bytes, queue: Queue, is_bound: bool) -> None:
+        if self._known:
+            self._known.pop(event, None)
         if is_bound:
             self.routes.setdefault(event, {})[queue] = None
         elif (queues := self.routes.get(event)) is not None:
@@ -142,54 +255,109 @@ class Bindings:
             if not queues:
                 del self.routes[event]
 
-    def _take_room(self, name: bytes, new: list[bytes], count: int) -> None:
+    def _route_mask(self, mask: bytes, queue: Queue, is_bound: bool) -> None:
+        (self.masks.bind if is_bound else self.masks.unbind)(mask[1:], queue)
+        self._forget()
+
+    def _take_room(self, name: bytes, new: list[bytes], new_masks: list[bytes], count: int) -> None:
         """For bindings that are about to be made. Raise if a name must not be bound to these, or to
         so many in all."""
         if count > self.events_max:
             raise LimitExceeded(
                 "bindings_per_queue_max",
-                f"a queue may be bound to {self.events_max} events at most",
+                f"a queue may be bound to {self.events_max} events and masks at most",
             )
-        if not new:
+        if not (new or new_masks):
             return
-        if name not in self._queues and name not in self.by_name:
+        if name not in self._queues and not any(self.bound(name)):
             self.metadata.check_names("queue", [name])
         self.metadata.check_names("event", new)
-        size = sum(map(binding_bytes, new))
+        self.metadata.check_names("mask", (mask[1:] for mask in new_masks))
+        size = sum(map(binding_bytes, new)) + sum(map(mask_bytes, new_masks))
         self.metadata.check_room(len(name) + size)
         self.metadata.bytes += size
 
     def queue_made(self, queue: Queue) -> Work[None]:
         """What its name was bound to before now leads to it."""
-        for some in slices(list(self.by_name.get(queue.name, NOTHING)), STEP_NAMES):
-            bound = self.by_name.get(queue.name, NOTHING)
-            for event in some:
-                if event in bound and not queue.deleted:
-                    self._route(event, queue, True)
-            yield GOES_ON
+        for events in map(list, self.bound(queue.name)):
+            table, route = self._kind(events)
+            for some in slices(events, STEP_NAMES):
+                yield from self._settled()
+                bound = table.get(queue.name, NOTHING)
+                for event in some:
+                    if event in bound and not queue.deleted:
+                        route(event, queue, True)
+                yield GOES_ON
 
     def remove_all(self, name: bytes, queue: Queue | None) -> Work[None]:
         """The name is bound to nothing; `queue` had it, and is deleted."""
+        if queue is not None:
+            self._leaving[name] = queue
         place = yield from self._wait(name)
-        events = self._unbind(name)
-        self.metadata.bytes -= sum(map(binding_bytes, events))
+        events, masks = map(list, self.bound(name))
+        with self._named(name):
+            self.by_name.pop(name, None)
+            self.masks_by_name.pop(name, None)
+        self.metadata.bytes -= sum(map(binding_bytes, events)) + sum(map(mask_bytes, masks))
         try:
             if queue is not None:
-                for some in slices(events, STEP_NAMES):
-                    for event in some:
-                        self._route(event, queue, False)
-                    yield GOES_ON
+                yield from self._unroute(queue, events)
+                yield from self._unroute(queue, masks)
+                if self._leaving.get(name) is queue:
+                    del self._leaving[name]
             yield from self._settle(name, events)
+            yield from self._settle(name, masks)
         finally:
             self._done(name, place)
 
+    def _unroute(self, queue: Queue, events: list[bytes]) -> Work[None]:
+        _, route = self._kind(events)
+        for some in slices(events, STEP_NAMES):
+            yield from self._settled()
+            for event in some:
+                route(event, queue, False)
+            yield GOES_ON
 
-def _matched(masks: Iterable[bytes], events: list[bytes]) -> Work[list[bytes]]:
-    """Those that a mask matches."""
+
+def _difference(
+    bound: dict[bytes, None],
+    replace: Iterable[bytes] | None,
+    remove: Iterable[bytes],
+    add: Iterable[bytes],
+) -> Work[tuple[list[bytes], list[bytes]]]:
+    """What is new and what is gone when this is replaced, then removed, then added. Without
+    `replace` it costs nothing for what stays."""
+    added = dict.fromkeys(add)
+    if replace is None:
+        gone = [event for event in dict.fromkeys(remove) if event in bound and event not in added]
+        yield GOES_ON
+        return [event for event in added if event not in bound], gone
+    wanted = dict.fromkeys(replace)
+    yield GOES_ON
+    for event in remove:
+        wanted.pop(event, None)
+    wanted |= added
+    yield GOES_ON
+    new = [event for event in wanted if event not in bound]
+    yield GOES_ON
+    return new, [event for event in bound if event not in wanted]
+
+
+def _put(table: Table, name: bytes, new: Iterable[bytes], gone: Iterable[bytes]) -> None:
+    bound = table.setdefault(name, {})
+    bound.update(dict.fromkeys(new))
+    for event in gone:
+        del bound[event]
+    if not bound:
+        del table[name]
+
+
+def _matched(masks: Iterable[bytes], bound: Iterable[bytes]) -> Work[list[bytes]]:
+    """Those events that a mask matches."""
     if not masks:
         return []
     tries, matched, weight = EventMasks(masks).tries, [], 0
-    for event in events:
+    for event in list(bound):
         for matches in tries(event):
             weight += 1 + len(event) // 256
             if weight > STEP_NAMES:

@@ -20,12 +20,12 @@ from mqks.broker.lane import Delivery
 from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
 from mqks.broker.once import OnceWindow
 from mqks.broker.pending import Batch, ErrorRecord, QueueState, Waiters
+from mqks.broker.policies import Policies
 from mqks.broker.policy import Policy
 from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
-from mqks.broker.schedule import Schedule
 from mqks.broker.shared import Shared
 from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
@@ -33,13 +33,17 @@ from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
     READS_WAITING_MAX,
+    SEARCHES_MAX,
     STEP_BODIES,
     STEP_MESSAGES,
 )
 from mqks.protocol import replies
-from mqks.protocol.requests import DeleteRule, shown
+from mqks.protocol.masks import MASK
+from mqks.protocol.requests import ALL, DeleteRule, Settle, shown
 from mqks.settings import Settings
 
+GiveUp = Callable[[Queue, Sequence[Delivery]], None]
+"""What becomes of deliveries that a consumer gives back."""
 CALM_S = 60.0
 """What happens again and again is told again when it has not happened for so long."""
 
@@ -68,7 +72,7 @@ class Broker:
             settings, clock=clock, now_us=now_us, on_unacked_wait=self._unacked_is_full
         )
         self.turns, self.pending = self.shared.turns, self.shared.pending
-        self.schedule = Schedule(clock, now_us)
+        self.schedule = self.shared.schedule
         self.bindings = Bindings(
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
@@ -95,6 +99,8 @@ class Broker:
 
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
+        self.searches = Places(SEARCHES_MAX)
+        """For those who look for scheduled messages of one id."""
         self._told: tuple[Queue, bytes] | None = None
         """What the last queue whose consumers were told an update is bound to."""
         self.reads_waiting: list[Connection] = []
@@ -104,12 +110,17 @@ class Broker:
         self.refusals = Refusals(self, new_error_id, on_error)
         self.access = Access(self)
         self.publishing = Publishing(self)
+        self.policies = Policies(self, settings.queue_tables)
+        self.shared.dead_letter_queue = self._dead_letter_queue
 
     def long_names(self) -> int:
-        """How many queues and events there are whose names would be refused today."""
-        names = {*self.queues, *self.bindings.by_name}
-        events = chain.from_iterable(self.bindings.by_name.values())
-        return sum(map(self.metadata.is_long, chain(names, events)))
+        """How many queues, events and masks there are whose names would be refused today."""
+        bindings = self.bindings
+        names = {*self.queues, *bindings.by_name, *bindings.masks_by_name}
+        events = chain.from_iterable(bindings.by_name.values())
+        masks = chain.from_iterable(bindings.masks_by_name.values())
+        plain = (mask.removeprefix(MASK) for mask in masks)
+        return sum(map(self.metadata.is_long, chain(names, events, plain)))
 
     # -- connections
 
@@ -130,7 +141,7 @@ class Broker:
 
     def end(self, connection: Connection) -> None:
         """A client sends no more: its consumers end, what they held goes back."""
-        self.end_consumers(list(connection.consumers.values()))
+        self.end_consumers(list(connection.consumers.values()), lost=True)
 
     def disconnect(self, connection: Connection) -> None:
         """A client has gone; its works are done."""
@@ -226,24 +237,32 @@ class Broker:
 
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
-        self._settle(consumer_id, message_ids, Queue.settle)
+        consumer = self.consumers.get(consumer_id)
+        if consumer is not None and (deliveries := consumer.settle(message_ids)):
+            consumer.queue.settle(deliveries)
 
     def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
-        """Put these deliveries back to the tail; what is not there is no error."""
-        self._settle(consumer_id, message_ids, Queue.reject)
-
-    def _settle(
-        self,
-        consumer_id: bytes,
-        message_ids: Sequence[bytes],
-        how: Callable[[Queue, list[Delivery]], None],
-    ) -> None:
+        """A consumer rejects these; what is not there is no error."""
         consumer = self.consumers.get(consumer_id)
+        if consumer is not None and (deliveries := consumer.take_back(message_ids)):
+            consumer.queue.reject(deliveries)
+
+    def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
+        """A consumer gives back what it holds, one message or all."""
+        consumer = self.consumers.get(wanted.consumer)
         if consumer is None:
-            return
-        deliveries = consumer.settle(message_ids)
-        if deliveries:
+            return None
+        if wanted.message == ALL:
+            return self._give_up_all(consumer, how)
+        if deliveries := consumer.take_back([wanted.message]):
             how(consumer.queue, deliveries)
+        return None
+
+    def touch(self, consumer_id: bytes, message_id: bytes) -> None:
+        """A consumer still works at what it holds, one message or all."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is not None:
+            consumer.touch(None if message_id == ALL else message_id)
 
     def ack_all(self, consumer_id: bytes) -> Work[None]:
         """Settle all that a consumer holds."""
@@ -256,20 +275,20 @@ class Broker:
                 queue.settle(some)
             yield GOES_ON
 
-    def reject_all(self, consumer_id: bytes) -> Work[None]:
-        """Put all that a consumer holds back to the tail, in the order that it has in the queue."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is None or not consumer.unacked:
-            return
-        queue, held = consumer.queue, consumer.let_go()
-        deliveries = list[Delivery]()
+    def _give_up_all(self, consumer: Consumer, how: GiveUp) -> Work[None]:
+        """In the order that it has in the queue."""
+        queue, deliveries = consumer.queue, list[Delivery]()
+        queue.returning += 1
+        held = consumer.let_go()
         while some := list(islice(held, STEP_BODIES)):
             deliveries += some
             yield GOES_ON
         for step in slices((yield from ordered(deliveries)), STEP_MESSAGES):
             if not queue.deleted:
-                queue.reject(step)
+                how(queue, step)
             yield GOES_ON
+        queue.returning -= 1
+        queue.deliver()
 
     # -- queues and consumers
 
@@ -281,16 +300,35 @@ class Broker:
         queue = self.queues.get(name)
         if queue is not None:
             return queue
+        queue = self.new_queue(name)
+        yield from self.bindings.queue_made(queue)
+        return (yield from self.make_queue(name)) if queue.deleted else queue
+
+    def new_queue(self, name: bytes) -> Queue:
+        """Make a queue that is not there; `Bindings.queue_made` does the rest."""
         queue = self._new_queue(self.next_queue_id, name)
         self._changed(queue)
+        self.policies.apply(queue)
         orphaned = self._adopt(name)
         if orphaned is not None:
             for consumer in orphaned.consumers:
                 consumer.queue = queue
                 self._attach(queue, consumer)
                 consumer.resume(Rest.NO_QUEUE)
-        yield from self.bindings.queue_made(queue)
-        return (yield from self.make_queue(name)) if queue.deleted else queue
+        return queue
+
+    def _dead_letter_queue(self, queue: Queue) -> Queue | None:
+        name = queue.rules.dead_letters
+        return None if name is None else self.queue_for(name)
+
+    def queue_for(self, name: bytes) -> Queue:
+        """Where a message goes that was in another queue: it has to go somewhere, whatever the
+        limits say."""
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.new_queue(name)
+            self.turns.add(self.bindings.queue_made(queue))
+        return queue
 
     def _adopt(self, name: bytes) -> Queue | None:
         """Take a deleted queue out of those that still have consumers."""
@@ -299,16 +337,15 @@ class Broker:
             self.metadata.bytes -= queue_bytes(name)
         return orphan
 
-    def check_queue(self, name: bytes) -> None:
-        """Raise if this queue would have to be made, and must not be."""
-        if name in self.queues:
+    def check_queue(self, *names: bytes) -> None:
+        """Raise if one of these queues would have to be made, and must not be."""
+        new = [name for name in names if name not in self.queues]
+        if not new:
             return
-        self.metadata.check_names("queue", [name])
-        if len(self.queues) >= self.settings.queues_max:
-            raise LimitExceeded(
-                "queues_max", f"there are {self.settings.queues_max} queues already"
-            )
-        self.metadata.check_room(queue_bytes(name))
+        self.metadata.check_names("queue", new)
+        if len(self.queues) + len(new) > self.settings.queues_max:
+            raise LimitExceeded("queues_max", f"there are {len(self.queues)} queues already")
+        self.metadata.check_room(sum(map(queue_bytes, new)))
 
     def check_consumer(self, consumer_id: bytes) -> None:
         """Raise if there is no room for a consumer that does not replace another one."""
@@ -328,10 +365,14 @@ class Broker:
         """Return whether that changed the rule."""
         if queue.policy.delete_when_unused == rule:
             return False
-        queue.policy = replace(queue.policy, delete_when_unused=rule)
-        self._changed(queue)
+        self.set_policy(queue, replace(queue.policy, delete_when_unused=rule))
         self._outdate(queue)
         return True
+
+    def set_policy(self, queue: Queue, policy: Policy) -> None:
+        queue.policy = policy
+        self._changed(queue)
+        self.policies.apply(queue)
 
     def tell_update(self, name: bytes, but: Consumer | None = None) -> Work[None]:
         """Tell the consumers of a queue what it is bound to now."""
@@ -362,9 +403,9 @@ class Broker:
 
     def _list_events(self, queue: Queue) -> Work[None]:
         updates, rule = queue.updates, queue.policy.delete_when_unused
-        events = yield from ordered(self.bindings.by_name.get(queue.name, ()))
+        events, masks = yield from self.bindings.events(queue.name)
         if queue.updates == updates:
-            self._told = queue, replies.bound(queue.name, events, rule)
+            self._told = queue, replies.bound(queue.name, events, masks, rule)
 
     def add_consumer(self, consumer: Consumer) -> Work[None]:
         """Attach a consumer; one that had its id before ends, and loses nothing."""
@@ -380,16 +421,16 @@ class Broker:
         queue.attach(consumer)
         self._stop_timer(queue)
 
-    def end_consumers(self, consumers: list[Consumer]) -> None:
+    def end_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> None:
         """They get nothing any more from now on; what they held goes back in turns."""
         for consumer in consumers:
             consumer.rest(Rest.ENDED)
         if consumers:
-            self.turns.add(self.delete_consumers(consumers))
+            self.turns.add(self.delete_consumers(consumers, lost=lost))
 
-    def delete_consumers(self, consumers: list[Consumer]) -> Work[None]:
+    def delete_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> Work[None]:
         """End consumers. What all of them held goes back to its place before any of it is given
-        to others."""
+        to others. `lost`: they did not leave of themselves."""
         returned: list[tuple[Queue, Iterator[Delivery]]] = []
         for number, consumer in enumerate(consumers, 1):
             if number % STEP_MESSAGES == 0:
@@ -410,12 +451,14 @@ class Broker:
         for queue, deliveries in returned:
             while some := list(islice(deliveries, STEP_MESSAGES)):
                 if not queue.deleted:
-                    queue.lane.give_back(some)
+                    queue.give_back(some, lost=lost)
                 yield GOES_ON
             queue.returning -= 1
         for queue in dict.fromkeys(queue for queue, _ in returned):
+            # Also without consumers: what came back may have run out, or be too much.
+            queue.deliver()
             if queue.consumers:
-                queue.deliver()
+                pass
             elif self.orphans.get(queue.name) is queue:
                 self._adopt(queue.name)
             elif not queue.deleted:
@@ -482,6 +525,8 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
+        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
+            lane.owner.committed(change.next_seq)
         if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))
 
@@ -510,7 +555,9 @@ class Broker:
         """A queue that the journal knows; bindings are restored before."""
         queue = self._new_queue(queue_id, name)
         finish(self.bindings.queue_made(queue))
+        # Defaults come when all queues are there: they yield to what was set.
         queue.policy = policy
+        queue.apply(policy)
         return queue
 
     def restore_bindings(self, name: bytes, events: list[bytes]) -> None:
@@ -520,6 +567,7 @@ class Broker:
         """After recovery every delay starts anew. A rule without delay waits until a consumer has
         come and gone: a boot deletes nothing that merely waits for its consumers."""
         for queue in list(self.queues.values()):
+            queue.start()
             rule = queue.policy.delete_when_unused
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))

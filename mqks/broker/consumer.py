@@ -5,12 +5,14 @@ goes back.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from mqks.broker.budget import Budget
+from mqks.broker.deadlines import Deadlines
 from mqks.broker.lane import Delivery
+from mqks.broker.pending import NO_MARK
 from mqks.broker.resting import Resting
 from mqks.broker.turns import emptied
 from mqks.protocol import replies
@@ -37,6 +39,8 @@ class Rest:
     """It holds as many messages as it may."""
     ALL_UNACKED: Final = 8
     """All consumers together hold as many bytes as they may."""
+    STANDBY: Final = 64
+    """Its queue serves a single consumer, and that is another one."""
     NO_QUEUE: Final = 16
     """Its queue was deleted."""
     ENDED: Final = 32
@@ -45,7 +49,8 @@ class Rest:
 class Consumer(Resting):
     __slots__ = (
         *("budget", "connection", "id", "manual_ack", "prefix", "queue", "repeated"),
-        *("separator", "unacked", "unacked_bytes", "unacked_max", "update_due"),
+        *("deadlines", "meta", "prefetch", "separator"),
+        *("unacked", "unacked_bytes", "unacked_max", "update_due"),
     )
 
     def __init__(
@@ -55,13 +60,22 @@ class Consumer(Resting):
         queue: "Queue",
         manual_ack: bool,
         unacked_max: int,
+        *,
+        prefetch: int = 0,
+        meta: bool = False,
     ) -> None:
         super().__init__()
         self.id = consumer_id
         self.connection = connection
         self.queue = queue
         self.manual_ack = manual_ack
-        self.unacked_max = unacked_max
+        self.prefetch = prefetch
+        """How many messages it wants to hold at most; 0: it did not say."""
+        self.unacked_max = min(prefetch or unacked_max, unacked_max)
+        self.meta = meta
+        """It is told attributes."""
+        self.deadlines: Deadlines | None = None
+        """When it must have acked what it holds, if its queue has an ack timeout."""
         self.budget: Budget = queue.shared.unacked
         self.prefix = consumer_id + b" ok "
         self.separator = b"\n" + self.prefix
@@ -128,8 +142,13 @@ class Consumer(Resting):
         `ids` are the message ids where the caller has them at hand.
         """
         told = lines
-        if self.queue.lane.marks:
-            told = self._tell_marks(numbers, lines)
+        lane = self.queue.lane
+        if self.meta:
+            told = self._tell_meta(numbers, lines)
+        elif lane.has_attributes:
+            told = [*map(replies.plain, lines)]
+        if lane.marks:
+            told = self._tell_marks(numbers, told)
         if self.manual_ack:
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
@@ -141,28 +160,40 @@ class Consumer(Resting):
                 for message_id, number, line in zip(ids, numbers, lines, strict=True):
                     self._take_one(message_id, (number, line))
             size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
+            if self.queue.ack_timeout_us is not None:
+                self._await_acks([*zip(ids, numbers, strict=True)], self.queue.ack_timeout_us)
             self.unacked_bytes += size
             self.budget.used += size
         return self.prefix + self.separator.join(told) + b"\n"
 
     def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
-        """Tell the retry of those messages that have one, mark them as delivered again, and leave
-        attributes out."""
+        """Tell the retry of those messages that have one, and mark them as delivered again."""
         lane, told = self.queue.lane, []
         for number, line in zip(numbers, lines, strict=True):
             mark = lane.marks.get(number)
             if mark is None:
                 told.append(line)
                 continue
-            if mark.has_attributes:
-                line = replies.plain(line)
             if mark.retry:
-                line = replies.with_retry(line, mark.retry)
+                if not self.meta:
+                    line = replies.with_retry(line, mark.retry)
                 self.queue.shared.counters.redelivered += 1
             if self.manual_ack:
-                lane.mark(number, mark._replace(redelivered=True))
+                lane.mark(number, mark.delivered())
             told.append(line)
         return told
+
+    def _tell_meta(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
+        marks = self.queue.lane.marks
+        return [
+            replies.with_meta(line, marks.get(number, NO_MARK).retry)
+            for number, line in zip(numbers, lines, strict=True)
+        ]
+
+    def _await_acks(self, delivered: list[tuple[bytes, int]], timeout_us: int) -> None:
+        if self.deadlines is None:
+            self.deadlines = Deadlines(self.queue.shared.schedule, self)
+        self.deadlines.add(delivered, timeout_us)
 
     def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
         if message_id in self.unacked:
@@ -184,6 +215,14 @@ class Consumer(Resting):
             size = sum([len(line) for _, line in deliveries])
             size += UNACKED_OVERHEAD_BYTES * len(deliveries)
         self._give_back(size)
+        return deliveries
+
+    def take_back(self, message_ids: Iterable[bytes]) -> list[Delivery]:
+        """The same of those that go back to the queue, which delivers nothing before: otherwise the
+        room that they leave would be filled with what stands behind them."""
+        self.queue.returning += 1
+        deliveries = self.settle(message_ids)
+        self.queue.returning -= 1
         return deliveries
 
     def _give_back(self, size: int) -> None:
@@ -208,12 +247,54 @@ class Consumer(Resting):
         so many that they are dealt with in turns."""
         unacked, repeated = self.unacked, self.repeated
         self.unacked, self.repeated = {}, {}
+        if self.deadlines is not None:
+            self.deadlines.clear()
         self._give_back(self.unacked_bytes)
         return chain(
             (delivery for _, delivery in emptied(unacked)),
             (delivery for _, later in emptied(repeated) for delivery in later),
         )
 
+    # -- what it must ack in time
+
+    def holds(self, message_id: bytes, number: int) -> bool:
+        """Of several under one id the oldest goes first."""
+        held = self.unacked.get(message_id)
+        if held is None:
+            return False
+        return number == held[0] or (number > held[0] and message_id in self.repeated)
+
+    def touch(self, message_id: bytes | None) -> None:
+        """The time of this message, or of all, begins anew."""
+        timeout_us = self.queue.ack_timeout_us
+        if self.deadlines is None or timeout_us is None:
+            return
+        if message_id is None:
+            self.deadlines.touch_all(timeout_us)
+        elif message_id in self.unacked:
+            self.deadlines.touch(self.unacked[message_id][0], timeout_us)
+
+    def too_late(self, late: list[tuple[bytes, int]]) -> None:
+        """These go back, as if it were lost."""
+        by_id: dict[bytes, set[int]] = {}
+        for message_id, number in late if self.repeated else ():
+            by_id.setdefault(message_id, set()).add(number)
+        for message_id in by_id.keys() & self.repeated.keys():
+            self._put_first(message_id, by_id[message_id])
+        self.queue.lose(self.take_back(message_id for message_id, _ in late))
+
+    def _put_first(self, message_id: bytes, numbers: Container[int]) -> None:
+        """Of several under one id these go first."""
+        held = [self.unacked[message_id], *self.repeated[message_id]]
+        held.sort(key=lambda delivery: delivery[0] not in numbers)
+        self.unacked[message_id], *later = held
+        self.repeated[message_id] = deque(later)
+
     def update(self, about: bytes) -> bytes:
         """Tell what the queue is bound to now, `replies.bound`."""
-        return replies.update(self.id, about, self.manual_ack)
+        flags = b" --manual-ack" if self.manual_ack else b""
+        if self.prefetch:
+            flags += b" --prefetch=%d" % self.prefetch
+        if self.meta:
+            flags += b" --meta"
+        return replies.update(self.id, about, flags)

@@ -3,6 +3,7 @@
 The one rule: looking costs no reading of the disk.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -20,6 +21,20 @@ class Facts:
     def age_s(self, queue_id: int, number: int) -> float:
         """Seconds since a message came, within ten; 0 for one that is not durable yet."""
         return 0.0
+
+    def arrived_us(self, queue_id: int, number: int) -> int:
+        """When a message came, in microseconds since 1970, or up to ten seconds later; 0 for one
+        that is not durable yet."""
+        return 0
+
+    def bytes_of(self, queue_id: int, number: int) -> int:
+        """Length of a message that is durable, about; 0 for one that is not."""
+        return 0
+
+    def arrivals(self, queue_id: int) -> Iterator[tuple[int, int]]:
+        """All living messages of a queue, in stretches, by ascending numbers: from which number on,
+        and when the last of that stretch came. The queue may change meanwhile."""
+        return iter(())
 
     def journal(self) -> dict[str, Any]:
         """What `stats journal` answers."""

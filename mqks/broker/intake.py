@@ -23,7 +23,11 @@ PLAIN = b"."
 """An argument that sorts before it may be empty, or a flag."""
 WIDE = GROUPS_COPIES_MAX // LINES_MAX
 """Lines for more queues are looked at in smaller blocks."""
+PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
+"""Actions that give messages new places, which a full disk does not take."""
 NEWLINE = ord(b"\n")
+REJECTS = b"\n"
+"""Before the consumer while rejects to it gather, not acks."""
 
 
 class Intake:
@@ -108,11 +112,11 @@ class Intake:
         connection.kept += [line + b"\r\n" for line in lines]
 
     def _handle(self, connection: Connection, lines: list[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes, or acks to one consumer, gather
-        until something else comes, and are then done in one go.
+        """One plain loop over the lines of a chunk. Publishes gather, or acks to one consumer, or
+        rejects, until something else comes, and are then done in one go.
 
-        `event` is NOTHING while acks gather, `acker` while publishes do. What does not gather,
-        because it is rare or an error, is left to `_request`.
+        `event` is NOTHING while acks or rejects gather, `acker` while publishes do. What does not
+        gather, because it is rare or an error, is left to `_request`.
 
         A publish takes 260 ns of it, an ack 270 ns: `python -m benchmarks.budget`.
         """
@@ -150,9 +154,13 @@ class Intake:
                         group = groups.get(argument)
                         if group is None:
                             if acked:
-                                broker.ack(acker, acked)
+                                self._flush(acker, acked)
                                 acker, acked = NOTHING, []
-                            group = publishing.group(connection.permissions, argument)
+                            may = connection.permissions
+                            if argument[:2] == b"--":
+                                group, rest = publishing.flagged_group(may, argument, rest)
+                            else:
+                                group = publishing.group(may, argument)
                             is_wide = gathering.width > WIDE or bool(works)
                             if turns.over:
                                 self._break_off(connection, later)
@@ -170,9 +178,10 @@ class Intake:
                         if is_wide:
                             break
                         continue
-                elif action == b"ack":
+                elif (is_ack := action == b"ack") or action == b"reject":
                     if (
                         argument == acker
+                        and is_ack
                         and rest >= PLAIN
                         and b" " not in rest
                         and 0 < len(request_id) <= name_bytes_max
@@ -182,6 +191,8 @@ class Intake:
                     confirm = argument == CONFIRM
                     if confirm:
                         argument, _, rest = rest.partition(b" ")
+                    if not is_ack:
+                        argument = REJECTS + argument
                     if argument != acker:
                         self._flush(acker, acked)
                         event, acked = NOTHING, []
@@ -226,11 +237,12 @@ class Intake:
         self._flush(acker, acked)
         self._end(connection, confirms, others)
 
-    def _acker(self, connection: Connection, consumer_id: bytes) -> bytes:
-        """The consumer, if acks to it may gather."""
+    def _acker(self, connection: Connection, key: bytes) -> bytes:
+        """The same, if acks to this consumer, or rejects, may gather."""
+        consumer_id = key.removeprefix(REJECTS)
         is_name = consumer_id and consumer_id[:2] != b"--"
         may = is_name and self._broker.access.may_ack(connection, consumer_id)
-        return consumer_id if may else NOTHING
+        return key if may and not (consumer_id != key and self._broker.unwritable) else NOTHING
 
     @property
     def _outruns_journal(self) -> bool:
@@ -317,7 +329,9 @@ class Intake:
 
     def _flush(self, acker: bytes, acked: list[bytes]) -> None:
         """Do what has gathered: it is either the one or the other."""
-        if acked:
+        if acked and acker[:1] == REJECTS:
+            self._broker.reject(acker[1:], acked)
+        elif acked:
             self._broker.ack(acker, acked)
         else:
             self._publishing.gathering.flush()
@@ -351,7 +365,7 @@ class Intake:
         broker = self._broker
         try:
             amount = yield from work
-            if request.confirm and broker.unwritable and request.action in (b"publish", b"reject"):
+            if request.confirm and broker.unwritable and request.action in PLACING:
                 raise Unwritable(f"{broker.unwritable}: it is not durable yet")
         except BadRequest as failure:
             connection.unconfirmed -= request.confirm

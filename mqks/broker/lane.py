@@ -1,34 +1,40 @@
 """Numbered messages, where they are, and what the journal must learn of them.
 
-The one rule: numbers from `cursor` up to `next_seq` have never been delivered and are all alive.
-They lie in three stretches without gaps: `head` in memory, then `paged` of them only on disk,
-then `tail` in memory. What was delivered and came back lies below the cursor: in `redo`, or, only
-on disk, in `redo_paged`.
+The one rule: numbers from `cursor` up to `next_seq` have never been delivered and all wait, but for
+`holes`. They lie in three stretches without gaps: `head` in memory, then `paged` of them only on
+disk, then `tail` in memory. What was delivered and came back lies below the cursor: in `redo`, or,
+only on disk, in `redo_paged`. Holes there are passed over as well.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import Final, Protocol
 
 from mqks.broker.budget import Budget
+from mqks.broker.expiry import Expiry
 from mqks.broker.pending import NO_MARK, LaneChange, Mark, Pending, Run
-from mqks.broker.ranges import Range, below, compress, subtract, union
+from mqks.broker.ranges import Numbers, Range, below, compress, has_number, numbers, subtract, union
 from mqks.broker.turns import GOES_ON, Work, emptied
 from mqks.errors import MqksError
 from mqks.limits import (
     DELIVERY_BYTES,
     READ_AHEAD_BYTES,
     SCARCE_BYTES,
+    SEQ_MAX,
     STEP_BODIES,
     STEP_MESSAGES,
 )
+from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
 MESSAGE_OVERHEAD_BYTES: Final = 64
 """A bytes object and its place in a deque, beside its length (measured: 33 + 8, rounded up by
 the allocator)."""
+
+NO_BODY: Final = b""
+"""In the place of a hole."""
 
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
@@ -47,6 +53,12 @@ class Owner(Protocol):
     def is_served(self) -> bool:
         """Whether one of them takes messages now."""
 
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+
+    def become_sparse(self) -> None:
+        """Numbers of its waiting messages may be missing from now on."""
+
 
 def size_of(lines: Sequence[bytes]) -> int:
     """What messages take in memory, about."""
@@ -57,8 +69,19 @@ class Lane:
     """`memory` counts what waits in memory, `pending` is told what must last."""
 
     __slots__ = (
-        *("acked", "acked_ranges", "boundary", "cursor", "cursor_moved", "deleted", "dirty"),
-        *("head", "head_bytes", "id", "marked", "marks", "memory", "moved", "next_seq"),
+        *("_returned", "acked", "acked_ranges", "boundary", "cursor", "cursor_moved", "deleted"),
+        *("dirty", "expiry", "holes", "paged_bytes", "redo_paged_bytes"),
+        *(
+            "has_attributes",
+            "head",
+            "head_bytes",
+            "id",
+            "marked",
+            "marks",
+            "memory",
+            "moved",
+            "next_seq",
+        ),
         *("owner", "paged", "paging", "pending", "redo", "redo_bytes", "redo_paged"),
         *("tail", "tail_bytes", "unwritten", "unwritten_first", "unwritten_runs"),
     )
@@ -73,7 +96,8 @@ class Lane:
         self.cursor = 1
         self.head: deque[bytes] = deque()
         self.head_bytes = 0
-        self.paged = 0
+        self.paged = self.paged_bytes = 0
+        """How many there are, and the length of their lines, about."""
         self.paging = False
         """A page has been asked for and has not come yet."""
         self.tail: deque[bytes] = deque()
@@ -83,6 +107,16 @@ class Lane:
         self.redo_bytes = 0
         self.redo_paged: list[int] = []
         """A heap as well: numbers of those that are only on disk."""
+        self.redo_paged_bytes = 0
+        self._returned: dict[int, bytes | None] | None = None
+        """Both by number, without a body where it is only on disk; made when it is needed."""
+        self.holes = Numbers()
+        """Numbers in the stretches, and of what came back, that do not wait: they are scheduled, or
+        were taken out of their order. Each is passed over when its turn comes."""
+        self.expiry: Expiry | None = None
+        """When messages die, if some do."""
+        self.has_attributes = False
+        """Some of its messages may have attributes behind their text, see `replies.ATTRIBUTES`."""
         self.marks: dict[int, Mark] = {}
         """Of living messages, where there is something to tell."""
 
@@ -104,7 +138,17 @@ class Lane:
     @property
     def ready(self) -> int:
         """Messages that wait."""
-        return self.next_seq - self.cursor + len(self.redo) + len(self.redo_paged)
+        returned = len(self.redo) + len(self.redo_paged)
+        return self.next_seq - self.cursor + returned - len(self.holes)
+
+    @property
+    def ready_bytes(self) -> int:
+        """Length of their lines, about: of what was taken out on disk, the mean counts."""
+        if not self.ready:
+            return 0
+        in_memory = len(self.head) + len(self.tail) + len(self.redo)
+        on_disk = self.paged_bytes + self.redo_paged_bytes
+        return self.memory_bytes - MESSAGE_OVERHEAD_BYTES * in_memory + on_disk
 
     @property
     def memory_bytes(self) -> int:
@@ -134,6 +178,10 @@ class Lane:
 
     def append(self, first: int, lines: list[bytes]) -> None:
         """Take messages in, from number `first` on, up to `next_seq`: they must last."""
+        self._extend(lines)
+        self.remember(first, lines)
+
+    def _extend(self, lines: list[bytes]) -> None:
         size = size_of(lines)
         self.memory.used += size
         if self.paged:
@@ -142,25 +190,63 @@ class Lane:
         else:
             self.head.extend(lines)
             self.head_bytes += size
+
+    def append_aside(self, lines: list[bytes], marks: list[Mark]) -> int:
+        """Take messages in that are not to wait here; return the number of the first. They must
+        last."""
+        first = self.next_seq
+        self.next_seq = first + len(lines)
+        if self.cursor == first:
+            self.cursor = self.next_seq
+            self.tell_cursor()
+        else:
+            self._extend([NO_BODY] * len(lines))
+            for number in range(first, self.next_seq):
+                self.holes.add(number)
+            self.owner.become_sparse()
         self.remember(first, lines)
+        self.tell_marks(dict(enumerate(marks, first)))
+        return first
+
+    def append_all(self, lines: list[bytes]) -> None:
+        """Take in messages that have attributes and no mark."""
+        first, self.has_attributes = self.next_seq, True
+        self.next_seq = first + len(lines)
+        if self.expiry is not None:
+            self.expiry.joined(first)
+        self.append(first, lines)
 
     def append_marked(self, line: bytes, mark: Mark) -> None:
         """Take one in with its mark."""
+        self.has_attributes = self.has_attributes or replies.ATTRIBUTES in line
         number = self.next_seq
         self.next_seq = number + 1
+        if self.expiry is not None:
+            self.expiry.joined(number)
         if mark != NO_MARK:
-            self.mark(number, mark)
+            self.tell_mark(number, mark)
+            self._restore_mark(number, mark)
         self.append(number, [line])
 
-    def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Returned because its consumer is gone: to the place it had, with one more retry."""
-        for number, line in deliveries:
-            self.mark(number, self.marks.get(number, NO_MARK).returned())
-            self._keep_returned(number, line)
+    def unwritten_numbers(self, first: int) -> Iterator[range]:
+        """Those of the messages from this one on that must last."""
+        runs = [Run(self.unwritten_first, self.unwritten), *reversed(self.unwritten_runs)]
+        for start, lines in runs:
+            numbers = range(max(first, start), start + len(lines))
+            if not numbers:
+                break
+            yield numbers
+
+    def give_back(self, number: int, line: bytes, mark: Mark) -> None:
+        """It comes back to the place it had."""
+        self.mark(number, mark)
+        self._keep_returned(number, line)
 
     def _keep_returned(self, number: int, line: bytes) -> None:
         heapq.heappush(self.redo, (number, line))
         self._count_redo(len(line) + MESSAGE_OVERHEAD_BYTES)
+        if self._returned is not None:
+            self._returned[number] = line
 
     def _count_redo(self, size: int) -> None:
         self.redo_bytes += size
@@ -168,10 +254,18 @@ class Lane:
 
     # -- messages go out
 
-    def front(self) -> list[bytes]:
-        """Take the first messages of the head, as many as one delivery brings; what of them is not
-        delivered must come back by `put_front`."""
-        return self._pop_head(max(1, DELIVERY_BYTES * len(self.head) // self.head_bytes))
+    def front(self, most: int) -> list[bytes]:
+        """Take the first messages of the head, `most` of them, or as many as one delivery brings;
+        what of them is not delivered must come back by `put_front`. The first one is no hole."""
+        count = max(1, min(most, DELIVERY_BYTES * len(self.head) // self.head_bytes))
+        if self.holes.blocks:
+            count = 1 + self._before_hole(self.cursor + 1, count - 1)
+        return self._pop_head(count)
+
+    def _before_hole(self, first: int, count: int) -> int:
+        """How many of so many numbers from `first` on come before a hole."""
+        numbers = range(first, first + count)
+        return next(filter(self.holes.__contains__, numbers), numbers.stop) - first
 
     def _pop_head(self, count: int) -> list[bytes]:
         head = self.head
@@ -197,32 +291,129 @@ class Lane:
         """Take the oldest of what came back and is in memory."""
         number, line = heapq.heappop(self.redo)
         self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
+        if self._returned is not None:
+            del self._returned[number]
         return number, line
 
-    def pop_waiting(self, end: int) -> list[Delivery]:
-        """Take the next messages with numbers below `end`, as many as one step takes; none when
-        the next one is only on disk, or there is none."""
-        if self.redo_is_next or self.redo_paged:
-            some: list[Delivery] = []
-            while self.redo_is_next and self.redo[0][0] < end and len(some) < STEP_MESSAGES:
-                some.append(self.pop_redo())
-            return some
-        lines = self._pop_head(min(end - self.cursor, len(self.head), STEP_MESSAGES))
-        first = self.cursor
-        self.cursor += len(lines)
-        if lines:
-            self.tell_cursor()
-        return list(enumerate(lines, first))
+    def _pop_redo_paged(self) -> int:
+        self.redo_paged_bytes -= self.redo_paged_bytes // len(self.redo_paged)
+        number = heapq.heappop(self.redo_paged)
+        if self._returned is not None:
+            del self._returned[number]
+        return number
+
+    # -- messages leave out of their order
+
+    def is_waiting(self, number: int) -> bool:
+        if number in self.holes:
+            return False
+        return self.cursor <= number < self.next_seq or number in self.returned
+
+    @property
+    def returned(self) -> Mapping[int, bytes | None]:
+        """What came back, by number; holes among it."""
+        if self._returned is None:
+            self._returned = {**dict.fromkeys(self.redo_paged), **dict(self.redo)}
+        return self._returned
+
+    def body(self, number: int) -> bytes | None:
+        """Of one that waits; None if it is only on disk."""
+        if self.redo and self.redo[0][0] == number:
+            return self.redo[0][1]
+        place = number - self.cursor
+        if place < 0:
+            is_next = self.redo_paged and self.redo_paged[0] == number
+            return None if is_next else self.returned[number]
+        if place < len(self.head):
+            return self.head[place]
+        place -= len(self.head) + self.paged
+        return None if place < 0 else self.tail[place]
+
+    def oldest_waiting(self, end: int, count: int) -> Iterator[int]:
+        """Numbers below `end` of the messages that have waited longest, so many at most: each is
+        taken out before the next one is asked for."""
+        room = STEP_MESSAGES
+        while count and room and (oldest := self.oldest) is not None and oldest < end:
+            if oldest not in self.holes:
+                yield oldest
+                count -= 1
+            elif self.skip():
+                room -= 1
+
+    def take_out(self, number: int) -> None:
+        """Take out one that waits; it is the caller's to settle or to move."""
+        self.holes.add(number)
+        if number >= self.cursor:
+            self._blank(number - self.cursor)
+            if number != self.cursor:
+                self.owner.become_sparse()
+        self.skip()
+
+    def _blank(self, place: int) -> None:
+        """Let go of a body, its place aside."""
+        if place < len(self.head):
+            size = len(self.head[place])
+            self.head[place] = NO_BODY
+            self.head_bytes -= size
+        elif place < len(self.head) + self.paged:
+            self.paged_bytes -= self.paged_bytes // self.paged
+            return
+        else:
+            place -= len(self.head) + self.paged
+            size = len(self.tail[place])
+            self.tail[place] = NO_BODY
+            self.tail_bytes -= size
+        self.memory.used -= size
+
+    def skip(self) -> bool:
+        """Pass over holes that are next, as many as one step takes; return whether there were
+        any."""
+        holes, room = self.holes, STEP_MESSAGES
+        if not holes:
+            return False
+        while self.redo_is_next and self.redo[0][0] in holes and room:
+            holes.discard(self.pop_redo()[0])
+            room -= 1
+        while self.redo_paged and self.redo_paged[0] in holes and room:
+            holes.discard(self._pop_redo_paged())
+            room -= 1
+        count = 0
+        while self.cursor + count in holes and count < room:
+            holes.discard(self.cursor + count)
+            count += 1
+        if count:
+            self._pass(count)
+        return count > 0 or room < STEP_MESSAGES
+
+    def _pass(self, count: int) -> None:
+        """So many of the first numbers leave the stretches."""
+        self.cursor += count
+        self.tell_cursor()
+        count -= self._forget_head(count)
+        on_disk = min(count, self.paged)
+        self._take_paged(on_disk)
+        self._forget_head(count - on_disk)
+
+    def _forget_head(self, count: int) -> int:
+        """The first bodies of the head go; return how many there were of so many."""
+        count = min(count, len(self.head))
+        freed = _forget(self.head, count)
+        self.head_bytes -= freed
+        self.memory.used -= freed
+        return count
+
+    def _take_paged(self, count: int) -> None:
+        """So many are not among those on disk any more."""
+        self.paged -= count
+        if self.paged:
+            self.paged_bytes -= self.paged_bytes * count // (self.paged + count)
+        else:
+            self.paged_bytes = 0
+            self._join()
 
     def settle(self, numbers: Sequence[int]) -> None:
         """These messages are done with: the journal may forget them."""
-        if self.marks:
-            marked: Iterable[int] = numbers
-            # A trim settles millions at once: of the two the shorter one is walked.
-            if isinstance(numbers, range) and len(self.marks) < len(numbers):
-                marked = [number for number in self.marks if number in numbers]
-            for number in marked:
-                self.marks.pop(number, None)
+        self._forget_marks(numbers)
         if isinstance(numbers, range) and numbers.step == 1:
             self.acked_ranges.append((numbers.start, len(numbers)))
         else:
@@ -230,49 +421,83 @@ class Lane:
         self.pending.records += len(numbers)
         self._touch()
 
+    def _forget_marks(self, numbers: Sequence[int]) -> None:
+        """Nothing more is to be known of these messages."""
+        if self.marks:
+            marked: Iterable[int] = numbers
+            # Of the two the shorter one is walked.
+            if isinstance(numbers, range) and len(self.marks) < len(numbers):
+                marked = [number for number in self.marks if number in numbers]
+            for number in marked:
+                self.marks.pop(number, None)
+        if self.expiry is not None:
+            self.expiry.discard(numbers)
+
     def move_out(self, number: int) -> Mark:
         """This message is appended elsewhere in the same commit; return its mark."""
-        self.moved.append((number, 1))
+        mark = self.mark_of(number)
+        self.move_out_all([number])
+        return mark
+
+    def move_out_all(self, numbers: list[int]) -> None:
+        """The same of several, whose marks nobody needs any more."""
+        self._forget_marks(numbers)
+        self.moved += compress(numbers)
         self._touch()
-        return self.marks.pop(number, NO_MARK)
+
+    def mark_of(self, number: int) -> Mark:
+        """Of a living message."""
+        mark = self.marks.get(number)
+        if mark is None and self.expiry is not None:
+            mark = Mark(expires_us=self.expiry.own_us(number))
+        return mark or NO_MARK
 
     def trim(self, end: int) -> Work[int]:
         """Drop the waiting messages with numbers below `end`; return how many."""
         end, count = min(end, self.next_seq), 0
-        while returned := self._pop_returned(end):
-            self.settle(returned)
-            count += len(returned)
-            yield GOES_ON
-        while self.cursor < end and not self.deleted:
-            count += self._trim_some(end)
+        while self.oldest_place < end and not self.deleted:
+            count += self.trim_some(end)
             yield GOES_ON
         return count
 
-    def _pop_returned(self, end: int) -> list[int]:
+    @property
+    def oldest_place(self) -> int:
+        """Number of the message, or hole, that is next; the next sequence where there is none."""
+        oldest = self.oldest
+        return self.next_seq if oldest is None else oldest
+
+    def _pop_returned(self, end: int, count: int) -> list[int]:
         """Let go of some of what came back and has a number below `end`; return the numbers."""
         gone: list[int] = []
-        while self.redo_paged and self.redo_paged[0] < end and len(gone) < STEP_MESSAGES:
-            gone.append(heapq.heappop(self.redo_paged))
-        while self.redo and self.redo[0][0] < end and len(gone) < STEP_MESSAGES:
+        while self.redo_paged and self.redo_paged[0] < end and len(gone) < count:
+            gone.append(self._pop_redo_paged())
+        while self.redo and self.redo[0][0] < end and len(gone) < count:
             gone.append(self.pop_redo()[0])
         return gone
 
-    def _trim_some(self, end: int) -> int:
-        """The first stretch of what was never delivered, or as much of it as one step takes."""
+    def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
+        """Drop the oldest of what waits and has a number below `end`, as much of it as one step
+        takes; return how many."""
+        if self.skip():
+            return 0
+        if returned := self._pop_returned(end, min(count_max, STEP_MESSAGES)):
+            waited = [number for number in returned if number not in self.holes]
+            for number in returned:
+                self.holes.discard(number)
+            self.settle(waited)
+            return len(waited)
         first = self.cursor
-        if self.head:
-            count = min(end - first, len(self.head), STEP_BODIES)
-            freed = _forget(self.head, count)
-            self.head_bytes -= freed
-            self.memory.used -= freed
-        else:
-            count = min(end - first, self.paged)
-            self.paged -= count
-        if not self.paged:
-            self._join()
+        end = min(end, first + count_max, self.next_seq)
+        if first >= end:
+            return 0
+        on_disk = self.paged
+        if self.marks or self.expiry:  # Something of each one is let go.
+            on_disk = min(on_disk, STEP_BODIES)
+        count = min(end - first, min(len(self.head), STEP_BODIES) or on_disk)
+        if self.holes:
+            count = self._before_hole(first, min(count, STEP_BODIES))
+        self._pass(count)
         self.settle(range(first, first + count))
-        self.cursor += count
-        self.tell_cursor()
         return count
 
     # -- what the journal must learn
@@ -302,8 +527,16 @@ class Lane:
 
     def mark(self, number: int, mark: Mark) -> None:
         """What is told of a living message, and must last."""
-        self.marks[number] = self.marked[number] = mark
-        self.pending.records += 1
+        self.marks[number] = mark
+        self.tell_mark(number, mark)
+
+    def tell_mark(self, number: int, mark: Mark) -> None:
+        """The same of one whose mark need not be known before a restart."""
+        self.tell_marks({number: mark})
+
+    def tell_marks(self, marks: Mapping[int, Mark]) -> None:
+        self.marked.update(marks)
+        self.pending.records += len(marks)
         self._touch()
 
     def take_change(self) -> LaneChange | None:
@@ -321,6 +554,7 @@ class Lane:
                 for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
             acks, moved = below(acks, boundary), below(moved, boundary)
+            marks = {number: mark for number, mark in marks.items() if not has_number(gone, number)}
         cursor_moved = self.cursor_moved
         self.dirty = self.cursor_moved = False
         self.acked, self.acked_ranges, self.moved = [], [], []
@@ -346,10 +580,11 @@ class Lane:
         next_seq: int,
         cursor: int,
         returned: Iterable[tuple[int, Mark]],
-        waiting: Mapping[int, Mark],
+        waiting: Iterable[tuple[int, Mark]],
+        holes: Iterable[Range] = (),
     ) -> None:
-        """Begin with what the journal knows: everything is on disk, and `waiting` are the marks
-        of those from the cursor on.
+        """Begin with what the journal knows: everything is on disk, `waiting` are the marks of
+        those from the cursor on, and of the numbers there those in `holes` are settled.
 
         `returned` are the living messages below the cursor, each with its mark; what a consumer
         held at the crash counts as rejected.
@@ -357,14 +592,25 @@ class Lane:
         self.next_seq = self.boundary = next_seq
         self.cursor = cursor
         self.paged = next_seq - cursor
-        self.marks.update(waiting)
+        for number in numbers(holes):
+            self.holes.add(number)
+        for number, mark in waiting:
+            self._restore_mark(number, mark)
         for number, mark in returned:
-            if mark.redelivered:
-                self.mark(number, mark.returned())
-            elif mark != NO_MARK:
-                self.marks[number] = mark
+            # What was never marked since it was published, and is below the cursor, was delivered.
+            if mark.redelivered or (not mark.version and mark != NO_MARK):
+                mark = mark.returned()
+                self.tell_mark(number, mark)
+            self._restore_mark(number, mark)
             self.redo_paged.append(number)
         heapq.heapify(self.redo_paged)
+
+    def _restore_mark(self, number: int, mark: Mark) -> None:
+        """A ttl alone is known to `expiry`."""
+        if mark.version or mark.joined_us:
+            self.marks[number] = mark
+        if self.expiry is not None:
+            self.expiry.add(number, mark.expires_us, mark.joined_us)
 
     def spill(self, committed: int) -> Work[None]:
         """Let go of bodies in memory that are on disk: what is below `committed` has been synced.
@@ -407,6 +653,7 @@ class Lane:
         gone = [pop() for _ in range(min(len(self.head) - keep, STEP_BODIES))]
         self.paged += len(gone)
         size = size_of(gone)
+        self.paged_bytes += size - MESSAGE_OVERHEAD_BYTES * len(gone)
         self.head_bytes -= size
         self.memory.used -= size
 
@@ -415,6 +662,7 @@ class Lane:
         count = max(0, min(durable, STEP_BODIES))
         self.paged += count
         size = _forget(self.tail, count)
+        self.paged_bytes += size - MESSAGE_OVERHEAD_BYTES * count
         self.tail_bytes -= size
         self.memory.used -= size
         return count > 0
@@ -427,6 +675,9 @@ class Lane:
             if delivery[0] < committed:
                 heapq.heappush(self.redo_paged, delivery[0])
                 freed += len(delivery[1]) + MESSAGE_OVERHEAD_BYTES
+                self.redo_paged_bytes += len(delivery[1])
+                if self._returned is not None:
+                    self._returned[delivery[0]] = None
             else:
                 heapq.heappush(self.redo, delivery)
         self._count_redo(-freed)
@@ -458,20 +709,36 @@ class Lane:
         when the reading began. What is missing from it now counts only if it is still wanted: the
         queue may have been trimmed or deleted meanwhile. Raises MqksError."""
         self.paging = False
+        self.skip()
+        if not self.has_attributes:
+            self.has_attributes = any(replies.ATTRIBUTES in line for r in runs for line in r.lines)
         wanted = self.page_first
         if first is None or wanted is None:
             return
-        if wanted == first and not (runs and runs[0].first == first):
+        is_found = first in self.holes or (runs and runs[0].first == first)
+        if wanted == first and not is_found:
             name = shown(self.owner.name)
             raise MqksError(f"messages of queue {name} from {first} are missing")
         if self.redo_paged:
             self._page_in_returned(runs)
             return
         for run in runs:
+            self._fill(run.first)
             # A trim may have gone past its beginning, or past all of it.
             gone = self.cursor + len(self.head) - run.first
             if self.paged and 0 <= gone < len(run.lines):
                 self._extend_head(run.lines[gone:])
+        self._fill(self.next_seq)
+
+    def _fill(self, end: int) -> None:
+        """Holes of which nothing is on disk any more have their places in the head, too; one step
+        of them."""
+        first = self.cursor + len(self.head)
+        end = min(end, first + self.paged, first + STEP_BODIES)
+        numbers = range(first, end)
+        count = next(filterfalse(self.holes.__contains__, numbers), end) - first
+        if count > 0:
+            self._extend_head([NO_BODY] * count)
 
     def _page_in_returned(self, runs: list[Run]) -> None:
         lines = {number: line for run in runs for number, line in enumerate(run.lines, run.first)}
@@ -480,7 +747,7 @@ class Lane:
             enough = self.memory.is_short and self.redo_bytes >= SCARCE_BYTES
             if enough and self.redo_is_next:
                 break
-            number = heapq.heappop(self.redo_paged)
+            number = self._pop_redo_paged()
             self._keep_returned(number, lines[number])
 
     def _extend_head(self, lines: list[bytes]) -> None:
@@ -488,14 +755,12 @@ class Lane:
         if self.memory.is_short:
             # There may be many queues whose consumers take little.
             room = SCARCE_BYTES - self.head_bytes
-            del lines[max(not self.head, room * len(lines) // sum(map(len, lines))) :]
+            del lines[max(not self.head, room * len(lines) // size_of(lines)) :]
         size = size_of(lines)
         self.memory.used += size
         self.head_bytes += size
         self.head.extend(lines)
-        self.paged -= len(lines)
-        if not self.paged:
-            self._join()
+        self._take_paged(len(lines))
 
     def _join(self) -> None:
         """Nothing lies only on disk any more: what is in memory is one stretch."""
@@ -510,15 +775,18 @@ class Lane:
         self.deleted = True
         self.memory.used -= self.memory_bytes
         self.head_bytes = self.tail_bytes = self.redo_bytes = self.paged = 0
+        self.paged_bytes = self.redo_paged_bytes = 0
+        self.expiry, self._returned = None, None
         gone = [
             emptied(items)
             for items in (
                 *(self.head, self.tail, self.redo, self.redo_paged, self.marks, self.marked),
                 *(self.unwritten, self.unwritten_runs, self.acked, self.acked_ranges, self.moved),
+                self.holes.blocks,
             )
         ]
         self.head, self.tail, self.redo, self.redo_paged = deque(), deque(), [], []
-        self.marks, self.marked = {}, {}
+        self.marks, self.marked, self.holes = {}, {}, Numbers()
         self.unwritten, self.unwritten_runs = [], []
         self.acked, self.acked_ranges, self.moved = [], [], []
         return chain.from_iterable(gone)

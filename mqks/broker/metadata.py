@@ -12,8 +12,12 @@ from mqks.settings import Settings
 
 QUEUE_BYTES: Final = 2700
 BINDING_BYTES: Final = 320
+PART_BYTES: Final = 350
+STARRED_BYTES: Final = 450
+STAR_BYTES: Final = 50
 CONSUMER_BYTES: Final = 560
-"""What each takes beside its names (measured)."""
+"""What each takes beside its names (measured). A part is one of a mask, and a starred one has more
+than a star."""
 
 
 class Metadata:
@@ -54,6 +58,14 @@ def queue_bytes(name: bytes) -> int:
 
 def binding_bytes(event: bytes) -> int:
     return BINDING_BYTES + len(event)
+
+
+def mask_bytes(mask: bytes) -> int:
+    """Of one behind `MASK`."""
+    parts = mask[1:].split(b".")
+    starred = sum(b"*" in part and len(part) > 1 for part in parts)
+    size = PART_BYTES * len(parts) + STARRED_BYTES * starred + STAR_BYTES * mask.count(b"*")
+    return BINDING_BYTES + len(mask) + size
 
 
 def consumer_bytes(consumer_id: bytes) -> int:

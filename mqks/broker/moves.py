@@ -4,23 +4,20 @@ The one rule: one commit settles it where it was and appends it where it goes. S
 and never there twice, whenever the process is killed.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from mqks.broker.lane import Delivery, Lane
 from mqks.broker.pending import Mark
+from mqks.broker.shared import Fetch
 from mqks.broker.turns import GOES_ON, WAITS, Work
+from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
 
+if TYPE_CHECKING:
+    from mqks.broker.queue import Queue
 
-class Target(Protocol):
-    """A queue, as far as messages enter and leave it without publisher and consumer."""
-
-    @property
-    def lane(self) -> Lane: ...
-
-    def deliver(self) -> None: ...
-
-    def want_page(self) -> None: ...
+Choose = Callable[[bytes], "tuple[Queue, bytes] | None"]
+"""From a message to the queue where it goes, and what it is there; None: it stays."""
 
 
 def move(
@@ -34,21 +31,98 @@ def move(
         source.pending.moves = True
 
 
-def move_waiting(source: Target, to: Target, end: int, remark: Callable[[Mark], Mark]) -> Work[int]:
-    """Move the waiting messages of one queue with numbers below `end` to the end of another one,
-    in their order, wherever their bodies are; return how many."""
-    lane, count = source.lane, 0
-    while (oldest := lane.oldest) is not None and oldest < end:
-        if lane.deleted or to.lane.deleted:
-            break
-        if lane.is_next_in_memory:
-            some = lane.pop_waiting(end)
-            move(lane, some, to.lane, remark)
-            count += len(some)
-            to.deliver()
+def move_waiting(
+    source: "Queue",
+    choose: Choose,
+    limit: int = SEQ_MAX,
+    end: int = SEQ_MAX,
+    is_stuck: Callable[[], bool] = lambda: False,
+) -> Work[int]:
+    """Move waiting messages of one queue with numbers below `end` to the ends of
+    others, in their order, wherever their bodies are; return how many. It ends early when what has
+    moved cannot be written: `is_stuck`."""
+    lane, count, size = source.lane, 0, 0
+    for numbers in _waiting(lane, min(end, lane.next_seq)):
+        left: Sequence[int] = numbers
+        while left and count < limit and not (lane.deleted or is_stuck()):
+            lines, left = yield from some_bodies(source, left, lane.body)
+            moved = _move(source, lines, choose, limit - count)
+            count, size = count + moved, size + sum(map(len, lines.values()))
+            if moved and size >= STEP_BYTES:
+                # All that has moved is in memory until the journal takes it.
+                entry, size = lane.pending.entry, 0
+                while lane.pending.entry is entry and not is_stuck():
+                    yield WAITS
             yield GOES_ON
-        else:
-            source.want_page()
-            yield WAITS
-    source.deliver()
+            left = [*filter(lane.is_waiting, left)]
+        if count >= limit or lane.deleted or is_stuck():
+            break
     return count
+
+
+def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) -> int:
+    """Those of these messages that are chosen; return how many."""
+    lane, count = source.lane, 0
+    gone: dict[Queue, None] = {}
+    for number in sorted(lines):
+        # Another one may have taken it meanwhile.
+        if count >= limit or lane.deleted or not lane.is_waiting(number):
+            continue
+        chosen = choose(lines[number])
+        if chosen is not None and not chosen[0].deleted:
+            target, line = chosen
+            lane.take_out(number)
+            target.take_in(line, Mark(expires_us=lane.move_out(number).expires_us))
+            gone[target] = None
+            count += 1
+    lane.pending.moves = lane.pending.moves or bool(gone)
+    for target in gone:
+        target.deliver()
+    if gone:
+        source.deliver()
+    return count
+
+
+def _waiting(lane: Lane, end: int) -> Iterator[list[int]]:
+    """Numbers of what waits, some at a time."""
+    returned = sorted(number for number in lane.returned if number < end)
+    for start in range(0, len(returned), STEP_MESSAGES):
+        yield [*filter(lane.is_waiting, returned[start : start + STEP_MESSAGES])]
+    start = lane.cursor
+    while start < end:
+        start = max(start, lane.cursor)
+        stop = min(end, start + STEP_MESSAGES)
+        yield [*filter(lane.is_waiting, range(start, stop))]
+        start = stop
+
+
+def some_bodies(
+    source: "Queue", numbers: Sequence[int], body: Callable[[int], bytes | None]
+) -> Work[tuple[dict[int, bytes], Sequence[int]]]:
+    """Bodies of the first of these messages, as many as one step takes, and the numbers of the
+    others. `body` gives one that is in memory; those that have gone meanwhile may be missing."""
+    lines: dict[int, bytes] = {}
+    on_disk: list[int] = []
+    size = count = 0
+    for number in numbers[:STEP_MESSAGES]:
+        if size >= STEP_BYTES:
+            break
+        line, count = body(number), count + 1
+        if line is None:
+            on_disk.append(number)
+            size += source.shared.facts.bytes_of(source.id, number)
+        else:
+            lines[number] = line
+            size += len(line)
+    if on_disk:
+        lines |= yield from fetched(source, on_disk)
+    return lines, numbers[count:]
+
+
+def fetched(source: "Queue", numbers: list[int]) -> Work[dict[int, bytes]]:
+    """Bodies that are only on disk; none when the queue is deleted meanwhile."""
+    came: list[dict[int, bytes]] = []
+    source.shared.fetches.append(Fetch(source, numbers, came.append))
+    while not (came or source.deleted):
+        yield WAITS
+    return came[0] if came else {}

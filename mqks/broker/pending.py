@@ -7,7 +7,7 @@ cursors and marks only grow. Nobody who waits is inside it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqks.broker.policy import Policy
 from mqks.broker.ranges import Range
@@ -27,22 +27,73 @@ class Run(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What is known of a message beside its body."""
+    """What is known of a message beside its body. Times are microseconds since 1970, 0 for none."""
 
+    version: int = 0
+    """Grows with each change: of two marks of one message the higher one counts."""
     retry: int = 0
     """How often it came back."""
+    rejects: int = 0
+    losses: int = 0
+    """How often its consumer rejected it, and was lost while holding it."""
     redelivered: bool = False
     """Delivered since it was marked: if it is alive after a crash, a consumer held it."""
+    is_dated: bool = False
+    """It is due when the wall clock says so, however that is set; otherwise after a delay."""
+    keeps_place: bool = False
+    """When due, it goes to its old place instead of the tail."""
+    due_us: int = 0
+    """It is scheduled until then."""
+    expires_us: int = 0
+    """Its own ttl ends then."""
+    joined_us: int = 0
+    """When it joined the queue, if that is not the time of its number."""
+    id_crc: int = 0
+    """Checksum of its id, while it is scheduled."""
 
-    has_attributes: bool = False
-    """Its text ends with attributes, which not every consumer is told: `replies.plain`."""
+    def changed(self, **changes: Any) -> "Mark":
+        """The next version."""
+        return self._replace(version=self.version + 1, **changes)
+
+    def delivered(self) -> "Mark":
+        """It is with a consumer."""
+        version, retry, rejects, losses = self[:4]
+        return Mark(version + 1, retry, rejects, losses, True, *self[5:])
 
     def returned(self) -> "Mark":
         """It came back once more."""
-        return Mark(self.retry + 1, has_attributes=self.has_attributes)
+        return _RETURNED if self is NO_MARK else self._back()
+
+    def rejected(self) -> "Mark":
+        """It was rejected once more."""
+        return _REJECTED if self is NO_MARK else self._back(rejected=1)
+
+    def lost(self) -> "Mark":
+        """Its consumer was lost once more."""
+        return _LOST if self is NO_MARK else self._back(lost=1)
+
+    def _back(self, rejected: int = 0, lost: int = 0) -> "Mark":
+        version, retry, rejects, losses = self[:4]
+        return Mark(version + 1, retry + 1, rejects + rejected, losses + lost, False, *self[5:])
+
+    def due(self, now_us: int) -> "Mark":
+        """It is not scheduled any more. If it has never been in its queue, its ttl begins now."""
+        is_new = self.expires_us and not self.version
+        early_us = max(0, self.due_us - now_us) if is_new else 0
+        return self._replace(
+            due_us=0,
+            is_dated=False,
+            keeps_place=False,
+            id_crc=0,
+            expires_us=self.expires_us - early_us,
+        )
 
 
 NO_MARK = Mark()
+_RETURNED = NO_MARK._back()
+_REJECTED = NO_MARK._back(rejected=1)
+_LOST = NO_MARK._back(lost=1)
+"""What most messages have that came back, made once."""
 
 
 class LaneChange(NamedTuple):

@@ -3,7 +3,7 @@
 The one rule: only users with permissions come here; a check that passes has changed nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,11 @@ from mqks.errors import NotAllowed
 from mqks.protocol.requests import (
     Request,
     parse_consume,
+    parse_move,
     parse_publish,
     parse_rebind,
+    parse_redrive,
+    parse_set_queue,
     parse_subscribe,
     shown,
 )
@@ -60,6 +63,23 @@ def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
         _consume(permissions, name)
 
 
+def move(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """Of the queues where letters came from, the action looks at each."""
+    parse = parse_move if request.action == b"move" else parse_redrive
+    wanted = parse(request.rest)
+    _consume(permissions, wanted.source)
+    if wanted.to is not None:
+        _consume(permissions, wanted.to)
+
+
+def set_queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    wanted = parse_set_queue(request.rest)
+    _consume(permissions, wanted.queue)
+    target = wanted.changes.get("dead_letters")
+    if target is not None:
+        _consume(permissions, target)
+
+
 def consumer(broker: "Broker", permissions: Permissions, request: Request) -> None:
     """The consumer is the first argument. One that is not there is nobody's."""
     for consumer_id in _first_word(request):
@@ -67,19 +87,19 @@ def consumer(broker: "Broker", permissions: Permissions, request: Request) -> No
 
 
 def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    name, events = parse_subscribe(request.rest)
-    _bind(permissions, name, events)
+    wanted = parse_subscribe(request.rest)
+    _bind(permissions, wanted.queue, wanted.replace or (), wanted.add_masks)
 
 
 def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None:
     wanted = parse_rebind(request.rest)
-    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add])
+    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add], wanted.add_masks)
 
 
 def consume(broker: "Broker", permissions: Permissions, request: Request) -> None:
     """It also ends a consumer that had this id before."""
     wanted = parse_consume(request.rest)
-    _bind(permissions, wanted.queue, [*wanted.events, *wanted.add])
+    _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
     _consumer(broker, permissions, request.id)
 
 
@@ -101,10 +121,15 @@ def _consume(permissions: Permissions, name: bytes) -> None:
     _require(permissions.may_consume(name), f"no permission to consume {shown(name)}")
 
 
-def _bind(permissions: Permissions, name: bytes, events: list[bytes]) -> None:
+def _bind(
+    permissions: Permissions, name: bytes, events: Iterable[bytes], masks: Iterable[bytes]
+) -> None:
     _consume(permissions, name)
     for event in events:
         _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
+    for mask in masks:
+        allowed = permissions.may_bind_mask(mask)
+        _require(allowed, f"no permission to bind all that {shown(mask)} matches")
 
 
 def _require(allowed: bool, reason: str) -> None:

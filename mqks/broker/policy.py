@@ -5,10 +5,12 @@ a new field needs no migration.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from mqks.protocol.requests import DeleteRule
+from mqks.errors import BadRequest
+from mqks.protocol.requests import POLICY_FIELDS, Backoff, DeleteRule, policy_value
 
 
 class UnknownField(ValueError):
@@ -19,12 +21,36 @@ class UnknownField(ValueError):
 class Policy:
     delete_when_unused: DeleteRule | None = None
     """When the queue is deleted because it has no consumer; None: never."""
+    retries: int | None = None
+    """A message rejected so often is dead."""
+    losses: int | None = None
+    """A message whose consumer was lost so often while holding it is dead."""
+    backoff: Backoff | None = None
+    """How long a rejected message waits before it comes back."""
+    dead_letters: bytes | None = None
+    """The queue that dead messages move to; None: they are dropped."""
+    ttl_s: float | None = None
+    """A message that has waited so long is dead."""
+    messages_max: int | None = None
+    bytes_max: int | None = None
+    """How much may wait."""
+    overflow: str | None = None
+    """`reject` or `drop`: what happens above that."""
+    single_consumer: bool | None = None
+    """Whether one consumer is served, the first that came."""
+    ack_timeout_s: float | None = None
+    """A delivery that is not acked for so long goes back."""
+    is_sparse: bool = False
+    """Some of its waiting messages were scheduled, expired or moved out of their order: their
+    numbers may be missing. Never reset, and nobody sets it but the queue itself."""
 
     def encode(self) -> str:
         """As JSON: an object with the fields that are set."""
-        fields: dict[str, Any] = {}
+        fields = self.fields()
         if self.delete_when_unused is not None:
             fields["delete_when_unused"] = {"delay_s": self.delete_when_unused.delay_s}
+        if self.is_sparse:
+            fields["is_sparse"] = True
         return json.dumps(fields)
 
     @classmethod
@@ -34,11 +60,42 @@ class Policy:
         try:
             fields = json.loads(text)
             rule = fields.pop("delete_when_unused", None)
-            if fields:
-                raise UnknownField(", ".join(map(str, fields)))
-            return cls(None if rule is None else DeleteRule(**rule))
-        except (AttributeError, TypeError) as error:
+            is_sparse = fields.pop("is_sparse", False)
+            if unknown := fields.keys() - FLAGS:
+                raise UnknownField(", ".join(sorted(unknown)))
+            if not isinstance(is_sparse, bool):
+                raise ValueError(f"not a policy: is_sparse is {is_sparse!r}")
+            return cls(
+                delete_when_unused=None if rule is None else DeleteRule(**rule),
+                is_sparse=is_sparse,
+                **{name: policy_value(FLAGS[name], value) for name, value in fields.items()},
+            )
+        except (AttributeError, TypeError, BadRequest) as error:
             raise ValueError(f"not a policy: {error}") from error
 
+    def fields(self) -> dict[str, Any]:
+        """What set_queue has set, as JSON can hold it."""
+        return {name: self.told(name) for name in FLAGS if getattr(self, name) is not None}
 
+    def told(self, name: str) -> Any:
+        """A field as JSON can hold it."""
+        value = getattr(self, name)
+        if isinstance(value, Backoff):
+            return [seconds for seconds in value if seconds is not None]
+        return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+    def changed(self, changes: Mapping[str, Any], *, reset: bool) -> "Policy":
+        """With these fields, None for one that is cleared; `reset` clears the others."""
+        return replace(self, **{**(dict.fromkeys(FLAGS) if reset else {}), **changes})
+
+    def over(self, defaults: "Policy") -> "Policy":
+        """What holds: these fields, and the others of `defaults`."""
+        if self is DEFAULT or defaults is DEFAULT:  # Many queues have the same.
+            return defaults if self is DEFAULT else self
+        missing = {name: getattr(defaults, name) for name in FLAGS if getattr(self, name) is None}
+        return replace(self, **missing)
+
+
+FLAGS = {field: flag for flag, field in POLICY_FIELDS.items()}
+"""The fields that set_queue and settings may set, and how the flag is called."""
 DEFAULT = Policy()

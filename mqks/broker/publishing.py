@@ -5,20 +5,37 @@ those published once only the first of an id.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqks.broker.bindings import NOWHERE
 from mqks.broker.connection import Connection
 from mqks.broker.gathering import NO_GROUP, Gathering, Group
-from mqks.broker.queue import Queue
+from mqks.broker.letters import Parts
+from mqks.broker.masks import Queues
+from mqks.broker.queue import Queue, Terms
 from mqks.broker.turns import WAITS, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
-from mqks.protocol.requests import shown
+from mqks.protocol import replies
+from mqks.protocol.requests import Publish, parse_publish, shown
 from mqks.users import Permissions
 
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
+
+
+_GATHERED: Final = b"--ttl=", b"--delay=", b"--at="
+"""Many messages have the same, and so the same terms."""
+
+
+class Single(NamedTuple):
+    """A message that is published by itself."""
+
+    id: bytes
+    event: bytes
+    body: bytes
+    terms: Terms | None
+    once: bool
+    """Unless its user has published one of this id so before."""
 
 
 class Publishing:
@@ -26,7 +43,7 @@ class Publishing:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self.gathering = Gathering(broker.bindings, self._publish)
+        self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
         """Those of the connection whose chunk is in hand."""
         self.once_ids: list[bytes] = []
@@ -37,69 +54,138 @@ class Publishing:
 
     def group(self, permissions: Permissions | None, event: bytes) -> Group:
         """Where messages of an event gather that has no group; none if each is to be looked at."""
+        queues = self._gathers(permissions, event)
+        return NO_GROUP if queues is None else self.gathering.open(event, queues)
+
+    def flagged_group(
+        self, permissions: Permissions | None, flag: bytes, rest: bytes
+    ) -> tuple[Group, bytes]:
+        """The same of a message with a flag; return the message's data, too."""
+        event, _, data = rest.partition(b" ")
+        key = flag + b" " + event
+        return self.gathering.groups.get(key) or self._flagged(permissions, key, event), data
+
+    def _flagged(self, permissions: Permissions | None, key: bytes, event: bytes) -> Group:
+        queues = self._gathers(permissions, event) if key.startswith(_GATHERED) else None
+        if queues is None:
+            return NO_GROUP
+        try:
+            wanted = parse_publish(key)
+        except BadRequest:
+            return NO_GROUP
+        return self.gathering.open(event, queues, key, wanted)
+
+    def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
+        """The queues of an event; None if each of its messages is to be looked at."""
         broker = self._broker
         if (
             not 0 < len(event) <= broker.metadata.name_bytes_max
             or event[:2] == b"--"
             or broker.unwritable
             or not (permissions is None or permissions.may_publish(event))
-            or (broker.shared.full_queues and self._full_queue(event))
         ):
-            return NO_GROUP
-        return self.gathering.open(event)
+            return None
+        queues = broker.bindings.route(event)
+        if (
+            queues is None
+            or (broker.shared.full_queues and self._full_queue(queues))
+            or (broker.shared.limited_queues and self._limited(queues))
+        ):
+            return None
+        return queues
 
-    def _full_queue(self, event: bytes) -> Queue | None:
-        """A queue that is bound to it and full."""
-        queues = self._broker.bindings.routes.get(event, NOWHERE)
+    def _full_queue(self, queues: Queues) -> Queue | None:
+        """One of them that is full."""
         return next(iter(queues.keys() & self._broker.shared.full_queues.keys()), None)
 
-    def _publish(self, event: bytes, ids: list[bytes], bodies: list[bytes]) -> None:
-        """Route messages of one event; each queue bound to it gets all of them, in later turns
-        when there are very many, and then before all that the connection publishes next."""
-        queues = self._count(event, len(ids))
+    def _limited(self, queues: Queues) -> set[Queue]:
+        """Those of them of which a policy says how much may wait."""
+        return queues.keys() & self._broker.shared.limited_queues.keys()
+
+    def _publish_gathered(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
+    ) -> None:
+        if wanted is None:
+            self._publish(queues, ids, bodies)
+            return
+        terms, attributes = self._terms(wanted)
+        if attributes:
+            bodies = [body + attributes for body in bodies]
+        self._publish(queues, ids, bodies, terms)
+
+    def _publish(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
+    ) -> None:
+        """Each queue gets all of these messages, in later turns when there are very many, and then
+        before all that the connection publishes next. `terms` are those of all of them."""
+        self._count(queues, len(ids))
         if self.works or len(queues) >= GROUPS_QUEUES:
-            self.works.append(self._route(list(queues), ids, bodies))
+            self.works.append(self._route(list(queues), ids, bodies, terms))
             return
         for queue in queues:
-            queue.publish(ids, bodies)
+            _append(queue, ids, bodies, terms)
 
-    def _count(self, event: bytes, count: int) -> dict[Queue, None]:
-        """So many messages are published; return where to."""
+    def _count(self, queues: Queues, count: int) -> None:
+        """So many messages are published."""
         broker = self._broker
         broker.published += count
-        queues = broker.bindings.routes.get(event, NOWHERE)
         if not queues:
             broker.unroutable += count
         broker.queued += count * len(queues)
-        return queues
 
-    def _route(self, queues: list[Queue], ids: list[bytes], bodies: list[bytes]) -> Work[None]:
+    def _route(
+        self, queues: list[Queue], ids: list[bytes], bodies: list[bytes], terms: Terms | None
+    ) -> Work[None]:
         broker = self._broker
         for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
             for queue in some:
-                queue.publish(ids, bodies)
+                _append(queue, ids, bodies, terms)
             yield broker.pending.records > broker.settings.batch_records_max + COPIES_MAX
 
-    def publish(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes, *, once: bool
-    ) -> Work[None] | None:
-        """Publish a message; `once`: unless its user has published one of this id so before."""
-        if once and self.once_unfinished:
-            return self._publish_later(connection, event, message_id, body)
-        if not once or self.is_new(connection, message_id):
-            self._publish(event, [message_id], [body])
+    def single(self, message_id: bytes, wanted: Publish) -> Single:
+        """The message as queues hold it, and what is said of it."""
+        event, data, once, *_ = wanted
+        terms, attributes = self._terms(wanted)
+        body = replies.body(message_id, event, data) + attributes
+        return Single(message_id, event, body, terms, once)
+
+    def _terms(self, wanted: Publish) -> tuple[Terms | None, bytes]:
+        """What is said of a message, and what is behind its text."""
+        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta):
+            return None, b""
+        schedule = self._broker.schedule
+        now_us = schedule.wall_us()
+        due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
+        if due_us <= now_us:
+            due_us = 0
+        published = b"%d" % now_us if due_us else b""
+        expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
+        clock_us = schedule.clock_us() + wanted.delay_us
+        terms = Terms(due_us, wanted.at_us > 0, expires_us, clock_us)
+        return terms, Parts(b"", wanted.meta, published).joined()
+
+    def publish(self, connection: Connection, message: Single) -> Work[None] | None:
+        queues = self._broker.bindings.route(message.event)
+        if queues is None or (message.once and self.once_unfinished):
+            return self.publish_later(connection, message)
+        if not message.once or self.is_new(connection, message.id):
+            self._publish(queues, [message.id], [message.body], message.terms)
         return None
 
-    def _publish_later(
-        self, connection: Connection, event: bytes, message_id: bytes, body: bytes
-    ) -> Work[None]:
-        while self.once_unfinished:
+    def publish_later(self, connection: Connection, message: Single) -> Work[None]:
+        """The same in turns, when others are published once, or the way to its queues is long."""
+        message_id, event, body, terms, once = message
+        while once and self.once_unfinished:
             yield WAITS
         once_id = connection.once_id(message_id)
-        if self._broker.once.add(once_id):
-            self.once_unfinished += 1
-            yield from self._route(list(self._count(event, 1)), [message_id], [body])
-            self.once_unfinished -= 1
+        if once and not self._broker.once.add(once_id):
+            return
+        self.once_unfinished += once
+        queues = yield from self._broker.bindings.find(event)
+        self._count(queues, 1)
+        yield from self._route(list(queues), [message_id], [body], terms)
+        self.once_unfinished -= once
+        if once:
             self.last_once([once_id])
 
     def last_once(self, once_ids: list[bytes]) -> None:
@@ -120,14 +206,21 @@ class Publishing:
         self.once_ids.append(once_id)
         return True
 
-    def check_room(self, event: bytes, *, is_known: bool) -> None:
-        """Raise what forbids publishing to an event now; what is known goes to no queue again."""
+    def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
+        """Raise what forbids publishing a message, which goes to these queues, now; what is known
+        goes to no queue again."""
         broker = self._broker
         if broker.unwritable:
             raise Unwritable(
                 f"{broker.unwritable}: nothing can be published until that has changed"
             )
-        queue = None if is_known else self._full_queue(event)
+        if is_known:
+            return
+        event, size = message.event, len(message.body)
+        if not all(queue.has_room(size) for queue in self._limited(queues)):
+            reason = f"as many messages as may wait are in a queue bound to {shown(event)}"
+            raise LimitExceeded("messages_max", reason)
+        queue = self._full_queue(queues)
         if queue is not None:
             raise LimitExceeded(
                 "queue_messages_max",
@@ -135,7 +228,14 @@ class Publishing:
                 f"{queue.messages_max} messages wait in a queue bound to {shown(event)}",
             )
 
-    def check_route(self, event: bytes) -> None:
-        """Raise if a message of this event would go nowhere."""
-        if all(queue.deleted for queue in self._broker.bindings.routes.get(event, NOWHERE)):
+    def check_route(self, event: bytes, queues: Queues) -> None:
+        """Raise if a message of this event, which goes to these queues, would go nowhere."""
+        if all(queue.deleted for queue in queues):
             raise BadRequest(f"publish: no queue is bound to {shown(event)}")
+
+
+def _append(queue: Queue, ids: list[bytes], bodies: list[bytes], terms: Terms | None) -> None:
+    if terms is None:
+        queue.publish(ids, bodies)
+    else:
+        queue.publish_on(ids, bodies, terms)

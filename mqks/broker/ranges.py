@@ -1,12 +1,51 @@
-"""Sets of sequence numbers as sorted ranges `(first, count)`.
+"""Sets of sequence numbers: as sorted ranges `(first, count)`, and as bits, `Numbers`.
 
 The one rule: ranges are disjoint, in ascending order and never empty.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Final
 
 Range = tuple[int, int]
 """First number and how many."""
+
+_BLOCK_BITS: Final = 8
+_IN_BLOCK: Final = (1 << _BLOCK_BITS) - 1
+
+
+class Numbers:
+    """A set that stays small where numbers lie close together: a million in a row take 0.5 MB, of
+    the 100 MB that a set of them takes."""
+
+    __slots__ = ("_count", "blocks")
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, int] = {}
+        """Number of a block → bits of the numbers in it."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, number: int) -> bool:
+        return self.blocks.get(number >> _BLOCK_BITS, 0) >> (number & _IN_BLOCK) & 1 == 1
+
+    def add(self, number: int) -> None:
+        if number not in self:
+            place = number >> _BLOCK_BITS
+            self.blocks[place] = self.blocks.get(place, 0) | 1 << (number & _IN_BLOCK)
+            self._count += 1
+
+    def discard(self, number: int) -> None:
+        if number in self:
+            place = number >> _BLOCK_BITS
+            bits = self.blocks.pop(place) ^ 1 << (number & _IN_BLOCK)
+            if bits:
+                self.blocks[place] = bits
+            self._count -= 1
 
 
 def compress(numbers: list[int]) -> list[Range]:
@@ -31,6 +70,10 @@ def compress(numbers: list[int]) -> list[Range]:
     return ranges
 
 
+def numbers(ranges: Iterable[Range]) -> Iterator[int]:
+    return chain.from_iterable(range(first, first + count) for first, count in ranges)
+
+
 def union(ranges: Iterable[Range]) -> list[Range]:
     """Sort ranges and join those that touch or overlap."""
     joined: list[Range] = []
@@ -48,6 +91,17 @@ def below(ranges: Iterable[Range], end: int) -> list[Range]:
     return [(first, min(count, end - first)) for first, count in ranges if first < end]
 
 
+def within(ranges: Sequence[Range], first: int, end: int) -> Iterator[Range]:
+    """What of the ranges lies from `first` on and below `end`."""
+    for position in range(max(0, bisect_left(ranges, (first + 1,)) - 1), len(ranges)):
+        start, count = ranges[position]
+        if start >= end:
+            return
+        low, high = max(first, start), min(end, start + count)
+        if low < high:
+            yield low, high - low
+
+
 def subtract(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
     """What is left of `first` up to but without `end` when the ranges are taken away."""
     left = []
@@ -62,3 +116,9 @@ def subtract(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
     if first < end:
         left.append((first, end - first))
     return left
+
+
+def has_number(ranges: Sequence[Range], number: int) -> bool:
+    """Whether one of the ranges has this number."""
+    place = bisect_right(ranges, number, key=itemgetter(0)) - 1
+    return place >= 0 and number < sum(ranges[place])

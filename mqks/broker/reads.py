@@ -10,8 +10,9 @@ from typing import NamedTuple
 class Read(NamedTuple):
     """A request for the messages of a queue with numbers from `first` up to `end`.
 
-    `form` is how they are told: `peek` as lines, `read` in columns, `range` not at all, just where
-    they begin and end; `at_us` asks for the first message that came then or later.
+    `form` is how they are told: `peek` as lines, `scheduled` as well, those that are, `read` in
+    columns, with their attributes if `has_meta`, `range` not at all, just where they begin and end;
+    `at_us` asks for the first message that came then or later.
     """
 
     request_id: bytes
@@ -22,3 +23,4 @@ class Read(NamedTuple):
     end: int | None = None
     limit: int = 1
     at_us: int | None = None
+    has_meta: bool = False

@@ -101,11 +101,20 @@ class Schedule:
 
     def after(self, delay_s: float, act: Act, key: int = 0) -> int:
         """Call `act` with `key` after this many seconds; return what `cancel` takes until then."""
-        return self._delays.add(round((self._clock() + delay_s) * 1_000_000), act, key) << 1
+        return self.at(round((self._clock() + delay_s) * 1_000_000), act, key, dated=False)
 
-    def at(self, time_us: int, act: Act, key: int = 0) -> int:
-        """The same at a time of the wall clock."""
-        return self._points.add(time_us, act, key) << 1 | 1
+    def at(self, time_us: int, act: Act, key: int = 0, *, dated: bool = True) -> int:
+        """The same at a time of the wall clock, or of the one that only grows."""
+        if dated:
+            return self._points.add(time_us, act, key) << 1 | 1
+        return self._delays.add(time_us, act, key) << 1
+
+    def clock_us(self) -> int:
+        """The clock that only grows."""
+        return round(self._clock() * 1_000_000)
+
+    def wall_us(self) -> int:
+        return self._now_us()
 
     def cancel(self, entry: int) -> None:
         """Remove an entry, which must not have been run."""
@@ -133,3 +142,31 @@ class Schedule:
                 heap.pop()
                 return True
         return False
+
+
+class Alarm:
+    """One time at which `act` is called, on one of the clocks."""
+
+    __slots__ = ("_act", "_dated", "_due_us", "_entry", "_schedule")
+
+    def __init__(self, schedule: Schedule, act: Callable[[], None], *, dated: bool) -> None:
+        self._schedule = schedule
+        self._act = act
+        self._dated = dated
+        self._entry: int | None = None
+        self._due_us = 0
+
+    def set(self, due_us: int | None) -> None:
+        """The time from now on; None: never."""
+        if self._entry is not None:
+            if due_us == self._due_us:
+                return
+            self._schedule.cancel(self._entry)
+            self._entry = None
+        if due_us is not None:
+            self._due_us = due_us
+            self._entry = self._schedule.at(due_us, self._ring, dated=self._dated)
+
+    def _ring(self, _: int) -> None:
+        self._entry = None
+        self._act()

@@ -16,9 +16,10 @@ from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
 from mqks.broker.pending import NO_MARK
 from mqks.broker.queue import Queue
-from mqks.broker.turns import GOES_ON, Work, ordered, slices
+from mqks.broker.turns import GOES_ON, Work, slices
 from mqks.errors import BadRequest
-from mqks.limits import SEQ_MAX, STEP_BODIES, STEP_NAMES
+from mqks.limits import SEQ_MAX, STEP_BODIES, STEP_MASKS, STEP_NAMES
+from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.requests import parse_number, shown
 
 Row = dict[str, Any]
@@ -32,13 +33,15 @@ Key = tuple[bytes, bytes]
 
 
 def totals(broker: Broker) -> Work[Row]:
-    ready = bindings = unacked = 0
+    ready = scheduled = bindings = unacked = 0
     for some in slices([*broker.queues.values()], STEP_NAMES):
         ready += sum(queue.ready for queue in some)
+        scheduled += sum(queue.scheduled for queue in some)
         yield GOES_ON
-    for bound in slices([*broker.bindings.by_name.values()], STEP_BODIES):
-        bindings += sum(map(len, bound))
-        yield GOES_ON
+    for table in (broker.bindings.by_name, broker.bindings.masks_by_name):
+        for bound in slices([*table.values()], STEP_BODIES):
+            bindings += sum(map(len, bound))
+            yield GOES_ON
     for holders in slices([*broker.consumers.values()], STEP_NAMES):
         unacked += sum(consumer.unacked_count for consumer in holders if consumer.manual_ack)
         yield GOES_ON
@@ -52,6 +55,7 @@ def totals(broker: Broker) -> Work[Row]:
         "bindings": bindings,
         "messages_ready": ready,
         "messages_unacked": unacked,
+        "messages_scheduled": scheduled,
         "memory_bytes": broker.shared.memory.used,
         "metadata_bytes": broker.metadata.bytes,
         "unacked_bytes": broker.shared.unacked.used,
@@ -65,6 +69,8 @@ def totals(broker: Broker) -> Work[Row]:
         "redelivered": broker.shared.counters.redelivered,
         "acknowledged": broker.shared.counters.consumed,
         "rejected": broker.shared.counters.rejected,
+        "dead": dict(broker.shared.counters.dead),
+        "dropped": broker.shared.counters.dropped,
         "purged": broker.purged,
         "errors": broker.errors,
         "loop_held": broker.loop_held,
@@ -83,8 +89,9 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "name": _text(queue.name),
         "ready": queue.ready,
         "unacked": queue.unacked,
+        "scheduled": queue.scheduled,
         "consumers": len(queue.consumers),
-        "bindings": len(broker.bindings.by_name.get(queue.name, ())),
+        "bindings": broker.bindings.count(queue.name),
         "rule": None if rule is None else {"delay_s": rule.delay_s},
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
@@ -97,29 +104,52 @@ def queue(broker: Broker, name: bytes) -> Work[Row]:
     found = broker.queues.get(name)
     if found is None:
         raise BadRequest(f"stats: there is no queue {shown(name)}")
-    events = yield from ordered(broker.bindings.by_name.get(name, ()))
+    events, masks = yield from broker.bindings.events(name)
     consumer_ids = [each.id for each in found.consumers]
-    lists: dict[str, list[str]] = {"events": [], "consumer_ids": []}
-    for names, texts in zip((events, consumer_ids), lists.values(), strict=True):
+    lists: dict[str, list[str]] = {"events": [], "masks": [], "consumer_ids": []}
+    for names, texts in zip((events, masks, consumer_ids), lists.values(), strict=True):
         for some in slices(names, STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    return queue_row(broker, found) | lists
+    return queue_row(broker, found) | {"policy": broker.policies.told(found)} | lists
 
 
 def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
+    """Of all events, or of one with the masks that match it. Masks of a queue come first."""
     last = after[0]
-    names = list(broker.bindings.by_name.items())
-    if event is not None:
-        keys = ((name, event) for name, events in names if event in events)
+    tables = broker.bindings.by_name, broker.bindings.masks_by_name
+    bound, masked = ([pair for pair in table.items() if pair[0] >= last] for table in tables)
+    if event is None:
+        keys: Iterable[Key] = (
+            (name, each) for name, names in chain(bound, masked) for each in [*names]
+        )
     else:
-        keys = ((name, each) for name, events in names if name >= last for each in [*events])
+        exact = [(name, event) for name, events in bound if event in events]
+        keys = exact + (yield from _masked(event, masked))
     found = yield from _smallest(limit, keys, after)
     for some in slices(found, STEP_ROWS):
-        yield [
-            {"queue": _text(name), "event": _text(each), "exists": name in broker.queues}
-            for name, each in some
-        ]
+        yield [_binding_row(name, each) | {"exists": name in broker.queues} for name, each in some]
+
+
+def _masked(
+    event: bytes, names: list[tuple[bytes, dict[bytes, None]]]
+) -> Generator[list[Row], None, list[Key]]:
+    """The masks of these names that match an event."""
+    found: list[Key] = []
+    for name, masks in names:
+        for some in slices([*masks], STEP_MASKS):
+            found += [(name, mask) for mask in some if bound_matches(mask[1:], event)]
+            yield []
+    return found
+
+
+def _binding_row(name: bytes, bound: bytes) -> Row:
+    is_mask = bound[:1] == MASK
+    return {
+        "queue": _text(name),
+        "event": None if is_mask else _text(bound),
+        "mask": _text(bound[1:]) if is_mask else None,
+    }
 
 
 def consumers(broker: Broker, after: bytes, limit: int) -> Rows:
@@ -134,6 +164,8 @@ def _consumer_row(consumer: Consumer) -> Row:
         "connection": consumer.connection.id,
         "address": consumer.connection.address,
         "manual_ack": consumer.manual_ack,
+        "prefetch": consumer.prefetch or None,
+        "meta": consumer.meta,
         "unacked": consumer.unacked_count,
         "unacked_bytes": consumer.unacked_bytes,
         "blocked": bool(consumer.connection.rests),

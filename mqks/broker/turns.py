@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from mqks.limits import STEP_NAMES
 
 T = TypeVar("T")
-S = TypeVar("S", bytes, tuple[int, bytes])
+S = TypeVar("S", int, bytes, tuple[int, bytes])
 
 Work = Generator[bool, None, T]
 """Steps. Each yields whether it has to wait for somebody else's: then it is useless to go on at
@@ -57,6 +57,10 @@ class Turns:
         """Nobody waits for this one: begin with it now, and go on with it in later turns."""
         if not self.run(work):
             self._works.append(work)
+
+    def later(self, work: Work[None]) -> None:
+        """The same, but begin with it in a later turn: one such work may lead to the next."""
+        self._works.append(work)
 
     def go_on(self) -> bool:
         """Give the works a turn, in turns; return whether all that are left wait."""
@@ -124,7 +128,7 @@ def ordered(items: Iterable[S]) -> Work[list[S]]:
     return result
 
 
-def emptied(items: deque[Any] | list[Any] | dict[Any, Any]) -> Iterator[Any]:
+def emptied(items: deque[Any] | list[Any] | dict[Any, Any] | set[Any]) -> Iterator[Any]:
     """What is in it, each taken out: to let go of a million at once takes its time, too."""
     pop = items.popitem if isinstance(items, dict) else items.pop
     while items:

@@ -1,21 +1,34 @@
 """Decorator style for services: functions that handle the messages of queues until SIGTERM.
 
-The one rule: a message is acked when its function has returned, and rejected when it has raised.
+The one rule: a message is acked when its function has returned, and rejected when it has raised;
+one that asks for a reply is acked when that is published, be it an answer or an error. A reject
+says when the message comes back, and how often it may fail, where its queue has no such policy.
 """
 
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import anyio
 
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
-from mqks.client.errors import ClientError
+from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message
 from mqks.client.options import Options
+from mqks.client.requests import Backoff, Data
 
 _log = logging.getLogger("mqks.app")
+
+ERROR_CHARACTERS_MAX = 1000
+"""Of the text of an error, told to the caller."""
+
+RETRIES = 20
+BACKOFF_S = 1.0, 600.0
+"""A message is dead after so many failures, with pauses of 1, 2, 4 … 512, 600, 600 … seconds:
+after nearly two hours."""
 
 Work = Callable[[Message], Awaitable[object]]
 
@@ -26,15 +39,21 @@ class _Service:
     queue: str
     events: tuple[str, ...]
     add: tuple[str, ...]
+    add_mask: tuple[str, ...]
     delete_when_unused: float | bool
     concurrency: int
+    prefetch: int
+    retries: int | None
+    backoff: Backoff | None
 
 
 class App:
     """A service; `stop_timeout_s` is how long stopping waits for messages in hand.
 
-    A message whose function raises is logged and goes back to the tail of its queue: look at
-    `message.retry` to give up on it.
+    A message whose function raises comes back later, and is dead after a number of tries: the
+    policy of its queue (`set_queue`) says when, how often, and where it goes then. Each failure is
+    logged once, with its traceback. One that asks for a reply gets what its function returns; when
+    that raises, its caller is told and the message does not come back.
     """
 
     def __init__(
@@ -56,15 +75,30 @@ class App:
         events: Iterable[str] = (),
         *,
         add: Iterable[str] = (),
+        add_mask: Iterable[str] = (),
         delete_when_unused: float | bool = False,
         concurrency: int = 1,
+        prefetch: int | None = None,
+        retries: int | None = RETRIES,
+        backoff: Backoff | None = BACKOFF_S,
     ) -> Callable[[Work], Work]:
-        """Let an async function handle the queue's messages, at most `concurrency` at a time."""
+        """Let an async function handle the queue's messages, at most `concurrency` at a time.
+
+        It holds no more than `prefetch` messages, by default those that it works on; 0: as many as
+        the server allows. Where the queue has no such policy, a message is dead after `retries`
+        failures, and comes back after a `backoff` in seconds (the first, or a pair: first and
+        most); None: never, and at once.
+        """
+
+        requests.reject(None, False, retries, backoff)  # Raises now, not at the first failure.
 
         def register(work: Work) -> Work:
-            self._services.append(
-                _Service(work, queue, tuple(events), tuple(add), delete_when_unused, concurrency)
+            service = _Service(
+                *(work, queue, tuple(events), tuple(add), tuple(add_mask)),
+                *(delete_when_unused, concurrency, concurrency if prefetch is None else prefetch),
+                *(retries, backoff),
             )
+            self._services.append(service)
             return work
 
         return register
@@ -121,8 +155,11 @@ class App:
             service.queue,
             service.events,
             add=service.add,
+            add_mask=service.add_mask,
             manual_ack=True,
             delete_when_unused=service.delete_when_unused,
+            prefetch=service.prefetch,
+            meta=True,
         ) as consumer:
             _log.info("consuming from %s", service.queue)
             async with anyio.create_task_group() as tasks:
@@ -131,11 +168,27 @@ class App:
                 await stop.wait()
                 consumer.stop()
 
-    @staticmethod
-    async def _work(service: _Service, consumer: AsyncConsumer) -> None:
+    async def _work(self, service: _Service, consumer: AsyncConsumer) -> None:
         async for message in consumer:
             try:
-                async with message.process():
+                if message.reply_to is None:
                     await service.work(message)
+                else:
+                    await self._answer(service, message)
             except Exception:
-                _log.exception("message %s of %s is rejected", message.id, service.queue)
+                where = message.id, service.queue
+                _log.exception("message %s of %s has failed, try %d", *where, message.retry + 1)
+                message.reject(retries=service.retries, backoff=service.backoff)
+            else:
+                message.ack()
+
+    async def _answer(self, service: _Service, message: Message) -> None:
+        try:
+            await self.client.reply(message, cast(Data, await service.work(message)))
+        except Exception as error:
+            _log.exception("request %s of %s has failed", message.id, service.queue)
+            try:
+                text = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+                await self.client.reply(message, text, error=type(error).__name__)
+            except (InvalidRequest, RequestFailed):
+                _log.exception("the caller of request %s cannot be told", message.id)

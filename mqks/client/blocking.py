@@ -14,9 +14,9 @@ from typing import Any, Self, Unpack
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock
 from mqks.client.errors import ConnectionLost
-from mqks.client.messages import Message, Update
+from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options
-from mqks.client.session import Call, ConsumerSession, Session, State
+from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
 
 TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
@@ -33,6 +33,7 @@ class BlockingClient:
     def __init__(self, url: str | None, options: Options) -> None:
         self._address = urls.parse(url)
         self._options = options
+        self._replies: Connection[ReplySession] | None = None
 
     def __enter__(self) -> Self:
         lock = Lock()
@@ -56,6 +57,8 @@ class BlockingClient:
         is_sent = False
         if kind is None or self._session.state is State.UP:
             is_sent = self._send_rest()
+        if self._replies is not None:
+            self._leave(self._replies)
         self._connection.close("the client is closed")
         self._connections.close()
         if kind is None and not is_sent:
@@ -84,6 +87,15 @@ class BlockingClient:
             session.request(b"ping closing", Call(answered.set))
         return answered.wait(self._options.close_timeout_s, shield=True)
 
+    def _leave(self, connection: Connection[Any]) -> None:
+        """Delete the consumer that a connection is for, and close it."""
+        left = Event()
+        with connection.lock:
+            connection.session.leave(Call(left.set))
+            connection.notify()  # Reading may have been held back.
+        left.wait(self._options.close_timeout_s, shield=True)
+        connection.close("the consumer is closed")
+
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
 
@@ -105,6 +117,9 @@ class BlockingClient:
     def _request(self, body: bytes, timeout_s: float | None) -> bytes:
         return self._ask(lambda call: self._session.request(body, call), timeout_s)
 
+    def _counted(self, body: bytes, timeout_s: float | None) -> int:
+        return requests.number_told(self._request(body, timeout_s))
+
     def publish(
         self,
         event: str,
@@ -115,6 +130,7 @@ class BlockingClient:
         once: bool = False,
         mandatory: bool = False,
         timeout_s: float | None = None,
+        **terms: Unpack[requests.Terms],
     ) -> str:
         """Publish one message and give its id.
 
@@ -122,13 +138,18 @@ class BlockingClient:
         arrive twice. Without, it is sent with the next write, and lost if the connection is. With
         `once`, the server drops it if it has seen the `id` already; with `mandatory`, it refuses
         it if no queue is bound to the event, which without `confirm` is only logged.
+
+        It is put into its queues now, and joins them after `delay_s` seconds, or `at` a time: a
+        datetime, or seconds since 1970. Where it has waited for `ttl_s` seconds it is dead. `meta`
+        are attributes, told to consumers that ask for them.
         """
         session = self._session
+        flags = requests.publish_flags(terms) if terms else b""
         if confirm:
             ids = [b""]
 
             def send(call: Call) -> bytes:
-                ids[0] = session.publish(event, data, id, call, once, mandatory)
+                ids[0] = session.publish(event, data, id, call, once, mandatory, flags)
                 return ids[0]
 
             self._ask(send, timeout_s)
@@ -136,7 +157,7 @@ class BlockingClient:
         with self._connection.lock:
             if not session.has_room and not self._connection.room(self._deadline(timeout_s)):
                 Call().result()
-            return requests.decoded(session.publish(event, data, id, None, once, mandatory))
+            return requests.decoded(session.publish(event, data, id, None, once, mandatory, flags))
 
     def publish_many(
         self,
@@ -147,7 +168,8 @@ class BlockingClient:
 
         With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
         those whose ids it has seen already; with `mandatory`, it refuses those that no queue is
-        bound to. Raises PublishFailed, which names those that were refused. Raises InvalidRequest
+        bound to. `delay_s`, `at`, `ttl_s` and `meta` are those of `publish`, the same for all.
+        Raises PublishFailed, which names those that were refused. Raises InvalidRequest
         at the first that cannot be sent, when those before it may have been.
         """
 
@@ -164,19 +186,20 @@ class BlockingClient:
         once: bool = False,
         mandatory: bool = False,
         timeout_s: float | None = None,
+        **terms: Unpack[requests.Terms],
     ) -> int:
         """As `publish_many`, for messages of which some come now and some later: each batch is
         sent at once, while later ones are still to come.
 
         `timeout_s` counts from when a batch came. After a batch that was refused no more are taken.
         """
-        connection, answered = self._connection, Event()
+        connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
         try:
             for messages in batches:
                 deadline_s = self._deadline(timeout_s)
-                for bodies in requests.bodies(messages, once, mandatory):
+                for bodies in requests.bodies(messages, once, mandatory, flags):
                     with connection.lock:
                         if not connection.room(deadline_s):
                             call.result()
@@ -192,35 +215,136 @@ class BlockingClient:
                     self._session.abandon(call)
         return call.confirmed()
 
+    def call(
+        self, event: str, data: requests.Data = None, timeout_s: float | None = None
+    ) -> Message:
+        """Publish a request and give the reply of the service that has handled it.
+
+        Raises RequestFailed when no queue is bound to the event, CallFailed when the service has
+        raised an error, and ConfirmTimeout when no reply has come in time; then the request is
+        dropped where it still waits.
+        """
+        deadline_s = self._deadline(timeout_s)
+        connection = self._reply_connection(deadline_s)
+        session, answered = connection.session, Event()
+        call = Asked(answered.set)
+        with connection.lock:
+            correlation_id = session.expect(call)
+        try:
+            left_s = deadline_s - time.monotonic()
+            self.publish(
+                event,
+                data,
+                confirm=True,
+                mandatory=True,
+                timeout_s=left_s,
+                ttl_s=requests.request_ttl_s(left_s),
+                meta={"reply-to": session.queue, "correlation-id": correlation_id},
+            )
+            answered.wait(deadline_s - time.monotonic())
+        finally:
+            with connection.lock:
+                session.forget(correlation_id)
+        return call.message()
+
+    def reply(
+        self,
+        message: Message,
+        data: requests.Data = None,
+        *,
+        error: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Answer a request, which its consumer got with `meta`. With an `error`, a name, the
+        caller gets a CallFailed with the data as its text. Raises InvalidRequest when the message
+        asks for no reply."""
+        event, meta = requests.reply(message.meta, error)
+        self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
+
+    def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
+        """Where replies come; made at the first call, and again if the server has ended it."""
+        with self._connection.lock:
+            self._session.raise_if_closed()
+            if self._replies is None or self._replies.session.failure:
+                self._replies = self._new_reply_connection()
+            connection = self._replies
+        session = connection.session
+        with connection.lock:
+            left_s = deadline_s - time.monotonic()
+            if not connection.until(lambda: session.is_up or session.failure, left_s):
+                Call().result()
+            session.raise_if_closed()
+        return connection
+
+    def _new_reply_connection(self) -> Connection[ReplySession]:
+        lock = Lock()
+        session = ReplySession(
+            self._options,
+            self._address.credentials,
+            prefix=secrets.token_hex(6),
+            jitter=random.random,
+            queue=f"reply.{secrets.token_hex(16)}",
+            guard=lock.guard,
+        )
+        connection = Connection(self._address, self._options, session, lock)
+        self._connections.start(connection)
+        return connection
+
     def consume(
         self,
         queue: str,
         events: Iterable[str] = (),
         *,
         add: Iterable[str] = (),
+        add_mask: Iterable[str] = (),
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
+        prefetch: int | None = None,
+        meta: bool = False,
     ) -> "BlockingConsumer":
         """A consumer for `with`, on a connection of its own.
 
-        `events` replace what the queue is bound to, `add` is added. `delete_when_unused` is the
-        seconds after which the queue goes without consumers; True: at once.
+        `events` replace what the queue is bound to, `add` is added, and so are the masks in
+        `add_mask`. `delete_when_unused` is the seconds after which the queue goes without
+        consumers; True: at once. With `manual_ack` it holds at most `prefetch` unacked messages, 10
+        unless given, and with 0 as many as the server allows: faster, but then one consumer takes
+        what others could work on. With `meta`, messages have their attributes.
         """
-        arguments = requests.consume(queue, events, add, manual_ack, delete_when_unused)
+        arguments = requests.consume(
+            queue, events, add, manual_ack, delete_when_unused, add_mask, prefetch, meta
+        )
         return BlockingConsumer(self, queue, arguments)
 
     def subscribe(
-        self, queue: str, events: Iterable[str], *, timeout_s: float | None = None
+        self,
+        queue: str,
+        events: Iterable[str] = (),
+        *,
+        add_mask: Iterable[str] = (),
+        timeout_s: float | None = None,
     ) -> None:
-        """Make the queue if it is missing, and bind it to these events alone."""
-        self._request(requests.subscribe(queue, events), timeout_s)
+        """Make the queue if it is missing, and bind it to these events and masks alone; masks
+        without events are added to what it is bound to."""
+        self._request(requests.subscribe(queue, events, add_mask), timeout_s)
 
     def rebind(
         self, queue: str, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]
     ) -> None:
         """Change what the queue is bound to, in this order: `replace` its events, `remove` some,
-        `remove_mask` those that masks match, `add` some."""
+        `remove_mask` those that masks match, `add` some, `add_mask` masks."""
         self._request(requests.rebind(queue, changes), timeout_s)
+
+    def set_queue(
+        self,
+        queue: str,
+        *,
+        reset: bool = False,
+        timeout_s: float | None = None,
+        **policy: Unpack[requests.Policy],
+    ) -> None:
+        """Make the queue if it is missing, and change what it does with its messages: None clears
+        a value, `reset` all that are not given."""
+        self._request(requests.set_queue(queue, policy, reset), timeout_s)
 
     def delete_queue(
         self,
@@ -232,17 +356,71 @@ class BlockingClient:
         """Delete the queue with all it holds; or let that happen when it has no consumer."""
         self._request(requests.delete_queue(queue, when_unused), timeout_s)
 
-    def purge(self, queue: str, *, timeout_s: float | None = None) -> int:
-        """Drop all messages that wait in the queue; give how many."""
-        return requests.number_told(self._request(requests.purge(queue), timeout_s))
+    def purge(self, queue: str, *, scheduled: bool = False, timeout_s: float | None = None) -> int:
+        """Drop all messages that wait in the queue, with `scheduled` also those that wait for their
+        time; give how many."""
+        return self._counted(requests.purge(queue, scheduled), timeout_s)
+
+    def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
+        """Take the scheduled messages of this id out of the queue, None: all of them; give how
+        many."""
+        return self._counted(requests.one_or_all(b"cancel", queue, id), timeout_s)
+
+    def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
+        """Let the scheduled messages of this id join the queue now, None: all of them; give how
+        many."""
+        return self._counted(requests.one_or_all(b"promote", queue, id), timeout_s)
+
+    def move(
+        self,
+        source: str,
+        to: str,
+        *,
+        timeout_s: float | None = None,
+        **choice: Unpack[requests.Choice],
+    ) -> int:
+        """Move the messages that wait in a queue to another one, those whose event matches
+        `event` and at most `limit` of them; give how many."""
+        return self._counted(requests.move(source, to, choice), timeout_s)
+
+    def redrive(
+        self,
+        queue: str,
+        *,
+        to: str | None = None,
+        timeout_s: float | None = None,
+        **choice: Unpack[requests.Choice],
+    ) -> int:
+        """Move dead letters back to the queues where they died, or `to` this one, as if they had
+        never been delivered; otherwise as `move`."""
+        return self._counted(requests.redrive(queue, to, choice), timeout_s)
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        after: int = 0,
+        limit: int = 100,
+        scheduled: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Peeked]:
+        """The first messages with numbers above `after` that wait in the queue or that its
+        consumers hold; or, with `scheduled`, that wait for their time. Nothing is consumed."""
+        body, lines = requests.peek(queue, after, limit, scheduled), list[bytes]()
+
+        def send(call: Call) -> bytes:
+            call.lines = lines
+            return self._session.request(body, call)
+
+        self._ask(send, timeout_s)
+        return [*map(Peeked.parse, lines)]
 
     def trim(
         self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
     ) -> int:
         """Drop the messages with numbers below `seq` that wait in the queue; give how many. With
         an `epoch`, only if it is still the queue's."""
-        body = requests.trim(queue, seq, epoch)
-        return requests.number_told(self._request(body, timeout_s))
+        return self._counted(requests.trim(queue, seq, epoch), timeout_s)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """Why the server refused a request, as the `error_id` of RequestFailed names it; None when
@@ -305,12 +483,7 @@ class BlockingConsumer:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        left, connection = Event(), self._connection
-        with connection.lock:
-            self._session.leave(Call(left.set))
-            connection.notify()  # Reading may have been held back.
-        left.wait(self._client._options.close_timeout_s, shield=True)
-        connection.close("the consumer is closed")
+        self._client._leave(self._connection)
 
     def stop(self) -> None:
         """End the iteration; messages not yet handed out go back, if acks are manual."""

@@ -9,6 +9,7 @@
         ├── RequestFailed       65  the server's error reply: a client's `reason` asks why
         │   ├── PublishFailed       some messages of a publish_many: `failed` names them
         │   └── AuthenticationFailed  the server does not take these credentials
+        ├── CallFailed          65  the service that was called raised an error
         └── ProtocolViolation   69  the peer does not speak the protocol
 
 The one rule: a message is a single line and never holds credentials. The number is the exit code
@@ -44,6 +45,14 @@ class RequestFailed(ClientError, exit_code=65):
     def __init__(self, message: str, error_id: str) -> None:
         super().__init__(message)
         self.error_id = error_id
+
+
+class CallFailed(ClientError, exit_code=65):
+    """A service has answered a call with an error: `kind` is the name of what it raised there."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(" ".join(f"{kind}: {text}".split()))
+        self.kind = kind
 
 
 class Failed(NamedTuple):

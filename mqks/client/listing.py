@@ -9,11 +9,12 @@ from mqks.client import requests
 
 PAGE_ROWS = 1000
 PAUSE_S_MAX = 0.1
+FLAGS = "after", "then", "mask"
 
 
 def rows(ask: Callable[[bytes], bytes | str], what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
-    """All rows of a list, `ask` being told the requests. The list is sorted by `keys`, one or two:
-    the next page begins behind what the last row has there."""
+    """All rows of a list, `ask` being told the requests. The list is sorted by `keys`, up to
+    three: the next page begins behind what the last row has there, where that is not None."""
     after = b""
     while True:
         began_s = time.monotonic()
@@ -24,5 +25,6 @@ def rows(ask: Callable[[bytes], bytes | str], what: bytes, *keys: str) -> Iterat
             return
         # The busier it is, the longer it is left in peace.
         time.sleep(min(took_s, PAUSE_S_MAX))
-        places = zip(("after", "then"), keys, strict=False)
-        after = requests.encoded("".join(f" --{flag}={page[-1][key]}" for flag, key in places))
+        told = {flag: page[-1][key] for flag, key in zip(FLAGS, keys, strict=False)}
+        flags = (f" --{flag}={value}" for flag, value in told.items() if value is not None)
+        after = requests.encoded("".join(flags))

@@ -1,17 +1,39 @@
-"""What a consumer gets: messages, and updates of what its queue is bound to.
+"""What a consumer gets: messages, and updates of what its queue is bound to; and what one sees of
+a queue without consuming it.
 
 The one rule: nothing is decoded before someone asks for it.
 """
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
-from mqks.client.requests import decoded, is_number
+from mqks.client.requests import Backoff, decoded, is_number, reject, seconds
 
 Settle = Callable[["Message", bytes], None]
+
+_LETTER = ("reason", "queue", "tries", "published", "died")
+_PEEKED = re.compile(
+    rb"event=(.*?)(?:,retry=(\d+))?(?:,meta=([^ ,]+))?,seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?"
+)
+
+
+class Letter(NamedTuple):
+    """Why a message is in a queue of dead letters."""
+
+    reason: str
+    """rejects, losses, ttl, overflow or dead."""
+    queue: str
+    """Where it died."""
+    tries: int
+    """How often it was delivered there."""
+    published: float
+    """Seconds since 1970, as is `died`."""
+    died: float
 
 
 class Message:
@@ -53,6 +75,34 @@ class Message:
         return (name, int(retry)) if comma and is_number(retry) else (self._event[6:], 0)
 
     @property
+    def meta(self) -> dict[str, str]:
+        """The attributes it was published with; none where the consumer was made without `meta`."""
+        return _attributes(self._raw_meta())[0]
+
+    @property
+    def letter(self) -> Letter | None:
+        """Of a dead message, why it died; None likewise."""
+        return _attributes(self._raw_meta())[1]
+
+    @property
+    def reply_to(self) -> str | None:
+        """The event that a reply to it is to be published under."""
+        return self.meta.get("reply-to")
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What a reply to it bears, too."""
+        return self.meta.get("correlation-id")
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that it belongs to (W3C Trace Context)."""
+        return self.meta.get("traceparent")
+
+    def _raw_meta(self) -> bytes:
+        return b""
+
+    @property
     def text(self) -> str:
         """The data as UTF-8; raises UnicodeDecodeError."""
         return self.data.decode()
@@ -72,9 +122,33 @@ class Message:
         """
         self._settle_once(b"ack")
 
-    def reject(self) -> None:
-        """Put it back at the tail of its queue; otherwise as `ack`."""
-        self._settle_once(b"reject")
+    def reject(
+        self,
+        *,
+        delay_s: float | None = None,
+        dead: bool = False,
+        retries: int | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Put it back at the tail of its queue, after `delay_s` seconds if they are given, or with
+        `dead` let it die; otherwise as `ack`.
+
+        `retries` and `backoff` hold where the queue has no such policy, and mean the same as in
+        `set_queue`.
+        """
+        self._settle_once(reject(delay_s, dead, retries, backoff))
+
+    def release(self, *, delay_s: float | None = None) -> None:
+        """Put it back to its old place, as if it had not been delivered, after `delay_s` seconds if
+        they are given; otherwise as `ack`."""
+        later = b"" if delay_s is None else b" --delay=" + seconds("delay_s", delay_s)
+        self._settle_once(b"release" + later)
+
+    def touch(self) -> None:
+        """Begin the time anew in which its queue wants it acked; otherwise as `ack`."""
+        if self._settle is None:
+            raise InvalidRequest("this consumer was started without manual_ack")
+        self._settle(self, b"touch")
 
     def _settle_once(self, action: bytes) -> None:
         settle, self._settle = self._settle, settled
@@ -91,6 +165,81 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id} event={self.event} retry={self.retry} {self.data[:40]!r}>"
+
+
+class MetaMessage(Message):
+    """A delivery to a consumer that asked for attributes."""
+
+    __slots__ = ()
+
+    def _split_event(self) -> tuple[bytes, int]:
+        name, _, retry = self._event[6:].rpartition(b",meta=")[0].rpartition(b",retry=")
+        return name, int(retry)
+
+    def _raw_meta(self) -> bytes:
+        return self._event.rpartition(b",meta=")[2]
+
+
+class Peeked(NamedTuple):
+    """A message in a queue, waiting, scheduled or held by a consumer."""
+
+    seq: int
+    """Its sequence number."""
+    time: float
+    """When it was put into the queue, in seconds since 1970, as is `due`."""
+    id: str
+    event: str
+    data: bytes
+    retry: int
+    meta: dict[str, str]
+    letter: Letter | None
+    due: float | None
+    """When a scheduled message joins the queue."""
+
+    @property
+    def text(self) -> str:
+        """The data as UTF-8; raises UnicodeDecodeError."""
+        return self.data.decode()
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Peeked":
+        """From what `peek` tells. Raises ProtocolViolation."""
+        message_id, event, data, retry, raw_meta, seq, time_us, due_us = peeked(line)
+        meta, letter = _attributes(raw_meta)
+        due_s = due_us / 1e6 if due_us else None
+        names = decoded(message_id), decoded(event)
+        return cls(seq, time_us / 1e6, *names, data, retry, meta, letter, due_s)
+
+
+def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]:
+    """Id, event, data, retry, meta, number, time and due time in microseconds, as `peek` tells
+    them. Raises ProtocolViolation."""
+    message_id, _, rest = line.partition(b" ")
+    attributes, _, data = rest.partition(b" ")
+    found = _PEEKED.fullmatch(attributes)
+    if found is None:
+        raise ProtocolViolation(f"the peer sent {line[:80]!r} for a message")
+    event, retry, meta, seq, time_us, due_s = found.groups()
+    due_us = round(float(due_s or 0) * 1e6)
+    return message_id, event, data, int(retry or 0), meta or b"", int(seq), int(time_us), due_us
+
+
+def _attributes(meta: bytes) -> tuple[dict[str, str], Letter | None]:
+    """The attributes of a message, and what the broker has added to those of a dead one. Raises
+    ProtocolViolation."""
+    if not meta:
+        return {}, None
+    pairs = {
+        unquote(key, errors="surrogateescape"): unquote(value, errors="surrogateescape")
+        for key, _, value in (pair.partition("=") for pair in decoded(meta).split("&"))
+    }
+    if "reason" not in pairs:
+        return pairs, None
+    try:
+        reason, queue, tries, published, died = (pairs.pop(key) for key in _LETTER)
+        return pairs, Letter(reason, queue, int(tries), float(published), float(died))
+    except (KeyError, ValueError):
+        raise ProtocolViolation(f"the peer sent {meta[:80]!r} for a letter") from None
 
 
 def settled(message: Message, action: bytes) -> None:
@@ -129,17 +278,24 @@ class Update:
     events: list[str]
     delete_when_unused: float | bool
     """Seconds; True: at once; False: no rule."""
+    masks: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: bytes) -> "Update":
         """From what follows `--update` on the wire. Raises ProtocolViolation."""
         queue, *words = decoded(text).split(" ")
         rule: float | bool = False
+        events, masks = list[str](), list[str]()
+        names = events
         for word in words:
+            if word == "--add-mask":
+                names = masks
+            elif not word.startswith("--"):
+                names.append(word)
             flag, equals, seconds = word.partition("=")
             if flag == "--delete-queue-when-unused":
                 try:
                     rule = float(seconds) if equals else True
                 except ValueError:
                     raise ProtocolViolation(f"the peer sent {word[:80]!r} for a rule") from None
-        return cls(queue, [word for word in words if not word.startswith("--")], rule)
+        return cls(queue, events, rule, masks)

@@ -6,17 +6,30 @@ The one rule: what the wire cannot carry unchanged raises `InvalidRequest` here.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
+from urllib.parse import quote, urlencode
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
-from mqks.limits import DELETE_DELAY_S_MAX
-from mqks.protocol.requests import DeleteRule
+from mqks.errors import BadRequest
+from mqks.limits import (
+    COUNT_MAX,
+    DELETE_DELAY_S_MAX,
+    DURATION_S_MAX,
+    PREFETCH,
+    SEQ_MAX,
+    TIME_S_MAX,
+)
+from mqks.protocol.meta import check_meta
+from mqks.protocol.requests import POLICY_FIELDS, DeleteRule, policy_text, policy_value
 
 Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
 """Text and bytes go as they are; anything else goes as JSON."""
+Backoff = float | tuple[float, float]
+"""Seconds before the first return, and the most."""
 
 PUBLISH = {
     chosen: b"".join([b" publish", *compress([b" --confirm", b" --once", b" --mandatory"], chosen)])
@@ -26,7 +39,20 @@ PUBLISH = {
 whether it must reach a queue."""
 
 
-class Many(TypedDict, total=False):
+class Terms(TypedDict, total=False):
+    """What a message is published with beside its event and data."""
+
+    delay_s: float | None
+    """Seconds until it joins its queues."""
+    at: datetime | float | None
+    """When it does: a datetime with a time zone, or seconds since 1970."""
+    ttl_s: float | None
+    """Seconds that it may wait in a queue before it is dead."""
+    meta: Mapping[str, str] | None
+    """Its attributes."""
+
+
+class Many(Terms, total=False):
     """How many messages are published."""
 
     id_prefix: str | None
@@ -77,13 +103,72 @@ def payload(data: Data) -> bytes:
     return raw
 
 
+def publish_flags(terms: Terms) -> bytes:
+    """The flags for these terms, each behind a space."""
+    flags = []
+    delay_s, at, ttl_s = terms.get("delay_s"), terms.get("at"), terms.get("ttl_s")
+    if delay_s is not None and at is not None:
+        raise InvalidRequest("delay_s and at exclude each other")
+    if delay_s is not None:
+        flags.append(b" --delay=" + seconds("delay_s", delay_s))
+    if at is not None:
+        flags.append(b" --at=" + seconds("at", _since_1970_s(at), TIME_S_MAX))
+    if ttl_s is not None:
+        if not ttl_s:
+            raise InvalidRequest("ttl_s is not more than 0 seconds")
+        flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
+    if meta := terms.get("meta"):
+        flags.append(b" --meta=" + _meta(meta))
+    return b"".join(flags)
+
+
+def seconds(what: str, value: float, most: float = DURATION_S_MAX) -> bytes:
+    if not 0 <= value <= most:
+        raise InvalidRequest(f"{what}: {value!r} is no number of seconds from 0 to {most:g}")
+    return b"%.6f" % value if value % 1 else b"%d" % value
+
+
+def _since_1970_s(at: datetime | float) -> float:
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        raise InvalidRequest(f"at: {at} has no time zone")
+    return max(0.0, at.timestamp())
+
+
+def _meta(meta: Mapping[str, str]) -> bytes:
+    if not all(isinstance(text, str) for pair in meta.items() for text in pair):
+        raise InvalidRequest("meta: keys and values must be text")
+    try:
+        return check_meta(urlencode(meta, quote_via=quote, errors="surrogateescape").encode())
+    except (BadRequest, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"meta: {error}") from None
+
+
+def request_ttl_s(left_s: float) -> float | None:
+    """How long a request may wait for a service, when its caller waits so long."""
+    return max(left_s, 0.001) if left_s <= DURATION_S_MAX else None
+
+
+def reply(meta: Mapping[str, str], error: str | None) -> tuple[str, dict[str, str]]:
+    """The event and the attributes of the reply to a message with these attributes."""
+    event, correlation_id = meta.get("reply-to"), meta.get("correlation-id")
+    if event is None:
+        raise InvalidRequest("the message asks for no reply")
+    told = {"correlation-id": correlation_id, "error": error}
+    return event, {key: value for key, value in told.items() if value is not None}
+
+
 def bodies(
-    messages: Iterable[tuple[str, Data]], once: bool = False, mandatory: bool = False
+    messages: Iterable[tuple[str, Data]],
+    once: bool = False,
+    mandatory: bool = False,
+    flags: bytes = b"",
 ) -> Iterator[list[bytes]]:
     """What follows the ids of confirmed publishes, some at a time."""
     some: list[bytes] = []
     some_bytes = 0
-    form = PUBLISH[True, once, mandatory] + b" %b %b\n"
+    form = PUBLISH[True, once, mandatory] + flags.replace(b"%", b"%%") + b" %b %b\n"
     for event, data in messages:
         body = form % (name(event), payload(data))
         some.append(body)
@@ -121,10 +206,10 @@ def auth(credentials: Iterable[str]) -> bytes:
         ) from None
 
 
-def subscribe(queue: str, events: Iterable[str]) -> bytes:
-    words = [b"subscribe --confirm", name(queue), *_names(events)]
+def subscribe(queue: str, events: Iterable[str], add_mask: Iterable[str] = ()) -> bytes:
+    words = [b"subscribe --confirm", name(queue), *_names(events), *_flag(b"--add-mask", add_mask)]
     if len(words) == 2:
-        raise InvalidRequest("subscribe needs at least one event")
+        raise InvalidRequest("subscribe needs at least one event or mask")
     return b" ".join(words)
 
 
@@ -134,13 +219,24 @@ def consume(
     add: Iterable[str] = (),
     manual_ack: bool = False,
     delete_when_unused: float | bool = False,
+    add_mask: Iterable[str] = (),
+    prefetch: int | None = None,
+    meta: bool = False,
 ) -> bytes:
     """The arguments of a consume, which are also what an update tells."""
-    words = [name(queue), *_names(events), *_flag(b"--add", add)]
+    words = [name(queue), *_names(events), *_flag(b"--add", add), *_flag(b"--add-mask", add_mask)]
     if delete_when_unused is not False:
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
     if manual_ack:
         words.append(b"--manual-ack")
+    if prefetch and not manual_ack:
+        raise InvalidRequest("prefetch needs manual_ack")
+    if prefetch is None:
+        prefetch = PREFETCH if manual_ack else 0
+    if prefetch:
+        words.append(b"--prefetch=%d" % _count("prefetch", prefetch, COUNT_MAX))
+    if meta:
+        words.append(b"--meta")
     return b" ".join(words)
 
 
@@ -151,6 +247,7 @@ class Changes(TypedDict, total=False):
     remove: Iterable[str]
     remove_mask: Iterable[str]
     add: Iterable[str]
+    add_mask: Iterable[str]
 
 
 def rebind(queue: str, changes: Changes) -> bytes:
@@ -158,17 +255,76 @@ def rebind(queue: str, changes: Changes) -> bytes:
     replace = changes.get("replace")
     plain = None if replace is None else _names(replace)
     added = _names(changes.get("add", ()))
+    masks = _flag(b"--add-mask", changes.get("add_mask", ()))
     if plain == []:
         # An empty replacement cannot be written next to flags, but leaves just what is added.
-        return b" ".join(words + added)
+        if masks and not added:
+            raise InvalidRequest("rebind cannot replace all events by masks alone")
+        return b" ".join(words + added + masks)
     flags = [
         *_flag(b"--remove", changes.get("remove", ())),
         *_flag(b"--remove-mask", changes.get("remove_mask", ())),
         *([b"--add", *added] if added else []),
+        *masks,
     ]
     if plain is None and not flags:
         raise InvalidRequest("rebind has nothing to change; replace=[] unbinds all events")
     return b" ".join(words + (plain or []) + flags)
+
+
+class Policy(TypedDict, total=False):
+    """What a queue does with its messages; None: whatever the server's defaults say."""
+
+    retries: int | None
+    losses: int | None
+    backoff: Backoff | None
+    dead_letters: str | None
+    ttl_s: float | None
+    messages_max: int | None
+    bytes_max: int | None
+    overflow: Literal["reject", "drop"] | None
+    single_consumer: bool | None
+    ack_timeout_s: float | None
+
+
+def set_queue(queue: str, policy: Policy, reset: bool = False) -> bytes:
+    words = [b"set_queue --confirm", name(queue), *([b"--reset"] if reset else [])]
+    flags = {field: flag for flag, field in POLICY_FIELDS.items()}
+    for field, value in policy.items():
+        if field not in flags:
+            raise InvalidRequest(f"set_queue: a policy has no {field}")
+        words.append(b"%b=%b" % (flags[field], _policy_text(flags[field], value)))
+    return b" ".join(words)
+
+
+def reject(
+    delay_s: float | None,
+    dead: bool,
+    retries: int | None,
+    backoff: Backoff | None,
+) -> bytes:
+    """A reject without what it is about."""
+    if dead and (delay_s, retries, backoff) != (None, None, None):
+        raise InvalidRequest("dead excludes delay_s, retries and backoff")
+    if delay_s is not None and backoff is not None:
+        raise InvalidRequest("delay_s and backoff exclude each other")
+    words = [b"reject", *([b"--dead"] if dead else [])]
+    if delay_s is not None:
+        words.append(b"--delay=" + seconds("delay_s", delay_s))
+    for flag, value in ((b"--retries", retries), (b"--backoff", backoff)):
+        if value is not None:
+            words.append(b"%b=%b" % (flag, _policy_text(flag, value)))
+    return b" ".join(words)
+
+
+def _policy_text(flag: bytes, value: object) -> bytes:
+    if value is None:
+        return b""
+    try:
+        policy_value(flag, value)
+        return policy_text(flag, value)
+    except (BadRequest, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{flag[2:].decode()}: {error}") from None
 
 
 def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
@@ -179,8 +335,46 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     return b" ".join(words)
 
 
-def purge(queue: str) -> bytes:
-    return b"purge --confirm " + name(queue)
+def purge(queue: str, scheduled: bool = False) -> bytes:
+    return b"purge --confirm " + name(queue) + (b" --scheduled" if scheduled else b"")
+
+
+def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
+    """A cancel or a promote."""
+    which = b"--all" if message_id is None else name(message_id)
+    return b"%b --confirm %b %b" % (action, name(queue), which)
+
+
+class Choice(TypedDict, total=False):
+    """Which messages are moved."""
+
+    event: str | None
+    """A mask that their events match."""
+    limit: int | None
+    """The first so many."""
+
+
+def move(source: str, to: str, choice: Choice) -> bytes:
+    return b" ".join([b"move --confirm", name(source), name(to), *_choice(choice)])
+
+
+def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
+    target = [] if to is None else [b"--to=" + name(to)]
+    return b" ".join([b"redrive --confirm", name(queue), *target, *_choice(choice)])
+
+
+def _choice(choice: Choice) -> list[bytes]:
+    mask, limit, words = choice.get("event"), choice.get("limit"), []
+    if mask is not None:
+        words.append(b"--event=" + name(mask))
+    if limit is not None:
+        words.append(b"--limit=%d" % _count("limit", limit, SEQ_MAX))
+    return words
+
+
+def peek(queue: str, after: int, limit: int, scheduled: bool) -> bytes:
+    form = b"peek %b --after=%d --limit=%d" % (name(queue), after, limit)
+    return form + (b" --scheduled" if scheduled else b"")
 
 
 def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
@@ -229,6 +423,12 @@ def reason_told(answer: bytes) -> str | None:
         return str(rows[0]["reason"]) if rows else None
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
+
+
+def _count(what: str, value: int, most: int) -> int:
+    if not 1 <= value <= most:
+        raise InvalidRequest(f"{what}: {value!r} is no number from 1 to {most}")
+    return value
 
 
 def _delay_s(rule: float | bool) -> float | None:

@@ -18,6 +18,7 @@ from itertools import accumulate, count, starmap
 from mqks.client import requests
 from mqks.client.errors import (
     AuthenticationFailed,
+    CallFailed,
     ClientError,
     ConfirmTimeout,
     ConnectionLost,
@@ -27,11 +28,14 @@ from mqks.client.errors import (
     PublishFailed,
     RequestFailed,
 )
-from mqks.client.messages import Message, Settle, Update, settled
+from mqks.client.messages import Message, MetaMessage, Settle, Update, settled
 from mqks.client.options import Options
 from mqks.protocol.lines import LineSplitter
 
 _log = logging.getLogger("mqks.client")
+
+REPLIES_KEPT_S = 60.0
+"""So long the queue of a client's replies stays when the client is away."""
 
 
 class State(Enum):
@@ -47,12 +51,14 @@ class Call:
     `wake` is called once, when nothing `remaining` is open.
     """
 
-    __slots__ = ("answer", "error", "failed", "ids", "remaining", "wake")
+    __slots__ = ("answer", "error", "failed", "ids", "lines", "remaining", "wake")
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
         self.remaining = 1
         self.answer = b""
+        self.lines: list[bytes] | None = None
+        """Of an answer of many lines, all but the last."""
         self.failed: list[tuple[bytes, str]] = []
         self.error: ClientError | None = None
         self.ids: list[range] = []
@@ -174,11 +180,13 @@ class Session:
         call: Call | None,
         once: bool = False,
         mandatory: bool = False,
+        flags: bytes = b"",
     ) -> bytes:
         """Publish one message and give its id; with a `call`, ask for a confirm."""
         id_ = self.new_id() if message_id is None else requests.name(message_id)
         form = requests.PUBLISH[call is not None, once, mandatory]
-        line = b"%b%b %b %b\n" % (id_, form, requests.name(event), requests.payload(data))
+        name, payload = requests.name(event), requests.payload(data)
+        line = b"%b%b%b %b %b\n" % (id_, form, flags, name, payload)
         if call is not None:
             self._ask(id_, line, call)
             return id_
@@ -347,6 +355,10 @@ class Session:
             self._greeted(requests.decoded(text) if is_error else None)
         elif (flight := self._in_flight.pop(request_id, None)) is not None:
             sent, call = flight
+            if call.lines is not None and not is_error and text != b"--end":
+                self._in_flight[request_id] = flight
+                call.lines.append(text)
+                return
             self._in_flight_bytes -= len(sent)
             if is_error:
                 call.failed.append((request_id, requests.decoded(text)))
@@ -378,6 +390,9 @@ class Session:
         """Put what was sent and not answered before what is still unsent, in the old order."""
         unsent = set(self._unsent)
         again = [line for id_, (line, _) in self._in_flight.items() if id_ not in unsent]
+        for _, call in self._in_flight.values():
+            if call.lines:
+                call.lines.clear()
         self._outbox[:0] = again
         self._outbox_bytes += sum(map(len, again))
         self._unsent[:0] = [id_ for id_ in self._in_flight if id_ not in unsent]
@@ -411,8 +426,9 @@ class ConsumerSession(Session):
         self._queue = arguments.split(b" ")[0]
         self._arguments = arguments
         self._check(b"consume --confirm " + arguments + b" " * 100)
-        manual_ack = arguments.endswith(b" --manual-ack")
-        self._settle = guard(self.settle) if manual_ack else None
+        words = arguments.split(b" ")
+        self._settle = guard(self.settle) if b"--manual-ack" in words else None
+        self._message = MetaMessage if b"--meta" in words else Message
 
     @property
     def is_up(self) -> bool:
@@ -495,6 +511,7 @@ class ConsumerSession(Session):
     def _replies(self, lines: list[bytes]) -> None:
         # One split and one object per delivery. `python -m benchmarks.client` measures it.
         ready, mine, settle = self.ready.append, self.consumer_id, self._settle
+        message = self._message
         for line in lines:
             words = line.split(b" ", 4)
             if (
@@ -503,7 +520,7 @@ class ConsumerSession(Session):
                 and words[2] != b"--update"
                 and words[0] == mine
             ):
-                ready(Message(mine, words[2], words[3], words[4], settle))
+                ready(message(mine, words[2], words[3], words[4], settle))
             else:
                 super()._replies([line])
                 mine = self.consumer_id
@@ -527,7 +544,95 @@ class ConsumerSession(Session):
         if not self.is_consuming:
             self.updates.clear()  # Nobody is told before it consumes: the newest is enough.
         self.updates.append(Update.parse(told))
-        # The events may not fit a request; without any, the queue keeps those it has.
+        # Events and masks may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:
-            told = b" ".join(w for w in told.split(b" ") if w.startswith(b"--") or w == self._queue)
+            flags = [
+                word
+                for word in told.split(b" ")
+                if word.startswith(b"--") and word != b"--add-mask"
+            ]
+            told = b" ".join([self._queue, *flags])
         self._arguments = told
+
+
+class Asked(Call):
+    """What the caller of a service waits for."""
+
+    __slots__ = ("reply",)
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__(wake)
+        self.reply: Message | None = None
+
+    def message(self) -> Message:
+        """The reply. Raises as `result`, and CallFailed."""
+        self.result()
+        assert self.reply is not None
+        if (kind := self.reply.meta.get("error")) is not None:
+            raise CallFailed(kind, self.reply.data.decode("utf-8", "backslashreplace"))
+        return self.reply
+
+
+class ReplySession(ConsumerSession):
+    """The consumer of a queue of its own, to which come the replies to what services are asked."""
+
+    def __init__(
+        self,
+        options: Options,
+        credentials: Sequence[str],
+        *,
+        prefix: str,
+        jitter: Callable[[], float],
+        queue: str,
+        guard: Callable[[Settle], Settle],
+    ) -> None:
+        arguments = requests.consume(
+            queue,
+            [queue],
+            manual_ack=True,
+            delete_when_unused=REPLIES_KEPT_S,
+            prefetch=0,
+            meta=True,
+        )
+        super().__init__(
+            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
+        )
+        self.queue = queue
+        """Its name, which is also the event that it is bound to."""
+        self._calls: dict[str, Asked] = {}
+
+    def expect(self, call: Asked) -> str:
+        """A reply to this call will come; give its correlation id."""
+        self.raise_if_closed()
+        correlation_id = requests.decoded(self.new_id())
+        self._calls[correlation_id] = call
+        return correlation_id
+
+    def forget(self, correlation_id: str) -> None:
+        """Nobody waits for it any more."""
+        self._calls.pop(correlation_id, None)
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        super().receive(data, now_s)
+        self.updates.clear()
+        replies = self.take_ready(None)
+        self.ack_all(replies)
+        for reply in replies:
+            call = self._calls.pop(reply.correlation_id or "", None)
+            if call is not None:
+                call.reply = reply
+                call.settle()
+
+    def fail(self, failure: ClientError) -> None:
+        super().fail(failure)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.error = failure
+            call.settle()
+
+    def leave(self, call: Call) -> None:
+        """The queue goes with its consumer."""
+        if self.state is State.UP and self.consumer_id:
+            at_once = requests.consume(self.queue, manual_ack=True, delete_when_unused=True)
+            self._put(requests.line(self.consumer_id, b"consume", at_once))
+        super().leave(call)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
+from typing import Any
 
 from mqks.commands.options import AsJson, note, table
 from mqks.commands.serve import FLAGS
@@ -34,12 +35,27 @@ def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
         }
         for name, value in settings.public().items()
     )
-    table(rows, ["setting", "value", "from"], as_json=as_json)
+    tables = (
+        {"setting": f"queue {row.name}: {name}", "value": _plain(value, as_json), "from": place}
+        for number, row in enumerate(settings.queue_tables, 1)
+        for place in [f"{settings.config}: queue {number}"]
+        for name, value in row.fields.items()
+    )
+    table([*rows, *tables], ["setting", "value", "from"], as_json=as_json)
     found = list(problems(settings))
     for problem in found[:-1]:
         note(problem)
     if found:
         raise ConfigurationError(found[-1])
+
+
+def _plain(value: Any, as_json: bool) -> object:
+    """A field of a policy as check-config shows it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if as_json or not isinstance(value, tuple):
+        return value
+    return ", ".join(str(each) for each in value if each is not None)
 
 
 check_config.__signature__ = Signature(  # type: ignore[attr-defined]

@@ -32,10 +32,10 @@ Row = dict[str, Any]
 
 REASON_S = 0.2
 
-QUEUE = ("name", "ready", "unacked", "consumers", "bindings", "next_seq", "oldest", "rule")
-BINDING = ("queue", "event", "exists")
+QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
+BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
-    *("id", "queue", "connection", "address", "manual_ack"),
+    *("id", "queue", "connection", "address", "manual_ack", "prefetch", "meta"),
     *("unacked", "unacked_bytes", "blocked"),
 )
 CONNECTION = (
@@ -44,6 +44,7 @@ CONNECTION = (
 )
 UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
+MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")]
@@ -59,6 +60,7 @@ class Sort(StrEnum):
     NAME = "name"
     READY = "ready"
     UNACKED = "unacked"
+    SCHEDULED = "scheduled"
     CONSUMERS = "consumers"
     BINDINGS = "bindings"
     OLDEST = "oldest_age_s"
@@ -118,7 +120,8 @@ def queues(
 @_command("mqks inspect queue mail")
 def queue(source: "Source", as_json: bool, name: Name) -> None:
     """Tell all of one queue, with its events and consumers."""
-    _object(source.queue(name), as_json)
+    row = source.queue(name)
+    _object(row if as_json else row | {"policy": _policy(row.get("policy", {}))}, as_json)
 
 
 @_command("mqks inspect bindings user.created")
@@ -127,7 +130,7 @@ def bindings(
     as_json: bool,
     event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this one.")] = None,
 ) -> None:
-    """List which queues get which events."""
+    """List which queues get which events, by name or by mask."""
     _list(source.bindings(event), BINDING, as_json)
 
 
@@ -156,6 +159,9 @@ def messages(
             metavar="MASK", help="Only these events: * is anything without a dot, ** all."
         ),
     ] = None,
+    scheduled: Annotated[
+        bool, typer.Option("--scheduled", help="Only those that wait for their time.")
+    ] = False,
     data: Annotated[bool, typer.Option("--data", help="Show their data, too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Do not cut data on a terminal.")] = False,
 ) -> None:
@@ -163,9 +169,10 @@ def messages(
     from mqks.client.requests import encoded  # here, so that --help need not load it
 
     matches = name_masks([encoded(event_mask or "**")])
-    found = (row for row in source.messages(name, after) if matches(encoded(row["event"])))
+    rows_of = source.scheduled if scheduled else source.messages
+    found = (row for row in rows_of(name, after) if matches(encoded(row["event"])))
     rows = map(partial(_message, data=data, as_json=as_json), islice(found, limit))
-    columns = (*MESSAGE, "data") if data else MESSAGE
+    columns = (*MESSAGE, "due", "letter", "meta", *(["data"] if data else []))
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
 
@@ -299,6 +306,9 @@ def _list(rows: Iterator[Row], columns: tuple[str, ...], as_json: bool) -> None:
 def _text(value: object) -> object:
     """As people read it; numbers stay what they are, to be aligned."""
     match value:
+        case {"rejects": _}:
+            assert isinstance(value, dict)
+            return " ".join(f"{name}={count}" for name, count in value.items())
         case bool():
             return "yes" if value else "no"
         case list():
@@ -306,6 +316,14 @@ def _text(value: object) -> object:
         case {"delay_s": delay_s}:
             return "delete at once" if delay_s is None else f"delete after {duration(delay_s)}"
     return value
+
+
+def _policy(told: Row) -> list[str]:
+    """What holds for a queue, and of defaults for which queues they are."""
+    return [
+        f"{field}={_text(each['value'])}" + (f" (as {each['name']})" if "name" in each else "")
+        for field, each in told.items()
+    ]
 
 
 def _duration(seconds: float | None) -> str | None:
@@ -317,4 +335,6 @@ def _message(row: Row, *, data: bool, as_json: bool) -> Row:
     shown = {name: row.get(name, len(raw)) for name in MESSAGE}
     if data:
         shown |= data_as_text(raw) if as_json else {"data": raw.decode("utf-8", "surrogateescape")}
-    return shown | {"doubtful": row["doubtful"]}
+    letter = row["letter"]
+    told = {name: row[name] for name in ("doubtful", *MORE_OF_A_MESSAGE)}
+    return shown | told | ({} if as_json else {"letter": letter and letter["reason"]})

@@ -1,33 +1,38 @@
 """Messages in and out of a server: publish, consume, requeue.
 
-The one rule: a message is acked when its line has been written, and a publish is told as done when
-the server has it on disk.
+The one rule: a message is acked when its line has been written, and read if that is a pipe; and a
+publish is told as done when the server has it on disk.
 """
 
 import errno
+import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AsJson, Url, printable, progress, tell
+from mqks.commands.options import AddMask, AsJson, Url, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.inspection.text import data_as_text
+from mqks.limits import PREFETCH
 from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient, BlockingConsumer
     from mqks.client.messages import Message
+    from mqks.client.requests import Terms
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
@@ -54,6 +59,21 @@ def publish(
     mandatory: Annotated[
         bool, typer.Option("--mandatory", help="An error if no queue is bound to the event.")
     ] = False,
+    delay: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="It joins its queues so much later.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Or at this time: 2030-01-31T09:00+01:00, or seconds since 1970."
+        ),
+    ] = None,
+    ttl: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="It is dead when it waited so long.")
+    ] = None,
+    meta: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute. Repeatable.")
+    ] = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
@@ -68,18 +88,41 @@ def publish(
         raise typer.BadParameter(f"--once needs {'--id-prefix' if many else '--id'}")
     if mandatory and not confirm:
         raise typer.BadParameter("--mandatory needs the confirm: nobody would hear of the error")
+    terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": _pairs(meta or ())}
     with connected(url, timeout) as client:
         if many:
-            count = _publish_lines(client, event, confirm, id_prefix, once, mandatory)
+            count = _publish_lines(client, event, confirm, id_prefix, once, mandatory, terms)
             told: dict[str, Any] = {"messages": count, "confirmed": confirm}
             line = f"{count} {'confirmed' if confirm else 'sent'}"
         else:
             given = client.publish(
-                event, data, confirm=confirm, id=id, once=once, mandatory=mandatory
+                event, data, confirm=confirm, id=id, once=once, mandatory=mandatory, **terms
             )
             told = {"id": given, "confirmed": confirm}
             line = printable(given)
     tell(told, as_json, line)
+
+
+def _time(text: str | None) -> "datetime | float | None":
+    """A time zone that is not told is that of this machine."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        return float(text)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is neither a time nor seconds since 1970") from None
+
+
+def _pairs(texts: Iterable[str]) -> dict[str, str]:
+    pairs = dict[str, str]()
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals) or key in pairs:
+            raise typer.BadParameter(f"--meta {text!r}: it is KEY=VALUE, each key once")
+        pairs[key] = value
+    return pairs
 
 
 def _publish_lines(
@@ -89,24 +132,28 @@ def _publish_lines(
     id_prefix: str | None,
     once: bool,
     mandatory: bool,
+    terms: "Terms",
 ) -> int:
     """Publish the lines of stdin and give their number. Raises BadData and RequestFailed."""
     from mqks.client.errors import PublishFailed, RequestFailed
     from mqks.client.options import Options
+    from mqks.client.requests import publish_flags
 
     around = f"{id_prefix or 24 * '-'}-{LAST_NUMBER} publish --confirm --once --mandatory {event} "
-    line_bytes_max = Options().line_bytes_max - len(os.fsencode(around))
+    line_bytes_max = Options().line_bytes_max - len(os.fsencode(around)) - len(publish_flags(terms))
     with _progress_of_stdin() as advance:
         lines = Lines(_stdin(advance), line_bytes_max)
         try:
             if confirm:
                 batches = ([(event, line) for line in batch] for batch in lines)
-                client.publish_batches(batches, id_prefix=id_prefix, once=once, mandatory=mandatory)
+                client.publish_batches(
+                    batches, id_prefix=id_prefix, once=once, mandatory=mandatory, **terms
+                )
             else:
                 every = chain.from_iterable(lines)
                 for number, line in enumerate(every, 1):
                     message_id = id_prefix and f"{id_prefix}-{number}"
-                    client.publish(event, line, id=message_id, once=once)
+                    client.publish(event, line, id=message_id, once=once, **terms)
         except PublishFailed as failure:
             raise RequestFailed(
                 f"the server refused line {failure.failed[0].number + 1}, "
@@ -180,6 +227,7 @@ def consume(
     add: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
+    add_mask: AddMask = None,
     manual_ack: Annotated[
         bool,
         typer.Option(
@@ -202,26 +250,58 @@ def consume(
             help="Delete the queue when it has had no consumer for so long.",
         ),
     ] = None,
+    prefetch: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Hold at most so many unacked messages, 0: as many as the server allows. "
+            f"[default: {PREFETCH}]",
+        ),
+    ] = None,
+    meta: Annotated[
+        bool, typer.Option("--meta", help="With --json tell attributes, and why letters died.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the messages of a queue, each on a line, until Ctrl-C.
 
     Data go out as they are; a terminal gets control characters escaped. With --json a line has
     id, event, retry and data; data that are no UTF-8 stand as Base64 in data_base64 instead.
+    --meta adds meta and letter.
     """
     if count is not None and not manual_ack:
         raise typer.BadParameter("--count with --auto-ack would lose what the server sent ahead")
+    if prefetch and not manual_ack:
+        raise typer.BadParameter("--prefetch is about acks, and with --auto-ack there are none")
+    if meta and not as_json:
+        raise typer.BadParameter("--meta needs --json: else only data are printed")
     if timeout is not None and not timeout > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
     with (
         connected(url) as client,
         client.consume(
-            queue, events or (), add=add or (), manual_ack=manual_ack, delete_when_unused=rule
+            queue,
+            events or (),
+            add=add or (),
+            add_mask=add_mask or (),
+            manual_ack=manual_ack,
+            delete_when_unused=rule,
+            prefetch=prefetch,
+            meta=meta,
         ) as consumer,
     ):
         output = _Output(consumer)
-        form = _json if as_json else _shown if sys.stdout.isatty() else _raw
+        form = (
+            _json_with_meta
+            if meta
+            else _json
+            if as_json
+            else _shown
+            if sys.stdout.isatty()
+            else _raw
+        )
         left = count
         while left is None or left > 0:
             try:
@@ -234,7 +314,7 @@ def consume(
                 ) from None
             if not batch:
                 output.end()
-            output.write(b"".join(map(form, batch)))
+            output.write(b"".join(map(form, batch)), is_awaited=manual_ack)
             if manual_ack:
                 consumer.ack(batch)
             if left is not None:
@@ -244,13 +324,17 @@ def consume(
 class _Output:
     """Stdout, and what may end it at any time: its reader goes, or a signal comes.
 
-    Either stops the consumer. What has been written is acked, too, unless a write is stuck.
+    Either stops the consumer. What has been written is acked, too, unless a write is stuck. A pipe
+    holds one page only: its reader is given no more than it can work on, and when there is room for
+    more, it has read all.
     """
 
     def __init__(self, consumer: "BlockingConsumer") -> None:
         self._consumer = consumer
         self._is_writing = False
         self._signal = 0
+        with suppress(OSError):  # It is no pipe, or more than a page waits in it.
+            fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, resource.getpagesize())
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -274,15 +358,24 @@ class _Output:
         poll.poll()
         self._consumer.stop()
 
-    def write(self, lines: bytes) -> None:
-        """Raises what `end` raises."""
+    def write(self, lines: bytes, *, is_awaited: bool) -> None:
+        """Write lines and, if it `is_awaited`, wait until the reader of a pipe has read them.
+        Raises what `end` raises."""
         try:
             self._is_writing = True
             sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()
+            if is_awaited:
+                self._wait_for_reader()
             self._is_writing = False
         except BrokenPipeError:
             self.end()
+
+    def _wait_for_reader(self) -> None:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        if any(not event & select.POLLOUT for _, event in poll.poll()):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def end(self) -> NoReturn:
         """Raises BrokenPipeError, or SystemExit after a signal."""
@@ -302,8 +395,18 @@ def _shown(message: "Message") -> bytes:
 
 
 def _json(message: "Message") -> bytes:
+    return json.dumps(_row(message)).encode() + b"\n"
+
+
+def _json_with_meta(message: "Message") -> bytes:
+    letter = message.letter
+    told = {"meta": message.meta, "letter": None if letter is None else letter._asdict()}
+    return json.dumps(_row(message) | told).encode() + b"\n"
+
+
+def _row(message: "Message") -> dict[str, Any]:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
-    return json.dumps(told | data_as_text(message.data)).encode() + b"\n"
+    return told | data_as_text(message.data)
 
 
 def requeue(

@@ -29,6 +29,10 @@ Database = Annotated[
     Path | None,
     typer.Option("--db", metavar="PATH", help="The database; as for serve.", readable=False),
 ]
+AddMask = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MASK", help="Bind it to what matches, too, as logs.**. Repeatable."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Row = Mapping[str, Any]

@@ -1,29 +1,48 @@
-"""Queues and what they are bound to: subscribe, rebind, purge, trim, delete-queue.
+"""Queues, what they are bound to and what is done to all their messages: subscribe, rebind, purge,
+move and so on.
 
 The one rule: what destroys messages or bindings asks first where somebody can answer.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, Yes, confirm, counted, printable, tell
+from mqks.commands.options import AddMask, AsJson, Url, Yes, confirm, counted, printable, tell
+
+if TYPE_CHECKING:
+    from mqks.client.requests import Policy
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
+Messages = Annotated[
+    list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Scheduled ones.")
+]
+All = Annotated[bool, typer.Option("--all", help="All that are scheduled.")]
+Mask = Annotated[
+    str | None,
+    typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
+]
+Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="So many at most.")]
 
 
 def subscribe(
     queue: Queue,
-    events: Annotated[list[str], typer.Argument(metavar="EVENT...")],
+    events: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...")] = None,
+    add_mask: AddMask = None,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a queue if it is missing, and bind it to these events alone."""
+    """Make a queue if it is missing, and bind it to these events and masks alone.
+
+    Masks without events are added to what it is bound to.
+    """
+    if not (events or add_mask):
+        raise typer.BadParameter("name an event, or a mask with --add-mask")
     with connected(url, timeout) as client:
-        client.subscribe(queue, events)
-    tell({"queue": queue, "events": events}, as_json)
+        client.subscribe(queue, events or (), add_mask=add_mask or ())
+    tell({"queue": queue, "events": events or [], "masks": add_mask or []}, as_json)
 
 
 def rebind(
@@ -42,13 +61,14 @@ def rebind(
     add: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
+    add_mask: AddMask = None,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Change the events a queue is bound to; with none named, unbind all of them."""
-    if not (events or remove or remove_mask or add):
+    if not (events or remove or remove_mask or add or add_mask):
         confirm(f"Unbind {printable(queue)} from all its events?", yes)
         events = []
     with connected(url, timeout) as client:
@@ -58,22 +78,98 @@ def rebind(
             remove=remove or (),
             remove_mask=remove_mask or (),
             add=add or (),
+            add_mask=add_mask or (),
         )
     tell({"queue": queue}, as_json)
 
 
 def purge(
     queue: Queue,
+    scheduled: Annotated[
+        bool, typer.Option("--scheduled", help="Also those that wait for their time.")
+    ] = False,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
-    confirm(f"Drop all messages that wait in {printable(queue)}?", yes)
+    which = "wait in or are scheduled for" if scheduled else "wait in"
+    confirm(f"Drop all messages that {which} {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        count = client.purge(queue)
+        count = client.purge(queue, scheduled=scheduled)
     tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
+
+
+def cancel(
+    queue: Queue,
+    messages: Messages = None,
+    all_messages: All = False,
+    url: Url = None,
+    yes: Yes = False,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Drop scheduled messages before their time has come."""
+    ids = _ids(messages, all_messages)
+    which = f"{len(messages)} scheduled" if messages else "all scheduled"
+    confirm(f"Drop {which} messages of {printable(queue)}?", yes)
+    with connected(url, timeout) as client:
+        count = sum(client.cancel(queue, each) for each in ids)
+    tell({"queue": queue, "cancelled": count}, as_json, counted(count, "cancelled"))
+
+
+def promote(
+    queue: Queue,
+    messages: Messages = None,
+    all_messages: All = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let scheduled messages join their queue now."""
+    ids = _ids(messages, all_messages)
+    with connected(url, timeout) as client:
+        count = sum(client.promote(queue, each) for each in ids)
+    tell({"queue": queue, "promoted": count}, as_json, counted(count, "promoted"))
+
+
+def _ids(messages: list[str] | None, all_messages: bool) -> list[str | None]:
+    if all_messages == bool(messages):
+        raise typer.BadParameter("name messages, or all of them with --all")
+    return [*messages] if messages else [None]
+
+
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The queue they wait in.")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="It is made if it is missing.")],
+    event: Mask = None,
+    limit: Limit = None,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Move messages that wait in one queue to the end of another."""
+    with connected(url, timeout) as client:
+        count = client.move(source, to, event=event, limit=limit)
+    tell({"from": source, "to": to, "moved": count}, as_json, counted(count, "moved"))
+
+
+def redrive(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="One of dead letters.")],
+    to: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="All to this one instead.")
+    ] = None,
+    event: Mask = None,
+    limit: Limit = None,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Put dead letters back into the queues where they died, their counts at zero."""
+    with connected(url, timeout) as client:
+        count = client.redrive(queue, to=to, event=event, limit=limit)
+    tell({"queue": queue, "to": to, "redriven": count}, as_json, counted(count, "redriven"))
 
 
 def trim(
@@ -89,6 +185,70 @@ def trim(
     with connected(url, timeout) as client:
         count = client.trim(queue, seq)
     tell({"queue": queue, "seq": seq, "trimmed": count}, as_json, counted(count, "trimmed"))
+
+
+def set_queue(
+    queue: Queue,
+    retries: Annotated[
+        str | None, typer.Option(metavar="N", help="A message rejected so often is dead.")
+    ] = None,
+    losses: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="So is one whose consumer was lost so often."),
+    ] = None,
+    backoff: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST[,MAX]", help="Seconds before a rejected message comes back, doubled."
+        ),
+    ] = None,
+    dead_letters: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="Where dead messages go.")
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="How long a message may wait.")
+    ] = None,
+    messages_max: Annotated[
+        str | None, typer.Option(metavar="N", help="How many messages may wait.")
+    ] = None,
+    bytes_max: Annotated[
+        str | None, typer.Option(metavar="N", help="How many bytes may wait.")
+    ] = None,
+    overflow: Annotated[
+        str | None,
+        typer.Option(metavar="reject|drop", help="What happens to publishes above that."),
+    ] = None,
+    single_consumer: Annotated[
+        str | None, typer.Option(metavar="yes|no", help="Serve one consumer at a time.")
+    ] = None,
+    ack_timeout: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="How long an ack may take.")
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Clear all that is not given.")] = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a queue if it is missing, and say what it does with its messages.
+
+    An empty value clears: then the default of the server's mqks.toml holds, if there is one.
+    """
+    given = {
+        "retries": retries,
+        "losses": losses,
+        "backoff": backoff,
+        "dead_letters": dead_letters,
+        "ttl_s": ttl,
+        "messages_max": messages_max,
+        "bytes_max": bytes_max,
+        "overflow": overflow,
+        "single_consumer": single_consumer,
+        "ack_timeout_s": ack_timeout,
+    }
+    changes = {field: value or None for field, value in given.items() if value is not None}
+    with connected(url, timeout) as client:
+        client.set_queue(queue, reset=reset, **cast("Policy", changes))
+    tell({"queue": queue, "reset": reset, "changes": changes}, as_json)
 
 
 def delete_queue(

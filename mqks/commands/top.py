@@ -197,6 +197,7 @@ def _head(seen: Row) -> "RenderableType":
         f"{totals['connections']:,} connections  {totals['queues']:,} queues  "
         f"{totals['consumers']:,} consumers  {totals['bindings']:,} bindings\n"
         f"{totals['messages_ready']:,} ready  {totals['messages_unacked']:,} unacked  "
+        f"{totals['messages_scheduled']:,} scheduled  "
         f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory\n"
         f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "
         f"{journal['messages']:,} messages in {journal['segments']:,} segments  "
@@ -219,14 +220,15 @@ def _queues(seen: Row, width: int) -> "RenderableType":
     rows = [
         (
             printable(queue["name"]),
-            *(f"{queue[key]:,}" for key in ("ready", "unacked", "consumers")),
+            *(f"{queue[key]:,}" for key in ("ready", "unacked", "scheduled", "consumers")),
             *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
             "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
         )
         for queue in seen["queues"]
     ]
-    columns = ("queue", "ready", "unacked", "consumers", "in/s", "out/s", "oldest")
-    return _table(columns, rows, width, spare=("consumers", "oldest", "in/s", "out/s"))
+    columns = ("queue", "ready", "unacked", "scheduled", "consumers", "in/s", "out/s", "oldest")
+    spare = ("scheduled", "consumers", "oldest", "in/s", "out/s")
+    return _table(columns, rows, width, spare=spare)
 
 
 def _consumers(seen: Row, width: int) -> "RenderableType":

@@ -1,18 +1,18 @@
 """A running server, looked into page by page."""
 
 import json
-import re
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 from typing import Any, Self
 
 from mqks.client import listing, requests
 from mqks.client.dialogue import Dialogue
-from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
+from mqks.client.errors import ConnectionLost, RequestFailed
+from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed
 from mqks.inspection.source import Row, error_row, message_row
-
-_PEEKED = re.compile(rb"event=(.*?)(?:,retry=(\d+))?,seq=(\d+),time=(\d+)")
 
 
 class Live:
@@ -45,7 +45,7 @@ class Live:
             raise InspectionFailed(f"{self._server.address}: there is no queue {name}") from None
 
     def bindings(self, event: str | None) -> Iterator[Row]:
-        return self._rows([b"bindings", *_given(event)], "queue", "event")
+        return self._rows([b"bindings", *_given(event)], "queue", "event", "mask")
 
     def consumers(self) -> Iterator[Row]:
         return self._rows([b"consumers"], "id")
@@ -66,20 +66,23 @@ class Live:
 
     def messages(self, queue: str, after: int) -> Iterator[Row]:
         self.queue(queue)
+        name = requests.name(queue)
+        waiting = self._peeked(b"peek %b" % name, after)
+        return merge(waiting, self.scheduled(queue, after), key=itemgetter("seq"))
+
+    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
+        self.queue(queue)
+        return self._peeked(b"peek %b --scheduled" % requests.name(queue), after)
+
+    def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
+        """A page at a time, whole: another one may be asked for before it is taken."""
         while True:
-            words = (requests.name(queue), after, listing.PAGE_ROWS)
-            last = after
-            for line in self._server.ask_lines(b"peek %b --after=%d --limit=%d" % words):
-                message_id, attributes, data = line.split(b" ", 2)
-                found = _PEEKED.fullmatch(attributes)
-                if found is None:
-                    raise ProtocolViolation(f"the peer sent {line[:80]!r} for a message")
-                event, retry, seq, time_us = found.groups()
-                last = int(seq)
-                yield message_row(last, int(time_us), message_id, event, data, int(retry or 0))
-            if last == after:
+            words = (request, after, listing.PAGE_ROWS)
+            page = [*map(_row, self._server.ask_lines(b"%b --after=%d --limit=%d" % words))]
+            if not page:
                 return
-            after = last
+            yield from page
+            after = page[-1]["seq"]
 
     def _rows(self, words: list[bytes], *keys: str) -> Iterator[Row]:
         return listing.rows(self._server.ask, b" ".join(words), *keys)
@@ -90,6 +93,11 @@ class Live:
 
     def _ask(self, *words: bytes) -> Any:
         return json.loads(self._server.ask(b" ".join([b"stats", *words])))
+
+
+def _row(line: bytes) -> Row:
+    message_id, event, data, retry, meta, seq, time_us, due_us = peeked(line)
+    return message_row(seq, time_us, message_id, event, data, retry, meta=meta, due_us=due_us)
 
 
 def _given(name: str | None) -> list[bytes]:

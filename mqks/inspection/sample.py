@@ -11,7 +11,7 @@ from mqks.inspection.source import Row
 
 COUNTERS = (
     *("received", "routed", "unroutable", "confirmed", "delivered"),
-    *("redelivered", "acknowledged", "rejected", "errors"),
+    *("redelivered", "acknowledged", "rejected", "dead", "errors"),
 )
 
 
@@ -37,7 +37,10 @@ def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
         queue |= _queue_rates(queue, known.get(queue["name"]), passed_s)
     rates: Row = dict.fromkeys(COUNTERS)
     if passed_s > 0:
-        rates = {key: (totals[key] - before["totals"][key]) / passed_s for key in COUNTERS}
+        rates = {
+            key: (_count(totals[key]) - _count(before["totals"][key])) / passed_s
+            for key in COUNTERS
+        }
     return {
         "connected": True,
         "totals": totals,
@@ -48,10 +51,16 @@ def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
     }
 
 
+def _count(counter: int | dict[str, int]) -> int:
+    """Of one that is told by reasons, the sum."""
+    return sum(counter.values()) if isinstance(counter, dict) else counter
+
+
 def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
     """What has come in takes numbers; what has gone is what came and is not there any more."""
     if earlier is None or queue["next_seq"] < earlier["next_seq"]:
         return {"in_per_s": None, "out_per_s": None}
     came = queue["next_seq"] - earlier["next_seq"]
-    more = queue["ready"] + queue["unacked"] - earlier["ready"] - earlier["unacked"]
+    held = ("ready", "unacked", "scheduled")
+    more = sum(queue[key] - earlier[key] for key in held)
     return {"in_per_s": came / passed_s, "out_per_s": max(0, came - more) / passed_s}

@@ -4,11 +4,14 @@ Both tell the same rows, as `stats` names them; what a source cannot know is Non
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
+from urllib.parse import unquote
 
 from mqks.client import requests
 from mqks.inspection.text import time_text
 
+LETTER: Final = ["reason", "queue", "tries", "published", "died"]
+"""The attributes of a dead message that it was not published with, the last ones."""
 Row = dict[str, Any]
 Note = Callable[[str], object]
 """Is told what a reader of the rows should know beside them."""
@@ -27,7 +30,10 @@ class Source(Protocol):
     def unacked(self, queue: str | None) -> Iterator[Row]: ...
     def journal(self) -> Row: ...
     def messages(self, queue: str, after: int) -> Iterator[Row]:
-        """seq, time, id, event, data (bytes), retry, doubtful: all there are, as they are taken."""
+        """Rows of `message_row`: all there are, as they are taken, the scheduled ones, too."""
+
+    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
+        """The scheduled ones alone."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
@@ -41,7 +47,16 @@ def message_row(
     data: bytes,
     retry: int,
     doubtful: bool = False,
+    *,
+    meta: bytes = b"",
+    due_us: int = 0,
+    expires_us: int | None = None,
+    rejects: int | None = None,
+    losses: int | None = None,
 ) -> Row:
+    """`data` are bytes. None is what the source does not know; times are None where there is
+    none. `letter` tells of a dead message why it died, and `meta` its own attributes."""
+    own, letter = letter_of(meta)
     return {
         "seq": seq,
         "time": time_text(time_us),
@@ -50,7 +65,27 @@ def message_row(
         "data": data,
         "retry": retry,
         "doubtful": doubtful,
+        "meta": own,
+        "due": time_text(due_us) if due_us else None,
+        "expires": time_text(expires_us) if expires_us else None,
+        "rejects": rejects,
+        "losses": losses,
+        "letter": letter,
     }
+
+
+def letter_of(meta: bytes) -> tuple[str, Row | None]:
+    """The attributes that a message was published with, and what the broker has added to those of
+    a dead one."""
+    pairs = meta.decode("ascii", "backslashreplace").split("&")
+    added = [pair.partition("=") for pair in pairs[-len(LETTER) :]]
+    if [name for name, _, _ in added] != LETTER:
+        return "&".join(pairs), None
+    letter: Row = {name: unquote(value, errors="surrogateescape") for name, _, value in added}
+    letter["tries"] = int(letter["tries"])
+    for name in ("published", "died"):
+        letter[name] = time_text(round(float(letter[name]) * 1e6))
+    return "&".join(pairs[: -len(LETTER)]), letter
 
 
 def error_row(row: Row) -> Row:

@@ -14,12 +14,14 @@ from mqks.inspection.live import Live
 from mqks.inspection.source import Note, Row, Source, error_row, message_row
 from mqks.journal.sqlite.database_file import DatabaseFile, no_file
 from mqks.journal.sqlite.lock import server_of
+from mqks.protocol.masks import MASK, bound_matches
 
 DAMAGE_SHOWN = 20
 _ONLY_OF_A_SERVER = (
     *("memory_bytes", "metadata_bytes", "unacked_bytes", "unsent_bytes", "disk_full"),
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
-    *("acknowledged", "rejected", "purged", "errors", "loop_held", "loop_late"),
+    *("acknowledged", "rejected", "dead", "dropped", "purged", "errors"),
+    *("loop_held", "loop_late"),
 )
 """Of the totals."""
 
@@ -92,17 +94,19 @@ class Stopped:
             "bindings": len(self._file.bindings),
             "messages_ready": sum(queue.ready for queue in queues),
             "messages_unacked": sum(queue.unacked for queue in queues),
+            "messages_scheduled": sum(queue.scheduled for queue in queues),
             **dict.fromkeys(_ONLY_OF_A_SERVER),
         }
 
     def queues(self) -> Iterator[Row]:
         bound = Counter(name for name, _ in self._file.bindings)
         for queue in self._file.queues:
-            rule = queue.rule
+            rule = queue.policy.delete_when_unused
             yield {
                 "name": requests.decoded(queue.name),
                 "ready": queue.ready,
                 "unacked": queue.unacked,
+                "scheduled": queue.scheduled,
                 "consumers": 0,
                 "bindings": bound[queue.name],
                 "rule": None if rule is None else {"delay_s": rule.delay_s},
@@ -116,16 +120,23 @@ class Stopped:
         if row is None:
             raise InspectionFailed(f"{self._path}: there is no queue {name}")
         raw = requests.name(name)
-        events = [requests.decoded(event) for queue, event in self._file.bindings if queue == raw]
-        return row | {"events": events, "consumer_ids": []}
+        own = next(queue.policy.fields() for queue in self._file.queues if queue.name == raw)
+        policy = {field: {"value": value, "from": "set_queue"} for field, value in own.items()}
+        bound = [each for queue, each in self._file.bindings if queue == raw]
+        events = [requests.decoded(each) for each in bound if each[:1] != MASK]
+        masks = [requests.decoded(each[1:]) for each in bound if each[:1] == MASK]
+        return row | {"policy": policy, "events": events, "masks": masks, "consumer_ids": []}
 
     def bindings(self, event: str | None) -> Iterator[Row]:
         names = {queue.name for queue in self._file.queues}
+        raw = None if event is None else requests.encoded(event)
         for queue, each in self._file.bindings:
-            if event is None or requests.decoded(each) == event:
+            mask = each[1:] if each[:1] == MASK else None
+            if raw in (None, each) or (mask is not None and bound_matches(mask, raw)):
                 yield {
                     "queue": requests.decoded(queue),
-                    "event": requests.decoded(each),
+                    "event": requests.decoded(each) if mask is None else None,
+                    "mask": None if mask is None else requests.decoded(mask),
                     "exists": queue in names,
                 }
 
@@ -183,7 +194,18 @@ class Stopped:
             raise InspectionFailed(f"{self._path}: there is no queue {queue}")
         for message in self._file.messages(raw, after):
             self._doubtful += message.doubtful
-            yield message_row(*message[:6], message.doubtful)
+            yield message_row(
+                *message[:6],
+                message.doubtful,
+                meta=message.meta,
+                due_us=message.due_us,
+                expires_us=message.expires_us,
+                rejects=message.rejects,
+                losses=message.losses,
+            )
+
+    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
+        return (row for row in self.messages(queue, after) if row["due"])
 
 
 def _age_s(time_us: int | None) -> float | None:

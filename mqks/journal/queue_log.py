@@ -4,13 +4,12 @@ The one rule: the event loop chooses what to read, from the index; reading, chec
 happen in threads.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from anyio.to_thread import run_sync
 
-from mqks.broker.ranges import Range
+from mqks.broker.ranges import Range, within
 from mqks.errors import JournalFailed
 from mqks.journal.index import QueueIndex
 from mqks.journal.segment import StoredRun, runs_of
@@ -61,16 +60,32 @@ class QueueLog:
         while True:
             stop = queue.next_seq if end is None else min(end, queue.next_seq)
             wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
-            pieces: list[Piece] = []
-            for ids in self._slices([*wanted]):
-                bodies = await self._journal.store.bodies(ids, background=True)
-                if moved := set(ids) - bodies.keys():
-                    break
-                pieces += await run_sync(_cut_all, queue_id, wanted, bodies)
-            else:
-                return Page(sorted(pieces), sum(piece.total for piece in pieces), next_seq)
-            # A compaction may have moved something meanwhile: then choose again.
-            await self._journal.await_move(moved.pop())
+            pieces = await self._pieces(queue_id, wanted)
+            if pieces is not None:
+                return Page(pieces, sum(piece.total for piece in pieces), next_seq)
+
+    async def these(
+        self, queue_id: int, queue: QueueIndex, numbers: Sequence[int], bytes_max: int
+    ) -> list[Piece]:
+        """The living ones of these messages, as many as a page may hold, at least the first one.
+        Raises as `page`."""
+        while True:
+            fitting = numbers[: _fitting(queue, numbers, bytes_max)]
+            wanted = await self._journal.where(queue_id, fitting)
+            pieces = await self._pieces(queue_id, wanted)
+            if pieces is not None:
+                return pieces
+
+    async def _pieces(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | None:
+        """In the order of their numbers; None when a compaction has moved something meanwhile."""
+        pieces: list[Piece] = []
+        for ids in self.slices([*wanted]):
+            bodies = await self._journal.store.bodies(ids, background=True)
+            if moved := set(ids) - bodies.keys():
+                await self._journal.await_move(moved.pop())
+                return None
+            pieces += await run_sync(_cut_all, queue_id, wanted, bodies)
+        return sorted(pieces)
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
         """Number of the first message that came at or after a time; the next one's if none.
@@ -93,7 +108,7 @@ class QueueLog:
             # As above.
             await self._journal.await_move(segment_id)
 
-    def _slices(self, ids: list[int]) -> Iterator[list[int]]:
+    def slices(self, ids: list[int]) -> Iterator[list[int]]:
         """As many at once as are not too large; what has gone meanwhile has no size."""
         at_once, size = list[int](), 0
         for segment_id in ids:
@@ -118,6 +133,17 @@ def _cut_all(
     ]
 
 
+def _fitting(queue: QueueIndex, numbers: Sequence[int], bytes_max: int) -> int:
+    """How many of these make a page."""
+    size = 0
+    for count, number in enumerate(numbers):
+        span = queue.find(number)
+        size += span.bytes // span.count if span is not None else 0
+        if size >= bytes_max:
+            return count + 1
+    return len(numbers)
+
+
 def _choose(
     queue: QueueIndex, first: int, stop: int, rows_max: int, bytes_max: int
 ) -> tuple[dict[int, list[Range]], int]:
@@ -134,11 +160,11 @@ def _choose(
             start = max(first, start)
             if start < end:
                 # A span is cut only where it would make the page twice as large.
-                fitting = (2 * bytes_max - size) * (span.end - span.first) // (span.bytes + 1)
+                fitting = (2 * bytes_max - size) * span.count // (span.bytes + 1)
                 count = min(end - start, rows_max, max(1, fitting))
                 rows_max -= count
                 wanted.setdefault(span.segment.id, []).append((start, count))
-                size += span.bytes * count // (span.end - span.first)
+                size += span.bytes * count // span.count
                 if not rows_max or start + count < end:
                     return wanted, start + count
         if wanted and (size >= bytes_max or disk >= READ_DISK_BYTES):
@@ -150,18 +176,11 @@ def _cut(run: StoredRun, body: bytes, living: list[Range]) -> list[Piece]:
     """The living messages of a run."""
     pieces: list[Piece] = []
     lines: list[bytes] | None = None
-    end = run.first + run.total
-    for position in range(max(0, bisect_left(living, (run.first + 1,)) - 1), len(living)):
-        first, count = living[position]
-        if first >= end:
-            break
-        start, stop = max(first, run.first), min(first + count, end)
-        if start >= stop:
-            continue
-        if stop - start == run.total:
+    for first, count in within(living, run.first, run.first + run.total):
+        if count == run.total:
             text = body[run.start : run.end] + b"\n"
         else:
             lines = run.lines(body) if lines is None else lines
-            text = b"\n".join([*lines[start - run.first : stop - run.first], b""])
-        pieces.append(Piece(start, stop - start, run.time_us, text))
+            text = b"\n".join([*lines[first - run.first : first - run.first + count], b""])
+        pieces.append(Piece(first, count, run.time_us, text))
     return pieces

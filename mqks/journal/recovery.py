@@ -5,15 +5,18 @@ nothing is skipped silently.
 """
 
 import secrets
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 
 from mqks.broker.broker import Broker
-from mqks.broker.pending import Mark
+from mqks.broker.pending import NO_MARK, Mark
 from mqks.broker.policy import Policy
 from mqks.broker.queue import Queue
+from mqks.broker.ranges import numbers
+from mqks.broker.turns import finish
 from mqks.errors import JournalDamaged
 from mqks.journal.journal import Journal
+from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged
 from mqks.journal.store import Damage, Metadata, Report
 from mqks.journal.survey import Survey, guess, sections_of
@@ -86,6 +89,7 @@ class Recovery:
 
     def _restore(self, metadata: Metadata, survey: Survey, gaps: dict[int, Damage]) -> None:
         journal, broker = self._journal, self._broker
+        self._index.join()
         journal.epoch = metadata.epoch
         journal.next_segment = max(journal.next_segment, metadata.next_segment)
         broker.last_errors.extend(metadata.errors)
@@ -96,27 +100,28 @@ class Recovery:
             (row.id, broker.restore_queue(row.id, row.name, Policy.decode(row.policy)))
             for row in metadata.queues.values()
         ]
+        finish(broker.policies.apply_all())
         # A deleted queue's id is never used again.
         broker.next_queue_id = max(broker.next_queue_id, metadata.next_queue_id)
         for queue_id, queue in queues:
-            marks = survey.marks.get(queue_id, {})
+            # What is not needed any more makes room for the next queue.
+            marks = survey.marks.pop(queue_id, NO_MARKS)
             self._messages(queue_id, queue, marks, whole=queue_id not in gaps)
 
-    def _messages(
-        self, queue_id: int, queue: Queue, marks: dict[int, Mark], *, whole: bool
-    ) -> None:
+    def _messages(self, queue_id: int, queue: Queue, marks: Marks, *, whole: bool) -> None:
         """Everything stays on disk until a consumer comes; what was delivered and is alive goes
         back. A queue with gaps has no stretch to page: all of it goes back."""
         index = self._index.queues[queue_id]
         cursor = index.cursor if whole else index.next_seq
         # Below the cursor without a mark: delivered once, held at the crash.
-        returned = (
-            (number, marks.get(number, Mark(redelivered=number < index.cursor)))
-            for span in index.overlapping(0, cursor)
-            for first, count in span.living()
-            for number in range(first, min(first + count, cursor))
+        held = index.living(0, index.cursor)
+        missed = index.living(index.cursor, cursor)
+        returned = chain(
+            marks.of_each(numbers(held), Mark(redelivered=True)),
+            marks.of_each(numbers(missed), NO_MARK),
         )
-        waiting = {number: mark for number, mark in marks.items() if number >= cursor}
-        queue.restore(index.next_seq, cursor, returned, waiting)
+        waiting = marks.among(index.living(cursor, index.next_seq))
+        holes = index.holes(cursor, index.next_seq)
+        queue.restore(index.next_seq, cursor, returned, waiting, holes, index.mean_bytes)
         if not whole:
             queue.lane.tell_cursor()

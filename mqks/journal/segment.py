@@ -9,27 +9,34 @@ segments mean the same in whatever order they are read. `docs/storage.md` tells 
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
+from operator import mul
 from typing import Final, NamedTuple
 
 from mqks.broker.pending import Mark
 from mqks.broker.ranges import Range
 from mqks.errors import MqksError
+from mqks.journal.marks import flags_of, mark_of
 from mqks.journal.store import NewSegment
 from mqks.limits import SEGMENT_BYTES_MAX
 
-MAGIC: Final = b"MQS1"
+MAGIC: Final = b"MQS2"
+MAGIC_OLD: Final = b"MQS1"
+"""Sections of these have one list of marks."""
 HEADER: Final = struct.Struct("<4sI")
 """Magic, number of sections."""
-SECTION: Final = struct.Struct("<QQQIII")
-"""Queue id, next sequence, cursor, number of runs, of ack ranges, of marks."""
+SECTION: Final = struct.Struct("<QQQIIII")
+"""Queue id, next sequence, cursor, number of runs, of ack ranges, of short and of long marks."""
+SECTION_OLD: Final = struct.Struct("<QQQIII")
 RUN: Final = struct.Struct("<QIQQQ")
 """First number, count, time of arrival in microseconds, offset and length of the text."""
-MARK: Final = struct.Struct("<QI")
-"""Number, twice its retry; one more when it was redelivered, and `_HAS_ATTRIBUTES`."""
-_HAS_ATTRIBUTES: Final = 1 << 31
+SHORT_MARK: Final = struct.Struct("<QIHHHB")
+"""Number, version, retry, rejects, losses, flags: of a mark with nothing else."""
+LONG_MARK: Final = struct.Struct("<QQIIIBQQQI")
+"""The same of any mark; then when it is due, expires and joined, and the checksum of its id."""
+MARK_OLD: Final = struct.Struct("<QI")
+"""Number, twice its retry; one more when it was redelivered."""
 RANGE_BYTES: Final = 16
-"""An ack range; a mark takes less."""
 
 
 class SegmentDamaged(MqksError):
@@ -50,13 +57,28 @@ class StoredRun(NamedTuple):
         return body[self.start : self.end].split(b"\n")
 
 
+class StoredMarks(NamedTuple):
+    """Marks as they are stored, which takes a fifth of the memory."""
+
+    short: bytes = b""
+    long: bytes = b""
+    old: bytes = b""
+
+    def items(self) -> Iterator[tuple[int, Mark]]:
+        for number, stored in MARK_OLD.iter_unpack(self.old):
+            yield number, Mark(stored, retry=stored // 2, redelivered=stored % 2 == 1)
+        for marks, form in ((self.short, SHORT_MARK), (self.long, LONG_MARK)):
+            for number, *fields in form.iter_unpack(marks):
+                yield number, mark_of(*fields)
+
+
 class StoredSection(NamedTuple):
     queue_id: int
     next_seq: int
     cursor: int
     runs: list[StoredRun]
     acks: list[Range]
-    marks: list[tuple[int, Mark]]
+    marks: StoredMarks
 
 
 class Lines(NamedTuple):
@@ -86,7 +108,8 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
     text_bytes = 0
     shared: dict[tuple[int, int, int], tuple[list[bytes], int, int]] = {}
     for section in sections:
-        runs, acks, marks = section.runs, section.acks, section.marks
+        runs, acks = section.runs, section.acks
+        short, long = _packed(section.marks)
         pieces.append(
             SECTION.pack(
                 section.queue_id,
@@ -94,7 +117,8 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
                 section.cursor,
                 len(runs),
                 len(acks),
-                len(marks),
+                len(short),
+                len(long),
             )
         )
         for first, time_us, lines in runs:
@@ -111,11 +135,22 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
             pieces.append(RUN.pack(first, len(lines), time_us, offset, length))
         if acks:
             pieces.append(struct.pack(f"<{2 * len(acks)}Q", *chain.from_iterable(acks)))
-        pieces.extend(
-            MARK.pack(number, 2 * retry + redelivered + _HAS_ATTRIBUTES * attributes)
-            for number, (retry, redelivered, attributes) in marks
-        )
+        pieces += short
+        pieces += long
     return b"".join(pieces), texts
+
+
+def _packed(marks: Sequence[tuple[int, Mark]]) -> tuple[list[bytes], list[bytes]]:
+    """The short ones and the long ones."""
+    short: list[bytes] = []
+    long: list[bytes] = []
+    for number, mark in marks:
+        version, retry, rejects, losses, *_ = mark
+        if any(mark[7:]) or version >> 32 or (retry | rejects | losses) >> 16:
+            long.append(LONG_MARK.pack(number, *mark[:4], flags_of(mark), *mark[7:]))
+        else:
+            short.append(SHORT_MARK.pack(number, *mark[:4], flags_of(mark)))
+    return short, long
 
 
 def segments(sections: list[Section], first_id: int) -> list[tuple[NewSegment, list[Section]]]:
@@ -156,7 +191,7 @@ def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
 def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, list[Section]]]:
     """What is not torn apart, and its size: queues that share a text go on sharing it."""
     texts: dict[tuple[int, int, int], list[tuple[Section, Lines]]] = {}
-    count = max(1, size_max // RANGE_BYTES)
+    count = max(1, size_max // LONG_MARK.size)
     for section in sections:
         bare = section._replace(runs=[], acks=[], marks=[])
         yield SECTION.size, [bare]
@@ -165,7 +200,7 @@ def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, l
             yield RANGE_BYTES * len(acks), [bare._replace(acks=acks)]
         for start in range(0, len(section.marks), count):
             marks = section.marks[start : start + count]
-            yield RANGE_BYTES * len(marks), [bare._replace(marks=marks)]
+            yield LONG_MARK.size * len(marks), [bare._replace(marks=marks)]
         for run in section.runs:
             key = (id(run.lines[0]), id(run.lines[-1]), len(run.lines))
             twins = texts.setdefault(key, [])
@@ -216,20 +251,33 @@ def runs_of(body: bytes, queue_id: int) -> list[StoredRun]:
 
 def _decode(body: bytes) -> list[StoredSection]:
     magic, section_count = HEADER.unpack_from(body)
-    if magic != MAGIC:
+    if magic not in (MAGIC, MAGIC_OLD):
         raise SegmentDamaged("does not begin as a segment")
+    is_old = magic == MAGIC_OLD
+    section = SECTION_OLD if is_old else SECTION
+    sizes = (
+        RUN.size,
+        RANGE_BYTES,
+        *((MARK_OLD.size,) if is_old else (SHORT_MARK.size, LONG_MARK.size)),
+    )
     text = HEADER.size
     for _ in range(section_count):
-        *_, runs, acks, marks = SECTION.unpack_from(body, text)
-        text += SECTION.size + runs * RUN.size + acks * RANGE_BYTES + marks * MARK.size
+        _, _, _, *counts = section.unpack_from(body, text)
+        text += section.size + sum(map(mul, counts, sizes))
+    if text > len(body):
+        raise SegmentDamaged("ends too early")
     sections, at = [], HEADER.size
     for _ in range(section_count):
-        queue_id, next_seq, cursor, runs, acks, marks = SECTION.unpack_from(body, at)
-        runs_at = at + SECTION.size
-        acks_at = runs_at + runs * RUN.size
-        marks_at = acks_at + acks * RANGE_BYTES
-        at = marks_at + marks * MARK.size
-        numbers = struct.unpack_from(f"<{2 * acks}Q", body, acks_at)
+        queue_id, next_seq, cursor, *counts = section.unpack_from(body, at)
+        runs_at, acks_at, marks_at, *long_at, at = accumulate(
+            map(mul, counts, sizes), initial=at + section.size
+        )
+        numbers = struct.unpack_from(f"<{2 * counts[1]}Q", body, acks_at)
+        marks = (
+            StoredMarks(old=body[marks_at:at])
+            if is_old
+            else StoredMarks(body[marks_at : long_at[0]], body[long_at[0] : at])
+        )
         sections.append(
             StoredSection(
                 queue_id,
@@ -242,13 +290,7 @@ def _decode(body: bytes) -> list[StoredSection]:
                     )
                 ],
                 list(zip(numbers[::2], numbers[1::2], strict=True)),
-                [_mark(body, place) for place in range(marks_at, at, MARK.size)],
+                marks,
             )
         )
     return sections
-
-
-def _mark(body: bytes, place: int) -> tuple[int, Mark]:
-    number, stored = MARK.unpack_from(body, place)
-    retry = (stored & ~_HAS_ATTRIBUTES) // 2
-    return number, Mark(retry, stored % 2 == 1, stored >= _HAS_ATTRIBUTES)

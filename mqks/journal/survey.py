@@ -4,11 +4,13 @@ The one rule: first every message finds its place, and only then acks and marks 
 a segment may settle what a later one holds.
 """
 
+from collections import deque
 from collections.abc import Mapping
 
-from mqks.broker.pending import Mark
+from mqks.broker.policy import Policy
 from mqks.broker.ranges import subtract, union
 from mqks.journal.index import Index, QueueIndex, Segment
+from mqks.journal.marks import Marks
 from mqks.journal.segment import SegmentDamaged, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow, shown
 
@@ -27,18 +29,19 @@ class Survey:
     def __init__(self, index: Index, queues: dict[int, QueueRow], queue_ids_end: int) -> None:
         self.index = index
         self.queues = queues
-        self.marks: dict[int, dict[int, Mark]] = {}
-        """Queue id → number → its highest mark."""
+        self.marks: dict[int, Marks] = {}
+        """By queue id. Some may be those of settled messages."""
         self._queue_ids_end = queue_ids_end
         self._revived: set[int] = set()
-        self._said: list[tuple[Segment, list[StoredSection]]] = []
+        self._said: deque[tuple[Segment, list[StoredSection]]] = deque()
         for row in queues.values():
             index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
 
     def place(self, segment_id: int, size: int, sections: list[StoredSection]) -> None:
         """The messages of one segment, of `size` bytes, lie there."""
         segment = self.index.add_segment(segment_id, size)
-        self._said.append((segment, sections))
+        # Runs take most of the memory, and are not needed again.
+        self._said.append((segment, [section._replace(runs=[]) for section in sections]))
         for section in sections:
             if section.queue_id not in self.index.queues:
                 if section.queue_id < self._queue_ids_end:
@@ -51,21 +54,24 @@ class Survey:
 
     def finish(self) -> list[Damage]:
         """All segments are placed: now their acks and marks count. Tell of lost rows."""
-        for segment, sections in self._said:
+        while self._said:
+            segment, sections = self._said.popleft()
             for section in sections:
                 queue = self.index.queues.get(section.queue_id)
                 if queue is None:
                     continue
                 for first, count in section.acks:
                     self.index.settle(segment, queue, first, count)
-                for number, mark in section.marks:
-                    self.index.mark(segment, queue, number)
-                    known = self.marks.setdefault(section.queue_id, {})
-                    known[number] = max(mark, known.get(number, mark))
-        for segment, _ in self._said:
+                self._mark(segment, queue, section)
+        for segment in self.index.segments.values():
             self.index.look_at(segment)
-        self._said.clear()
         return self._revive()
+
+    def _mark(self, segment: Segment, queue: QueueIndex, section: StoredSection) -> None:
+        if not any(section.marks):
+            return
+        known = self.marks.setdefault(section.queue_id, Marks())
+        self.index.mark(segment, queue, known.taken(section.marks.items()))
 
     def _revive(self) -> list[Damage]:
         """Queues without rows that hold anything get rows with other names; the rest is let go."""
@@ -85,13 +91,15 @@ class Survey:
         return damage
 
     def missing(self) -> dict[int, Damage]:
-        """Queue id → that messages are in no segment, which were never delivered: they are lost."""
+        """Queue id → that messages are in no segment, which were never delivered: they are lost,
+        unless the queue is one that may have settled them."""
         damage = {}
         for row in self.queues.values():
             queue = self.index.queues[row.id]
             spans = queue.overlapping(queue.cursor, queue.next_seq)
             there = union((span.first, span.end - span.first) for span in spans)
-            if lost := sum(n for _, n in subtract(queue.cursor, queue.next_seq, there)):
+            lost = sum(n for _, n in subtract(queue.cursor, queue.next_seq, there))
+            if lost and not Policy.decode(row.policy).is_sparse:
                 what = f"{lost} waiting messages are missing"
                 damage[row.id] = Damage(f"queue {shown(row.name)}", what)
         return damage

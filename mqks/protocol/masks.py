@@ -1,15 +1,24 @@
 """Masks of names: `*` stands for any run of bytes without a dot, every other byte for itself.
 
+A mask that a queue is bound to may end in a part `**`, which stands for one part or more.
+
 The one rule: matching never goes back in a name. Mask and name are split at their dots; within a
 part, each piece between stars takes the first place where it is found and keeps it.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from mqks.errors import BadRequest
 from mqks.limits import MASK_BYTES_MAX
 
+MASK: Final = b"\t"
+"""Before a mask that stands among events: no event can hold a tab."""
+REST: Final = b"**"
+"""The last part of a bound mask: all that follows."""
+FRESH: Final = b"\n"
+"""Stands for what a star takes: no mask can hold it."""
 Part = list[bytes]
 """Pieces with a star between each two of them, no dots."""
 Span = list[Part]
@@ -33,7 +42,46 @@ class EventMasks:
         if dots and (spans := self._by_dots.get(dots)):
             parts = event.split(b".")
             for span in spans:
-                yield all(map(_fits, span, parts))
+                yield all(map(fits, span, parts))
+
+
+def check_bound(mask: bytes) -> None:
+    """Raise BadRequest if no queue can be bound to this mask."""
+    _check_length(mask)
+    if mask == REST:
+        return
+    if b"." not in mask:
+        raise BadRequest(f"a mask needs a dot, unless it is **: {mask[:80]!r}")
+    if REST in mask.removesuffix(b".**"):
+        raise BadRequest(f"in a mask ** may only be the last part: {mask[:80]!r}")
+
+
+def bound_matches(mask: bytes, event: bytes) -> bool:
+    """Whether a queue that is bound to this mask gets this event."""
+    span, parts = _span(mask), event.split(b".")
+    if mask.endswith(REST):
+        span.pop()
+        return len(parts) > len(span) and all(map(fits, span, parts))
+    return len(parts) == len(span) and all(map(fits, span, parts))
+
+
+def covering(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
+    """Whether one of these masks of names allows all events that a bound mask matches. Several
+    that allow them only together do not count. Raises BadRequest.
+
+    What a star of the bound mask takes is a byte that only a star takes; what its `**` takes can
+    only be taken by a `**` that is the end, too.
+    """
+    given = list(masks)
+    allows = name_masks(given)
+    allows_rest = name_masks(mask for mask in given if mask.endswith(REST))
+
+    def covers(mask: bytes) -> bool:
+        if mask.endswith(REST):
+            return allows_rest(mask.removesuffix(REST).replace(b"*", FRESH))
+        return allows(mask.replace(b"*", FRESH))
+
+    return covers
 
 
 def name_masks(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
@@ -97,20 +145,20 @@ def _covers(spans: list[Span], parts: Sequence[bytes]) -> bool:
     if place < index or (place and not others):
         return False
     begins = [start if place == index else 0, *[0] * len(last)]
-    return all(map(_fits, last, parts[place:], begins))
+    return all(map(fits, last, parts[place:], begins))
 
 
 def _end(span: Span, parts: Sequence[bytes], place: int, start: int) -> int:
     """Where the span ends in the last of the parts that it takes from here on; -1: nowhere."""
     *whole, last = span
     for part, pieces in zip(parts[place:], whole, strict=False):
-        if not _fits(pieces, part, start):
+        if not fits(pieces, part, start):
             return -1
         start = 0
     return _find(last, parts[place + len(whole)], start)
 
 
-def _fits(pieces: Part, part: bytes, start: int = 0) -> bool:
+def fits(pieces: Part, part: bytes, start: int = 0) -> bool:
     """Whether the pieces are all of `part[start:]`, with anything in the place of the stars."""
     *others, last = pieces
     if not others:

@@ -4,17 +4,34 @@ The one rule: whatever is not exactly in the grammar of `docs/protocol.md` raise
 """
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from mqks.errors import BadRequest
-from mqks.limits import CREDENTIALS_BYTES_MAX, DELETE_DELAY_S_MAX, MASKS_MAX
+from mqks.limits import (
+    COUNT_MAX,
+    CREDENTIALS_BYTES_MAX,
+    DELETE_DELAY_S_MAX,
+    DURATION_S_MAX,
+    MASK_BYTES_MAX,
+    MASKS_MAX,
+    SEQ_MAX,
+    TIME_S_MAX,
+)
+from mqks.protocol.meta import check_meta
 
 ALL = b"--all"
 ONCE = b"--once"
 MANDATORY = b"--mandatory"
 CONFIRM = b"--confirm"
+CONFIRM_ANYWHERE = frozenset(
+    {b"set_queue", b"release", b"touch", b"cancel", b"promote", b"move", b"redrive"}
+)
+"""Actions that take it behind their arguments, too; the others as the first argument alone."""
+META = b"--meta"
+SCHEDULED = b"--scheduled"
 
 
 class Request(NamedTuple):
@@ -29,8 +46,50 @@ class Request(NamedTuple):
 class Publish(NamedTuple):
     event: bytes
     data: bytes
-    once: bool
-    mandatory: bool
+    once: bool = False
+    mandatory: bool = False
+    delay_us: int = 0
+    at_us: int = 0
+    """When it is due, in microseconds since 1970. 0: there is no `--at`, or it is due at once."""
+    ttl_us: int = 0
+    """0: it has no ttl of its own."""
+    meta: bytes = b""
+
+
+class Settle(NamedTuple):
+    """What happens to one message that a consumer holds, or to all of them."""
+
+    consumer: bytes
+    message: bytes
+    delay_us: int = 0
+    dead: bool = False
+    retries: int | None = None
+    backoff: "Backoff | None" = None
+    """Both hold where the policy of the queue has none."""
+
+
+class Move(NamedTuple):
+    """Messages of `source` go to `to`; None: each to the queue where it died."""
+
+    source: bytes
+    to: bytes | None
+    event_mask: bytes | None = None
+    limit: int | None = None
+
+
+class SetQueue(NamedTuple):
+    """`changes`: by the name of the policy's field; None: it is cleared."""
+
+    queue: bytes
+    changes: dict[str, Any]
+    reset: bool
+
+
+class Backoff(NamedTuple):
+    """A message rejected for the n-th time comes back after `first_s` times 2 to the n - 1."""
+
+    first_s: float
+    max_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +110,12 @@ class Consume:
     queue: bytes
     events: list[bytes] = field(default_factory=list)
     add: list[bytes] = field(default_factory=list)
+    add_masks: list[bytes] = field(default_factory=list)
     rule: DeleteRule | None = None
     manual_ack: bool = False
+    prefetch: int = 0
+    """How many messages it may hold at a time; 0: as many as the server lets it."""
+    meta: bool = False
 
 
 @dataclass(slots=True)
@@ -62,6 +125,7 @@ class Rebind:
     remove: list[bytes] = field(default_factory=list)
     remove_masks: list[bytes] = field(default_factory=list)
     add: list[bytes] = field(default_factory=list)
+    add_masks: list[bytes] = field(default_factory=list)
 
 
 def request_id_of(line: bytes) -> bytes:
@@ -83,38 +147,68 @@ def parse_request(line: bytes) -> Request:
     confirm = rest == CONFIRM or rest.startswith(b"--confirm ")
     if confirm:
         rest = rest[len(CONFIRM) + 1 :]
+    elif CONFIRM in rest and action in CONFIRM_ANYWHERE:
+        words = _arguments(rest)
+        confirm = CONFIRM in words
+        rest = b" ".join(word for word in words if word != CONFIRM)
+    elif action == b"publish" and rest[:2] == b"--" and b" --confirm " in rest:
+        flags, left = [], rest
+        while left[:2] == b"--":
+            flag, _, left = left.partition(b" ")
+            flags.append(flag)
+        confirm = CONFIRM in flags
+        rest = b" ".join([*(flag for flag in flags if flag != CONFIRM), left])
     return Request(request_id, action, confirm, rest)
 
 
 def parse_publish(rest: bytes) -> Publish:
     """Flags in any order, each once, then the event; no data at all is empty data."""
-    flags = {ONCE: False, MANDATORY: False}
     event, _, data = rest.partition(b" ")
-    while flags.get(event) is False:
-        flags[event] = True
+    found: dict[bytes, Any] = {}
+    while event[:2] == b"--":
+        _take_flag("publish", event, PUBLISH_FLAGS, found)
         event, _, data = data.partition(b" ")
     if not event:
         raise BadRequest("publish: the event is missing")
-    _refuse_flag("publish", event)
-    return Publish(event, data, flags[ONCE], flags[MANDATORY])
+    if not found:
+        return Publish(event, data)
+    if DELAY in found and AT in found:
+        raise BadRequest("publish: --delay and --at exclude each other")
+    return Publish(
+        event,
+        data,
+        ONCE in found,
+        MANDATORY in found,
+        found.get(DELAY, 0),
+        found.get(AT, 0),
+        found.get(TTL, 0),
+        found.get(META, b""),
+    )
 
 
-def parse_subscribe(rest: bytes) -> tuple[bytes, list[bytes]]:
-    queue, *events = _names("subscribe", rest)
-    if not events:
+def parse_subscribe(rest: bytes) -> Rebind:
+    """What it changes: masks are added, without events they alone."""
+    plain, flag, masked = (b" %b " % rest).partition(b" --add-mask ")
+    queue, *events = _names("subscribe", plain)
+    # The flag may come twice.
+    masks = _names("subscribe", masked.replace(b" --add-mask ", b" ")) if flag else []
+    if not (events or masks):
         raise BadRequest("subscribe: at least one event is needed")
-    return queue, events
+    return Rebind(queue, replace=events or None, add_masks=masks)
 
 
 def parse_consume(rest: bytes) -> Consume:
-    arguments = iter(_arguments(rest))
+    words, found = _pull("consume", rest, CONSUME_FLAGS)
+    arguments = iter(words)
     request = Consume(_queue("consume", arguments))
     events: list[bytes] | None = request.events
-    adds = False
+    adds = masks = False
     for argument in arguments:
         flag, equals, value = argument.partition(b"=")
         if argument == b"--add":
             events, adds = request.add, True
+        elif argument == b"--add-mask":
+            events, masks = request.add_masks, True
         elif argument == b"--manual-ack":
             request.manual_ack, events = True, None
         elif flag == b"--delete-queue-when-unused":
@@ -126,6 +220,11 @@ def parse_consume(rest: bytes) -> Consume:
             events.append(argument)
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
+    request.prefetch, request.meta = found.get(PREFETCH, 0), META in found
+    if request.prefetch and not request.manual_ack:
+        raise BadRequest("consume: --prefetch needs --manual-ack")
+    if masks and not request.add_masks:
+        raise BadRequest("consume: --add-mask needs at least one mask")
     return request
 
 
@@ -136,6 +235,7 @@ def parse_rebind(rest: bytes) -> Rebind:
         b"--remove": request.remove,
         b"--remove-mask": request.remove_masks,
         b"--add": request.add,
+        b"--add-mask": request.add_masks,
     }
     replace: list[bytes] = []
     names, flag, flags_seen = replace, b"", False
@@ -158,15 +258,95 @@ def parse_rebind(rest: bytes) -> Rebind:
 
 
 def parse_settle(action: str, rest: bytes) -> tuple[bytes, bytes]:
-    """Arguments of ack and reject: consumer id, and message id or `--all`."""
-    arguments = _arguments(rest)
-    if len(arguments) != 2:
-        raise BadRequest(f"{action}: a consumer id and a message id or --all are needed")
-    consumer_id, message_id = arguments
-    _refuse_flag(action, consumer_id)
+    """Arguments of ack and touch: consumer id, and message id or `--all`."""
+    return _one_or_all(action, "consumer id", _arguments(rest))
+
+
+def parse_touch(rest: bytes) -> tuple[bytes, bytes]:
+    return parse_settle("touch", rest)
+
+
+def parse_reject(rest: bytes) -> Settle:
+    if b" --" not in rest and rest[:2] != b"--":
+        return Settle(*parse_settle("reject", rest))
+    words, found = _pull("reject", rest, REJECT_FLAGS)
+    if DEAD in found and len(found) > 1:
+        raise BadRequest("reject: --dead excludes all other flags")
+    if DELAY in found and BACKOFF in found:
+        raise BadRequest("reject: --delay and --backoff exclude each other")
+    target = _one_or_all("reject", "consumer id", words)
+    limits = found.get(RETRIES), found.get(BACKOFF)
+    return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits)
+
+
+def parse_release(rest: bytes) -> Settle:
+    words, found = _pull("release", rest, {DELAY: _delay_us})
+    return Settle(*_one_or_all("release", "consumer id", words), found.get(DELAY, 0))
+
+
+def parse_scheduled(action: str, rest: bytes) -> tuple[bytes, bytes]:
+    """Arguments of cancel and promote: queue, and message id or `--all`."""
+    return _one_or_all(action, "queue", _arguments(rest))
+
+
+def _one_or_all(action: str, owner: str, words: list[bytes]) -> tuple[bytes, bytes]:
+    if len(words) != 2:
+        raise BadRequest(f"{action}: a {owner} and a message id or --all are needed")
+    name, message_id = words
+    _refuse_flag(action, name)
     if message_id != ALL:
         _refuse_flag(action, message_id)
-    return consumer_id, message_id
+    return name, message_id
+
+
+def parse_move(rest: bytes) -> Move:
+    words, found = _pull("move", rest, MOVE_FLAGS)
+    return _move("move", words, 2, found)
+
+
+def parse_redrive(rest: bytes) -> Move:
+    words, found = _pull("redrive", rest, {**MOVE_FLAGS, TO: _name})
+    return _move("redrive", words, 1, found)
+
+
+def _move(action: str, words: list[bytes], count: int, found: dict[bytes, Any]) -> Move:
+    for word in words:
+        _refuse_flag(action, word)
+    if len(words) != count:
+        raise BadRequest(f"{action}: {('one queue is', 'two queues are')[count - 1]} needed")
+    source, to = words[0], found.get(TO) if count == 1 else words[1]
+    if source == to:
+        raise BadRequest(f"{action}: the messages are in {shown(source)} already")
+    return Move(source, to, found.get(EVENT), found.get(LIMIT))
+
+
+def parse_set_queue(rest: bytes) -> SetQueue:
+    """A flag with an empty value is a change to None."""
+    words, found = _pull("set_queue", rest, SET_QUEUE_FLAGS)
+    arguments = iter(words)
+    queue = _queue("set_queue", arguments)
+    for argument in arguments:
+        _refuse_flag("set_queue", argument)
+        raise BadRequest(f"set_queue: surplus argument {shown(argument)}")
+    reset = found.pop(RESET, False)
+    return SetQueue(queue, {POLICY_FIELDS[flag]: value for flag, value in found.items()}, reset)
+
+
+def policy_value(flag: bytes, value: object) -> Any:
+    """What a field of a policy is set to by a value as in `policy_text`. Raises BadRequest."""
+    return POLICY_FLAGS[flag](policy_text(flag, value))
+
+
+def policy_text(flag: bytes, value: object) -> bytes:
+    """What stands behind the flag for a value as JSON and TOML have it: a number, text, a list of
+    numbers, true or false. Raises BadRequest."""
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    if isinstance(value, list | tuple) and flag == BACKOFF:
+        value = ",".join(map(str, value))
+    if not isinstance(value, str if flag == DEAD_LETTERS else str | int | float):
+        raise BadRequest(f"{value!r:.80} has the wrong type")
+    return str(value).encode("utf-8", "surrogateescape")
 
 
 def parse_name(action: str, rest: bytes) -> bytes:
@@ -195,9 +375,10 @@ def parse_words(
     words_max: int,
     numbers: Mapping[bytes, tuple[int, int]] | None = None,
     text: Container[bytes] = (),
+    switches: Container[bytes] = (),
 ) -> tuple[list[bytes], dict[bytes, int], dict[bytes, bytes]]:
-    """Words, then flags with a value: `numbers` tells the flags that take one, with its bounds,
-    `text` those that take any."""
+    """Words, and flags anywhere: `numbers` tells the flags that take a number, with its bounds,
+    `text` those that take any value. The `switches` take none, and are told as the number 1."""
     words: list[bytes] = []
     found: dict[bytes, int] = {}
     texts: dict[bytes, bytes] = {}
@@ -207,6 +388,8 @@ def parse_words(
             found[flag] = parse_number(action, value, *numbers[flag])
         elif equals and flag in text:
             texts[flag] = value
+        elif argument in switches:
+            found[flag] = 1
         else:
             _refuse_flag(action, argument)
             words.append(argument)
@@ -216,8 +399,15 @@ def parse_words(
 
 
 def parse_number(action: str, value: bytes, least: int, most: int) -> int:
+    try:
+        return _whole_number(value, least, most)
+    except BadRequest as error:
+        raise BadRequest(f"{action}: {error}") from None
+
+
+def _whole_number(value: bytes, least: int, most: int) -> int:
     if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
-        raise BadRequest(f"{action}: {shown(value)} is not a number from {least} to {most}")
+        raise BadRequest(f"{shown(value)} is not a number from {least} to {most}")
     return int(value)
 
 
@@ -270,14 +460,163 @@ def _refuse_flag(action: str, argument: bytes) -> None:
         raise BadRequest(f"{action}: unknown flag {shown(argument)}")
 
 
-def _delay_s(value: bytes) -> float:
+Reader = Callable[[bytes], Any]
+"""From a flag's value to what it says. Raises BadRequest."""
+
+
+def _take_flag(
+    action: str, argument: bytes, flags: Mapping[bytes, Reader | None], found: dict[bytes, Any]
+) -> None:
+    """Read one flag, of those that are there once; a reader None is a flag without a value."""
+    flag, equals, value = argument.partition(b"=")
+    if flag not in flags:
+        _refuse_flag(action, argument)
+    if flag in found:
+        raise BadRequest(f"{action}: {shown(flag)} is there twice")
+    reader = flags[flag]
+    if bool(equals) is (reader is None):
+        needs = "takes no value" if equals else "needs a value"
+        raise BadRequest(f"{action}: {shown(flag)} {needs}")
     try:
-        delay_s = float(value)
+        found[flag] = True if reader is None else reader(value)
+    except BadRequest as error:
+        raise BadRequest(f"{action}: {flag.decode()}: {error}") from None
+
+
+def _pull(
+    action: str, rest: bytes, flags: Mapping[bytes, Reader | None]
+) -> tuple[list[bytes], dict[bytes, Any]]:
+    """Take these flags out of the arguments, wherever they stand; the others stay in order."""
+    words, found = _arguments(rest), dict[bytes, Any]()
+    if b"--" not in rest:  # There may be 500,000 names.
+        return words, found
+    others = []
+    for word in words:
+        if word[:2] == b"--" and word.partition(b"=")[0] in flags:
+            _take_flag(action, word, flags, found)
+        else:
+            others.append(word)
+    return others, found
+
+
+def _seconds(value: bytes, most: float) -> float:
+    try:
+        seconds = float(value) if len(value) <= 40 else math.nan
     except ValueError:
-        delay_s = math.nan
-    if not 0 <= delay_s <= DELETE_DELAY_S_MAX or b"_" in value:
-        raise BadRequest(f"{shown(value)} is not a number of seconds")
-    return delay_s
+        seconds = math.nan
+    if not 0 <= seconds <= most or b"_" in value or value.strip() != value:
+        raise BadRequest(f"{shown(value)} is not a number of seconds from 0 to {most:g}")
+    return seconds
+
+
+def _delay_s(value: bytes) -> float:
+    return _seconds(value, DELETE_DELAY_S_MAX)
+
+
+def _delay_us(value: bytes) -> int:
+    return round(_seconds(value, DURATION_S_MAX) * 1e6)
+
+
+def _time_us(value: bytes) -> int:
+    return round(_seconds(value, TIME_S_MAX) * 1e6)
+
+
+def _duration_s(value: bytes) -> float:
+    """Not less than a microsecond."""
+    seconds = _seconds(value, DURATION_S_MAX)
+    if not seconds:
+        raise BadRequest(f"{shown(value)} is not more than 0 seconds")
+    return max(seconds, 1e-6)
+
+
+def _duration_us(value: bytes) -> int:
+    return round(_duration_s(value) * 1e6)
+
+
+def _name(value: bytes) -> bytes:
+    if not value:
+        raise BadRequest("a name is missing")
+    if not frozenset(value).isdisjoint(b" \t\r\n"):
+        raise BadRequest(f"{shown(value)} can't be a name")
+    if value.startswith(b"--"):
+        raise BadRequest(f"{shown(value)} is a flag, not a name")
+    return value
+
+
+def _mask(value: bytes) -> bytes:
+    if not 0 < len(value) <= MASK_BYTES_MAX:
+        raise BadRequest(f"an event mask has 1 to {MASK_BYTES_MAX} bytes")
+    return value
+
+
+def _backoff(value: bytes) -> Backoff:
+    first, comma, most = value.partition(b",")
+    backoff = Backoff(_duration_s(first), _duration_s(most) if comma else None)
+    if backoff.max_s is not None and backoff.max_s < backoff.first_s:
+        raise BadRequest("the longest backoff is shorter than the first")
+    return backoff
+
+
+def _one_of(choices: Mapping[bytes, Any], value: bytes) -> Any:
+    if value not in choices:
+        names = " or ".join(name.decode() for name in choices)
+        raise BadRequest(f"{shown(value)} is not {names}")
+    return choices[value]
+
+
+def _number(least: int, most: int) -> Reader:
+    return partial(_whole_number, least=least, most=most)
+
+
+DELAY, AT, TTL, DEAD = b"--delay", b"--at", b"--ttl", b"--dead"
+TO, EVENT, LIMIT, RESET = b"--to", b"--event", b"--limit", b"--reset"
+PREFETCH, BACKOFF, DEAD_LETTERS = b"--prefetch", b"--backoff", b"--dead-letters"
+RETRIES = b"--retries"
+
+PUBLISH_FLAGS: dict[bytes, Reader | None] = {
+    ONCE: None,
+    MANDATORY: None,
+    DELAY: _delay_us,
+    AT: _time_us,
+    TTL: _duration_us,
+    META: check_meta,
+}
+CONSUME_FLAGS: dict[bytes, Reader | None] = {PREFETCH: _number(1, COUNT_MAX), META: None}
+REJECT_FLAGS: dict[bytes, Reader | None] = {
+    DELAY: _delay_us,
+    DEAD: None,
+    RETRIES: _number(0, COUNT_MAX),
+    BACKOFF: _backoff,
+}
+MOVE_FLAGS: dict[bytes, Reader | None] = {EVENT: _mask, LIMIT: _number(1, SEQ_MAX)}
+POLICY_FLAGS: dict[bytes, Reader] = {
+    RETRIES: _number(0, COUNT_MAX),
+    b"--losses": _number(0, COUNT_MAX),
+    BACKOFF: _backoff,
+    DEAD_LETTERS: _name,
+    b"--ttl": _duration_s,
+    b"--messages-max": _number(1, SEQ_MAX),
+    b"--bytes-max": _number(1, SEQ_MAX),
+    b"--overflow": partial(_one_of, {b"reject": "reject", b"drop": "drop"}),
+    b"--single-consumer": partial(_one_of, {b"yes": True, b"no": False}),
+    b"--ack-timeout": _duration_s,
+}
+POLICY_FIELDS = {
+    **{flag: flag[2:].decode().replace("-", "_") for flag in POLICY_FLAGS},
+    b"--ttl": "ttl_s",
+    b"--ack-timeout": "ack_timeout_s",
+}
+"""By flag: how the field of the policy is called."""
+
+
+def _or_none(reader: Reader, value: bytes) -> Any:
+    return reader(value) if value else None
+
+
+SET_QUEUE_FLAGS: dict[bytes, Reader | None] = {
+    RESET: None,
+    **{flag: partial(_or_none, reader) for flag, reader in POLICY_FLAGS.items()},
+}
 
 
 def shown(argument: bytes) -> str:

@@ -4,11 +4,13 @@ The one rule: looking costs no reading of the disk, but for the sizes of files.
 """
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.facts import Facts
+from mqks.journal.index import Span
 from mqks.journal.journal import Journal
 
 
@@ -20,10 +22,27 @@ class JournalFacts(Facts):
         self._broker = broker
         self.epoch = journal.epoch
 
-    def age_s(self, queue_id: int, number: int) -> float:
+    def _span(self, queue_id: int, number: int) -> Span | None:
         queue = self._journal.index.queues.get(queue_id)
-        span = queue.find(number) if queue is not None else None
+        return queue.find(number) if queue is not None else None
+
+    def age_s(self, queue_id: int, number: int) -> float:
+        span = self._span(queue_id, number)
         return 0.0 if span is None else max(0.0, round(time.time() - span.time_us / 1e6, 3))
+
+    def arrived_us(self, queue_id: int, number: int) -> int:
+        span = self._span(queue_id, number)
+        if span is None:
+            return 0
+        return span.time_us if number == span.first else span.latest_us
+
+    def bytes_of(self, queue_id: int, number: int) -> int:
+        span = self._span(queue_id, number)
+        return 0 if span is None else span.bytes // span.count
+
+    def arrivals(self, queue_id: int) -> Iterator[tuple[int, int]]:
+        queue = self._journal.index.queues.get(queue_id)
+        return iter(()) if queue is None else queue.arrivals()
 
     def journal(self) -> dict[str, Any]:
         journal = self._journal

@@ -8,7 +8,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
@@ -23,16 +22,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mqks.broker import stats
 from mqks.broker.broker import Broker
-from mqks.broker.turns import Work
 from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import log
 from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of
+from mqks.server.steps import done
 from mqks.settings import Settings
 
-T = TypeVar("T")
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of Prometheus that every version of it reads."""
 REQUEST_S = 5.0
@@ -81,7 +79,7 @@ def _app(
 
     async def metrics(request: Request) -> Response:
         nonlocal totals
-        totals = await _in_turns(stats.totals(broker))
+        totals = await done(stats.totals(broker))
         return Response(generate_latest(registry), media_type=TEXT)
 
     async def queues(request: Request) -> Response:
@@ -107,17 +105,6 @@ def _app(
         ],
         exception_handlers={Exception: failed},
     )
-
-
-async def _in_turns(work: Work[T]) -> T:
-    """Between steps the broker has its turn."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await anyio.lowlevel.checkpoint()
 
 
 async def _slices(broker: Broker) -> AsyncIterator[bytes]:

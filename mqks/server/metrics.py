@@ -44,12 +44,15 @@ TOTALS: Final = (
     Metric("mqks_connections", "Clients that are connected, or shake hands.", _of("connections")),
     Metric("mqks_consumers", "Consumers of all queues.", _of("consumers")),
     Metric("mqks_queues", "Queues.", _of("queues")),
-    Metric("mqks_bindings", "Events bound to queues.", _of("bindings")),
+    Metric("mqks_bindings", "Events and masks bound to queues.", _of("bindings")),
     Metric("mqks_messages_ready", "Messages that wait in queues.", _of("messages_ready")),
     Metric(
         "mqks_messages_unacked",
         "Messages that consumers have not settled.",
         _of("messages_unacked"),
+    ),
+    Metric(
+        "mqks_messages_scheduled", "Messages that wait for their time.", _of("messages_scheduled")
     ),
     Metric("mqks_messages_received_total", "Messages published.", _of("received")),
     Metric("mqks_messages_routed_total", "Copies put into queues.", _of("routed")),
@@ -63,6 +66,11 @@ TOTALS: Final = (
         _of("acknowledged"),
     ),
     Metric("mqks_messages_rejected_total", "Copies that consumers gave back.", _of("rejected")),
+    Metric(
+        "mqks_messages_dropped_total",
+        "Dead messages that went to no other queue.",
+        _of("dropped"),
+    ),
     Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
     Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
     Metric(
@@ -106,6 +114,16 @@ QUEUES: Final = (
         "Messages that consumers have not settled.",
         lambda queue: queue.unacked,
     ),
+    Metric(
+        "mqks_queue_messages_scheduled",
+        "Messages that wait for their time.",
+        lambda queue: queue.scheduled,
+    ),
+    Metric(
+        "mqks_queue_fullness",
+        "How much of what its policy lets wait does, 0 to 1; none without a limit that refuses.",
+        lambda queue: queue.fullness,
+    ),
     Metric("mqks_queue_consumers", "Its consumers.", lambda queue: len(queue.consumers)),
     Metric(
         "mqks_queue_oldest_message_age_seconds",
@@ -131,6 +149,7 @@ HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Journal], Histogram]], ...]] =
 READY: Final = ("mqks_ready", "1 while /readyz says so, or else 0.")
 
 # With labels.
+DEAD: Final = ("mqks_messages_dead_total", "Messages that died, by `reason`.")
 LIMIT: Final = ("mqks_limit", "The settings that are limits, by `name`.")
 LIMIT_REACHED: Final = (
     "mqks_limit_reached_total",
@@ -145,7 +164,7 @@ NAMES: Final[tuple[str, ...]] = (
     *(metric.name for metric in (*TOTALS, *JOURNAL, *QUEUES)),
     READY[0],
     *(name for name, _, _ in HISTOGRAMS),
-    *(name for name, _ in (LIMIT, LIMIT_REACHED, BUILD_INFO)),
+    *(name for name, _ in (DEAD, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
 
@@ -173,6 +192,10 @@ class _Collector(Collector):
                 kind = CounterMetricFamily if _is_counter(metric.name) else GaugeMetricFamily
                 if (value := metric.value(row)) is not None:
                     yield kind(metric.name, metric.about, value)
+        dead = CounterMetricFamily(*DEAD, labels=["reason"])
+        for reason, count in self._broker.shared.counters.dead.items():
+            dead.add_metric([reason], count)
+        yield dead
         yield GaugeMetricFamily(*READY, not self._why_not_ready())
         for name, about, read in HISTOGRAMS:
             histogram = read(self._journal)

@@ -4,23 +4,34 @@ The one rule: one page at a time, off the event loop, in turns; a client that do
 asked for gets no more.
 """
 
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Final
 
 import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.pending import NO_MARK, Mark
+from mqks.broker.queue import Queue
+from mqks.broker.ranges import numbers
 from mqks.broker.reads import Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.queue_log import Page
+from mqks.journal.queue_log import Page, Piece
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
+from mqks.server.steps import done
 
 RUN = struct.Struct("<4q")
 """First number, how many, time of arrival in microseconds, bytes of text."""
+
+LINES: Final = {"peek", "scheduled"}
+ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\n]*)?")
+"""Those of a message, and behind them what nobody is told."""
+LOOKED_AT_ONCE: Final = 2048
 
 
 class Reads:
@@ -72,7 +83,7 @@ class Reads:
         """None when the queue was deleted meanwhile: nobody knows its numbers any more."""
         index = self._journal.index.queues.get(read.queue_id)
         if index is None:
-            if read.form != "peek" and not self._broker.is_there(read):
+            if read.form not in LINES and not self._broker.is_there(read):
                 return None
             # Nothing of it has become durable yet.
             index = QueueIndex(1, 1)
@@ -80,10 +91,37 @@ class Reads:
             return await self._range(read, index)
         # Each one takes the less the less is left: those who leave theirs can't use it up.
         size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.shared.outboxes.room // 8))
+        if read.form == "scheduled":
+            return await self._scheduled(read, index, size)
+        if read.form == "peek" and (queue := self._queue(read)) and queue.hides_some:
+            return await self._unhidden(read, index, queue, size)
         page = await self._journal.log.page(
             read.queue_id, index, read.first, read.end, read.limit, size
         )
-        return self._lines(read, page) if read.form == "peek" else self._columns(read, page)
+        return self._lines(read, page.pieces) if read.form == "peek" else self._columns(read, page)
+
+    async def _scheduled(self, read: Read, index: QueueIndex, size: int) -> bytes:
+        queue, due = self._queue(read), dict[int, int]()
+        if queue is not None:
+            due = dict(await done(queue.listed(read.first - 1, read.limit)))
+        pieces = await self._journal.log.these(read.queue_id, index, [*due], size)
+        return self._lines(read, pieces, due)
+
+    async def _unhidden(self, read: Read, index: QueueIndex, queue: Queue, size: int) -> bytes:
+        """Those that the queue does not hide."""
+        found: list[int] = []
+        first = read.first
+        while len(found) < read.limit:
+            living = numbers(index.living(first, index.next_seq))
+            some = [*islice(living, LOOKED_AT_ONCE)]
+            if not some:
+                break
+            hidden = await done(queue.hidden(some))
+            found += (number for number in some if number not in hidden)
+            first = some[-1] + 1
+        found = found[: read.limit]
+        pieces = await self._journal.log.these(read.queue_id, index, found, size)
+        return self._lines(read, pieces)
 
     async def _range(self, read: Read, index: QueueIndex) -> bytes:
         at = None
@@ -98,8 +136,8 @@ class Reads:
 
     def _columns(self, read: Read, page: Page) -> bytes:
         texts = [piece.text for piece in page.pieces]
-        if self._marks(read):
-            texts = [_plain(text) for text in texts]
+        told = _told if read.has_meta else _plain
+        texts = [told(text) if replies.ATTRIBUTES in text else text for text in texts]
         runs = [
             RUN.pack(piece.first, piece.total, piece.time_us, len(text))
             for piece, text in zip(page.pieces, texts, strict=True)
@@ -114,29 +152,37 @@ class Reads:
     def _epoch(self, read: Read) -> str:
         return self._broker.shared.facts.epoch_of(read.queue_id)
 
-    def _marks(self, read: Read) -> dict[int, Mark]:
-        return self._broker.queues[read.queue].lane.marks if self._broker.is_there(read) else {}
+    def _queue(self, read: Read) -> Queue | None:
+        return self._broker.queues[read.queue] if self._broker.is_there(read) else None
 
-    def _lines(self, read: Read, page: Page) -> bytes:
-        marks, told = self._marks(read), []
-        for piece in page.pieces:
+    def _lines(
+        self, read: Read, pieces: Iterable[Piece], due: Mapping[int, int] | None = None
+    ) -> bytes:
+        queue = self._queue(read)
+        marks: Mapping[int, Mark] = queue.lane.marks if queue is not None else {}
+        told = []
+        for piece in pieces:
             for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
                 message_id, event, data = line.split(b" ", 2)
+                data, meta = replies.split(data)
                 mark = marks.get(seq, NO_MARK)
                 if mark.retry:
                     event += b",retry=%d" % mark.retry
-                if mark.has_attributes:
-                    data = replies.plain(data)
-                told.append(
-                    b"%b ok %b %b,seq=%d,time=%d %b\n"
-                    % (read.request_id, message_id, event, seq, piece.time_us, data)
-                )
+                if meta:
+                    event += b",meta=" + meta
+                event += b",seq=%d,time=%d" % (seq, piece.time_us)
+                if due is not None:
+                    event += b",due=%.3f" % (due[seq] / 1e6)
+                told.append(b"%b ok %b %b %b\n" % (read.request_id, message_id, event, data))
         told.append(read.request_id + b" ok --end\n")
         return b"".join(told)
 
 
 def _plain(text: bytes) -> bytes:
     """Messages without their attributes."""
-    if replies.ATTRIBUTES not in text:
-        return text
-    return b"".join(replies.plain(line) + b"\n" for line in text[:-1].split(b"\n"))
+    return ATTRIBUTES.sub(b"", text)
+
+
+def _told(text: bytes) -> bytes:
+    """Messages with those attributes that they have."""
+    return ATTRIBUTES.sub(lambda found: found[1] and replies.ATTRIBUTES + found[1], text)

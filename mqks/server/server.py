@@ -34,6 +34,7 @@ from mqks.broker.budget import Budget
 from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
+from mqks.broker.shared import Fetch
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
@@ -58,7 +59,7 @@ from mqks.server.reads import Reads
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
-from mqks.settings import Settings, check_certificate, check_reach
+from mqks.settings import Settings, check_certificate, check_reach, read_queue_tables
 from mqks.users import STRANGER, Known, Users
 from mqks.users_file import read as read_users
 
@@ -123,6 +124,7 @@ class Server:
         )
         self._listeners = Listeners(settings, inherited, self._door)
         self._pages: deque[Queue] = deque()
+        self._fetches: deque[Fetch] = deque()
         self._page_wanted = anyio.Event()
         self.stopping = False
         """It reads and delivers no more, and takes no connections."""
@@ -361,6 +363,10 @@ class Server:
             self._pages += shared.page_requests
             shared.page_requests = []
             self._page_wanted.set()
+        if shared.fetches:
+            self._fetches += shared.fetches
+            shared.fetches = []
+            self._page_wanted.set()
         if broker.has_work and not self._work_scheduled:
             self._work_scheduled = True
             self._loop.call_soon(self._go_on)
@@ -400,13 +406,26 @@ class Server:
         while True:
             await self._page_wanted.wait()
             self._page_wanted = anyio.Event()
-            while self._pages:
-                queue = self._pages.popleft()
-                first = queue.lane.page_first
-                runs = [] if first is None else await self._journal.read(queue.id, first)
-                if not self.stopping:
-                    queue.page_in(first, runs)
-                    self._flush()
+            while self._pages or self._fetches:
+                if self._pages:
+                    await self._bring_page(self._pages.popleft())
+                if self._fetches:
+                    await self._bring(self._fetches.popleft())
+
+    async def _bring_page(self, queue: Queue) -> None:
+        first = queue.lane.page_first
+        runs = [] if first is None else await self._journal.read(queue.id, first)
+        if not self.stopping:
+            queue.page_in(first, runs)
+            self._flush()
+
+    async def _bring(self, fetch: Fetch) -> None:
+        queue = fetch.queue
+        lines = await self._journal.fetch(queue.id, fetch.numbers)
+        if not (self.stopping or queue.deleted):
+            self._broker.turns.begin()
+            fetch.then(lines)
+            self._flush()
 
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """What went wrong in a call by the event loop. An error of the system's concerns one
@@ -446,16 +465,19 @@ class Server:
         )
 
     def reload(self) -> None:
-        """Read users and certificates again; when any cannot be read, all stays as it was."""
+        """Read users, certificates and defaults of queues again; when any cannot be read, all
+        stays as it was."""
         with self._notify.reloading():
             try:
                 users, context = _secrets(self.settings, with_tls=self._door.context is not None)
+                tables = read_queue_tables(self.settings)
             except ConfigurationError as failure:
                 log.error("reload_failed", reason=failure)
                 return
             self._door.context = context
+            self._broker.policies.reload(tables)
             self._set_users(users)
-            log.event("reloaded", users=len(users))
+            log.event("reloaded", users=len(users), queue_tables=len(tables))
 
     def _set_users(self, users: Users) -> None:
         """What users may do now counts for their connections, too; those of users that are gone

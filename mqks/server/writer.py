@@ -70,6 +70,8 @@ class Writer:
         self._busy = False
         """The task has the journal."""
         self.stopping = False
+        self._ended = False
+        """`run` has ended, and the journal may be closed: nothing is committed any more."""
         self._untidy = True
         """Something was written since the last tidying up."""
         self._steps = 0
@@ -95,7 +97,7 @@ class Writer:
         the disk turns out to be slow, that is left to the task for a while.
         """
         broker, state = self._broker, self._state
-        if not broker.pending:
+        if self._ended or not broker.pending:
             return
         if state.disk_full:
             # The messages that can't be written are no news.
@@ -178,6 +180,12 @@ class Writer:
 
     async def run(self) -> None:
         """Raises JournalFailed when the disk can't be trusted any more."""
+        try:
+            await self._run()
+        finally:
+            self._ended = True
+
+    async def _run(self) -> None:
         while not self.stopping or self._broker.pending:
             self._wake.clear()
             self._busy, self._step_s = True, monotonic()
@@ -197,7 +205,7 @@ class Writer:
             self.check()
 
     async def watch(self) -> None:
-        """Watch the files of the store, which others may take away."""
+        """Watch the files of the store, which others may take away, and what it has yet to do."""
         store, outcome = self._journal.store, ""
         while True:
             await anyio.sleep(LOOK_S)
@@ -212,6 +220,8 @@ class Writer:
             told, outcome = outcome, store.renew_claim()
             if outcome not in ("", told):
                 log.warning("lock_file_gone", outcome=outcome)
+            if self._journal.overdue:
+                self._wake.set()
 
     def check(self) -> None:
         """Raise the error of a commit at once, if there was one."""

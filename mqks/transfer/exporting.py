@@ -1,26 +1,32 @@
 """An export: queues, bindings and messages as rows, to be read by any program.
 
     {"kind": "mqks", "version": 1, "messages": true}
-    {"kind": "queue", "name": "mail", "rule": {"delay_s": 60.0}}
+    {"kind": "queue", "name": "mail", "rule": {"delay_s": 60.0}, "policy": {"ttl_s": 3600.0}}
     {"kind": "message", "queue": "mail", "seq": 7, "time": "2026-11-20T22:01:19.464125+00:00",
      "id": "m1", "event": "user.new", "retry": 0, "data": "bob"}
     {"kind": "binding", "queue": "mail", "event": "user.new"}
-    {"kind": "end", "queues": 1, "messages": 1, "bindings": 1}
+    {"kind": "binding", "queue": "mail", "mask": "user.*.gone"}
+    {"kind": "end", "queues": 1, "messages": 1, "bindings": 2}
 
 All queues come first, then the messages of each in order, then all bindings, so that an import can
-fill queues that get nothing else meanwhile. Data that are no UTF-8 stand in `data_base64` instead.
-Names that are none hold surrogates, as JSON can write them.
+fill queues that get nothing else meanwhile. A message has more fields where they say something:
+`meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, and of a dead
+one the `letter`: its reason, queue, tries, and when it was published and died. Data that are no
+UTF-8 stand in `data_base64` instead. Names that are none hold surrogates, as JSON can write them.
 
 The one rule: nothing is held in memory that grows with the messages.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from mqks.errors import InspectionFailed
 from mqks.inspection.source import Row, Source
 from mqks.inspection.text import data_as_text
 
 VERSION = 1
+_OFTEN_EMPTY = {"doubtful", "meta", "due", "expires", "rejects", "losses", "letter"}
+"""Fields that stand only where they say something."""
 
 
 def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
@@ -28,10 +34,16 @@ def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
     counts = {"queues": 0, "messages": 0, "bindings": 0}
     yield {"kind": "mqks", "version": VERSION, "messages": messages}
     names = []
-    for row in map(source.queue, only) if only else source.queues():
+    for row in map(source.queue, only) if only else _queues(source):
         counts["queues"] += 1
         names.append(row["name"])
-        yield {"kind": "queue", "name": row["name"], "rule": row["rule"]}
+        own = {
+            field: told["value"]
+            for field, told in row.get("policy", {}).items()
+            if told["from"] == "set_queue"
+        }
+        policy = {"policy": own} if own else {}
+        yield {"kind": "queue", "name": row["name"], "rule": row["rule"], **policy}
     for name in names if messages else ():
         for row in _messages(source, name):
             counts["messages"] += 1
@@ -39,8 +51,16 @@ def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
     for row in source.bindings(None):
         if not only or row["queue"] in only:
             counts["bindings"] += 1
-            yield {"kind": "binding", "queue": row["queue"], "event": row["event"]}
+            what = "event" if row["mask"] is None else "mask"
+            yield {"kind": "binding", "queue": row["queue"], what: row[what]}
     yield {"kind": "end", **counts}
+
+
+def _queues(source: Source) -> Iterator[Row]:
+    """Each with all that is told of it, but for those that are deleted meanwhile."""
+    for row in source.queues():
+        with suppress(InspectionFailed):
+            yield source.queue(row["name"])
 
 
 def _messages(source: Source, name: str) -> Iterator[Row]:
@@ -55,6 +75,5 @@ def _messages(source: Source, name: str) -> Iterator[Row]:
         if row is None:
             return
         text = data_as_text(row.pop("data"))
-        if not row["doubtful"]:
-            del row["doubtful"]
-        yield {"kind": "message", "queue": name, **row, **text}
+        told = {field: value for field, value in row.items() if value or field not in _OFTEN_EMPTY}
+        yield {"kind": "message", "queue": name, **told, **text}

@@ -5,21 +5,26 @@ events and to nothing else; all bindings come last. A message would go to any ot
 bound to its event, too: where the server has one, the import stops before that message. Another
 event for all of them, which nothing is bound to, is the way around that.
 
-Messages get new numbers and times, and their retry begins at 0. Delete rules are set in the end,
-but for those without a delay, which would delete the queue at once.
+Messages get new numbers and times, and their counts begin at 0. Scheduled ones are due when they
+were. A dead message is one like any other: what killed it is not imported. Delete rules are set in
+the end, but for those without a delay, which would delete the queue at once.
 
 The one rule: a line is done as a whole or not at all, and what is wrong is told with its number.
 """
 
 import json
 import secrets
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import groupby
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from mqks.client import listing, requests
 from mqks.client.dialogue import Dialogue
+from mqks.client.errors import InvalidRequest
+from mqks.client.requests import Policy
 from mqks.errors import ImportFailed
 from mqks.transfer.exporting import VERSION
 
@@ -27,6 +32,8 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_LINES: Final = 500
 BATCH_BYTES: Final = 256 * 1024
 """Requests that are sent before their answers are read."""
+SHORTEST_TTL_S: Final = 0.001
+"""Of what has expired since the export."""
 BOUND_MAX: Final = 1000
 """Events that a queue is bound to at once to be filled."""
 
@@ -72,6 +79,26 @@ class Line(NamedTuple):
             raise self.wrong(f"{field} must not hold a newline or a tab")
         return raw
 
+    def flags(self, now_s: float) -> bytes:
+        """Those of a publish with the same attributes, due time and end, each with a space behind
+        it."""
+        flags = [b"--meta=%b " % self.name("meta")] if self.row.get("meta") else []
+        due_s, expires_s = self._time_s("due"), self._time_s("expires")
+        if due_s:
+            flags.append(b"--at=%.6f " % due_s)
+        if expires_s:
+            flags.append(b"--ttl=%.6f " % max(SHORTEST_TTL_S, expires_s - max(now_s, due_s)))
+        return b"".join(flags)
+
+    def _time_s(self, field: str) -> float:
+        """Seconds since 1970; 0 for none."""
+        if self.row.get(field) is None:
+            return 0
+        try:
+            return datetime.fromisoformat(self.text(field)).timestamp()
+        except (ValueError, OverflowError):
+            raise self.wrong(f"{field} is no time: {self.text(field)[:80]!r}") from None
+
     def rule(self) -> tuple[bool, float | None]:
         """Whether there is one, and its seconds."""
         match self.row.get("rule"):
@@ -82,6 +109,16 @@ class Line(NamedTuple):
             case {"delay_s": int() | float() as delay_s} if 0 <= delay_s <= 1e9:
                 return True, float(delay_s)
         raise self.wrong("rule must be null or an object with delay_s")
+
+    def policy(self) -> bytes:
+        """The request that sets it; empty without one."""
+        fields = self.row.get("policy", {})
+        if not isinstance(fields, dict):
+            raise self.wrong("policy must be an object")
+        try:
+            return requests.set_queue(self.text("name"), cast(Policy, fields)) if fields else b""
+        except InvalidRequest as error:
+            raise self.wrong(f"policy: {error}") from None
 
 
 def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]:
@@ -173,28 +210,32 @@ class Import:
     def _make_queues(self, lines: Iterator[Line]) -> None:
         for line in self._wanted(lines, "queues", "name"):
             line.rule()
+            line.policy()
             if self._queues.setdefault(line.name("name"), line) is not line:
                 raise line.wrong("this queue was told before")
         self._check_all_are_told()
         bound: dict[bytes, list[bytes]] = {}
-        for row in self._rows(b"bindings", "queue", "event"):
+        for row in self._rows(b"bindings", "queue", "event", "mask"):
             if (name := requests.encoded(row["queue"])) in self._queues and name not in self._there:
-                bound.setdefault(name, []).append(requests.encoded(row["event"]))
+                flag = b"--add " if row["mask"] is None else b"--add-mask "
+                each = flag + requests.encoded(row["event"] or row["mask"])
+                bound.setdefault(name, []).append(each)
         for name, line in self._queues.items():
             if not self._merge and (name in self._there or name in bound):
                 raise line.wrong("there is such a queue, or its name is bound; --merge adds to it")
         # A queue is made by binding it; nobody publishes this.
-        nothing = b"mqks-import-%b" % secrets.token_hex(8).encode()
+        nothing = b"--add mqks-import-%b" % secrets.token_hex(8).encode()
         for name, line in self._queues.items():
             self._counts["queues"] += 1
             if name in self._there:
                 continue
             first, *others = bound.get(name, [nothing])
-            self._ask(line, b"subscribe --confirm %b %b" % (name, first))
-            for event in others:
-                self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
+            self._ask(line, b"subscribe --confirm %b %b" % (name, first.removeprefix(b"--add ")))
+            for each in others:
+                self._ask(line, b"rebind --confirm %b %b" % (name, each))
             if first is nothing:
-                self._ask(line, b"rebind --confirm %b --remove %b" % (name, nothing))
+                unbind = nothing.replace(b"--add ", b"--remove ")
+                self._ask(line, b"rebind --confirm %b %b" % (name, unbind))
 
     def _check_all_are_told(self) -> None:
         if missing := set(self._only) - self._queues.keys():
@@ -220,7 +261,8 @@ class Import:
                     bound[event] = self._must_bind(line, name, event)
                     if bound[event]:
                         self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
-                publish = b"%b publish --confirm %b %b" % (message_id, event, data)
+                flags = line.flags(time.time())
+                publish = b"%b publish --confirm %b%b %b" % (message_id, flags, event, data)
                 self._put(line, publish)
                 self._counts["messages"] += 1
         finally:
@@ -230,7 +272,7 @@ class Import:
         """Whether the queue has yet to be bound to this event, which must lead nowhere else."""
         names = {
             requests.encoded(row["queue"])
-            for row in self._rows(b"bindings %b" % event, "queue", "event")
+            for row in self._rows(b"bindings %b" % event, "queue", "event", "mask")
             if row["exists"]
         }
         if others := names - {name}:
@@ -250,10 +292,12 @@ class Import:
 
     def _bind(self, lines: Iterator[Line]) -> None:
         for line in self._wanted(lines, "bindings", "queue"):
-            name, event = line.name("queue"), line.name("event")
+            name = line.name("queue")
+            what, flag = ("mask", b"--add-mask") if "mask" in line.row else ("event", b"--add")
+            bound = line.name(what)
             if name in self._there and not self._merge:
                 raise line.wrong("there is such a queue; --merge adds to it")
-            self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
+            self._ask(line, b"rebind --confirm %b %b %b" % (name, flag, bound))
             self._counts["bindings"] += 1
 
     def _end(self, lines: Iterator[Line]) -> None:
@@ -265,8 +309,12 @@ class Import:
         if (told := {what: line.row.get(what) for what in were}) != were:
             raise line.wrong(f"it tells of {told}, and there were {were}")
         for name, line in self._queues.items():
+            if name in self._there:
+                continue
+            if policy := line.policy():
+                self._ask(line, policy)
             has_rule, delay_s = line.rule()
-            if not has_rule or name in self._there:
+            if not has_rule:
                 continue
             if delay_s is None:
                 self._note(

@@ -19,7 +19,7 @@ from tests.chaos.checker import Found, Violation
 from tests.chaos.crowd import peeked
 from tests.chaos.plan import LifePlan
 from tests.chaos.wire import Gone, Life, Wire
-from tests.model import Message, Model
+from tests.model import MASK, Message, Model
 
 Do = Callable[[Model], object]
 MESSAGES_MAX = 25
@@ -202,7 +202,8 @@ class Hermit:
             return
         consumers = [each for each in self.model.attached if each.queue == name]
         has = json.loads(stats)
-        seen = has["ready"], has["unacked"], has["events"], has["consumer_ids"]
+        masks = [MASK + mask for mask in has["masks"]]
+        seen = has["ready"], has["unacked"], [*masks, *has["events"]], has["consumer_ids"]
         unacked = sum(len(each.unacked) for each in consumers)
         events = sorted(self.model.bindings.get(name, ()))
         if seen != (len(queue.ready), unacked, events, [each.id for each in consumers]):
@@ -258,7 +259,7 @@ class Hermit:
             flags |= {"--once", "--confirm"}
 
         def do(model: Model) -> None:
-            queues = sorted(q for q in model.queues if event in model.bindings.get(q, ()))
+            queues = sorted(q for q in model.queues if model.leads(event, q))
             model.publish_with(connection, message, event, data, flags, queues)
 
         words = [message, "publish", *sorted(flags), event, data]
@@ -312,12 +313,16 @@ class Hermit:
         remove = rng.sample(self.events, rng.choice([0, 0, 1]))
         masks = rng.choice([[], [], [f"{self.name}.*"], ["*.*.b"], ["*"], ["*.*.*.b"]])
         add = rng.sample(self.events, rng.choice([0, 1, 2]))
+        bound = [f"{self.name}.*", f"{self.name}.**", f"{self.name}.*.b"]
+        add_masks = rng.sample(bound, rng.choice([0, 0, 0, 1, 2]))
+        masks = masks + rng.sample(bound, rng.choice([0, 0, 1]))
 
         def do(model: Model) -> None:
-            model.rebind(name, events, remove, masks, add)
+            model.rebind(name, events, remove, masks, add, add_masks)
 
         words = [f"rb rebind{flag} {name}", *events]
         words += ["--add", *add] if add else []
+        words += ["--add-mask", *add_masks] if add_masks else []
         words += ["--remove-mask", *masks] if masks else []
         words += ["--remove", *remove] if remove else []
         return Line(" ".join(words), self._confirm(do, connection, "rb", confirm), confirm)

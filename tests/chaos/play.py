@@ -34,6 +34,7 @@ from tests.chaos.hermit import Hermit
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
 from tests.chaos.wire import WAIT_S, Life, Wire
+from tests.model import MASK
 from tests.server_process import ServerProcess
 
 HERMITS = 3
@@ -58,7 +59,8 @@ class _Looker:
         self._wire = await Wire.open(self._life, "look")
         bound: dict[str, set[str]] = {}
         for row in await self._rows("bindings"):
-            bound.setdefault(row["queue"], set()).add(row["event"])
+            each = row["event"] if row["mask"] is None else MASK + row["mask"]
+            bound.setdefault(row["queue"], set()).add(each)
         rows = {row["name"]: row for row in await self._rows("queues")}
         rules: dict[str, str | None] = {}
         queues: dict[bytes, Found] = {}

@@ -4,11 +4,17 @@ The one rule: it knows what batches tell and nothing else, so that what a broker
 missing here, too.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from mqks.broker.broker import Broker
+from mqks.broker.facts import Facts
 from mqks.broker.pending import Entry, Mark, QueueState, Run
+from mqks.broker.ranges import compress
 from mqks.limits import PAGE_BYTES
+
+FAR_MORE = 1 << 40
+"""Numbers of which not all can have been written."""
 
 
 class QueueOnDisk:
@@ -16,6 +22,7 @@ class QueueOnDisk:
         self.next_seq = 1
         self.cursor = 1
         self.lines: dict[int, bytes] = {}
+        self.times_us: dict[int, int] = {}
         self.marks: dict[int, Mark] = {}
 
 
@@ -47,12 +54,20 @@ class Disk:
             queue.cursor = max(queue.cursor, change.cursor)
             for run in change.runs:
                 queue.lines.update(enumerate(run.lines, run.first))
+                arrived = range(run.first, run.first + len(run.lines))
+                queue.times_us.update(dict.fromkeys(arrived, entry.time_us))
             for number, mark in change.marks.items():
                 queue.marks[number] = max(mark, queue.marks.get(number, mark))
             for first, count in (*change.acks, *change.moved):
-                for number in range(first, first + count):
-                    queue.lines.pop(number, None)
+                numbers: Sequence[int] = range(first, first + count)
+                if count > FAR_MORE:
+                    numbers = [number for number in queue.lines if number in numbers]
+                for number in numbers:
+                    # A journal counts what is settled.
+                    assert number in queue.lines, f"{number} of {change.lane_id} is settled twice"
+                    del queue.lines[number]
                     queue.marks.pop(number, None)
+                    queue.times_us.pop(number, None)
 
     def page(self, queue_id: int, first: int | None) -> list[Run]:
         """Living messages from this number on, about as many as one read brings."""
@@ -68,6 +83,11 @@ class Disk:
             Run(run[0], [lines[number] for number in run])
             for run in ([number for _, number in group] for _, group in runs)
         ]
+
+    def fetch(self, queue_id: int, numbers: Sequence[int]) -> dict[int, bytes]:
+        """The living ones of these messages."""
+        lines = self.queues[queue_id].lines
+        return {number: lines[number] for number in numbers if number in lines}
 
     def recover(self, broker: Broker) -> None:
         """As a server that starts on it."""
@@ -85,7 +105,31 @@ class Disk:
                 for number in known.lines
                 if number < known.cursor
             ]
-            waiting = {n: mark for n, mark in known.marks.items() if n >= known.cursor}
-            queue.restore(known.next_seq, known.cursor, returned, waiting)
+            waiting = [each for each in known.marks.items() if each[0] >= known.cursor]
+            missing = [n for n in range(known.cursor, known.next_seq) if n not in known.lines]
+            # What a start would take for damage.
+            assert not missing or state.policy.is_sparse, (state.name, missing)
+            holes = compress(missing)
+            mean_bytes = sum(map(len, known.lines.values())) / max(1, len(known.lines))
+            queue.restore(known.next_seq, known.cursor, returned, waiting, holes, mean_bytes)
         broker.next_queue_id = max(broker.next_queue_id, self.next_queue_id)
         broker.start_timers()
+
+
+class DiskFacts(Facts):
+    """What a broker is told of this journal."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def arrived_us(self, queue_id: int, number: int) -> int:
+        queue = self._disk.queues.get(queue_id)
+        return 0 if queue is None else queue.times_us.get(number, 0)
+
+    def bytes_of(self, queue_id: int, number: int) -> int:
+        queue = self._disk.queues.get(queue_id)
+        return 0 if queue is None else len(queue.lines.get(number, b""))
+
+    def arrivals(self, queue_id: int) -> Iterator[tuple[int, int]]:
+        queue = self._disk.queues.get(queue_id)
+        return iter(sorted(queue.times_us.items()) if queue is not None else ())

@@ -4,17 +4,26 @@ They are those of docs/architecture.md. The one rule: everything is counted anew
 there; nothing is believed that the broker has counted.
 """
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Final
 
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
+from mqks.broker.deaths import _kill_read
+from mqks.broker.delays import _number
 from mqks.broker.lane import MESSAGE_OVERHEAD_BYTES
-from mqks.broker.metadata import binding_bytes, consumer_bytes, queue_bytes
+from mqks.broker.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.pending import NO_MARK
 from mqks.broker.queue import Queue
+from mqks.broker.shared import Fetch
+from mqks.protocol.masks import MASK, bound_matches
 from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
+
+EVENTS: Final = b"e1", b"a.b", b"a.c.b", b".", b"user.1"
+"""Looked at beside those that queues are bound to, while there are masks."""
 
 
 def require(holds: bool, what: object) -> None:
@@ -54,8 +63,8 @@ def _deliveries(consumer: Consumer) -> list[tuple[int, bytes]]:
 
 def _check_queue(queue: Queue) -> None:
     name, lane = queue.name, queue.lane
-    waiting = len(lane.head) + lane.paged + len(lane.tail)
-    require(lane.next_seq - lane.cursor == waiting, f"{name!r}: three stretches have a gap")
+    stretches = len(lane.head) + lane.paged + len(lane.tail)
+    require(lane.next_seq - lane.cursor == stretches, f"{name!r}: three stretches have a gap")
     require(lane.paged >= 0, f"{name!r}: paged is {lane.paged}")
     require(bool(lane.paged) or not lane.tail, f"{name!r}: a tail behind nothing")
     require(lane.head_bytes == _size(lane.head), f"{name!r}: head_bytes")
@@ -69,8 +78,9 @@ def _check_queue(queue: Queue) -> None:
     for heap in ([number for number, _ in lane.redo], lane.redo_paged):
         for place in range(1, len(heap)):
             require(heap[(place - 1) // 2] <= heap[place], f"{name!r}: no heap")
+    check_counts(queue)
     if lane.marks:
-        living = {*below, *range(lane.cursor, lane.next_seq)}
+        living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
         require(lane.marks.keys() <= living, f"{name!r}: a retry of what is settled")
         require(NO_MARK not in lane.marks.values(), f"{name!r}: a mark of nothing")
     require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
@@ -79,6 +89,51 @@ def _check_queue(queue: Queue) -> None:
     require(queue.full == (queue in queue.shared.full_queues), f"{name!r}: full")
     _check_deadline(queue)
     _check_turns(queue)
+
+
+def waiting(queue: Queue) -> Iterator[int]:
+    """Numbers of the messages that are ready."""
+    lane = queue.lane
+    returned = chain((number for number, _ in lane.redo), lane.redo_paged)
+    numbers = chain(range(lane.cursor, lane.next_seq), returned)
+    return (number for number in numbers if number not in lane.holes)
+
+
+def scheduled(queue: Queue) -> Iterator[int]:
+    for delays in queue.times.kinds if queue.times else ():
+        for entry in {*delays._all()}:
+            if delays._counts(entry):
+                yield _number(entry)
+
+
+def dying(queue: Queue, fetches: Iterable[Fetch]) -> Iterator[int]:
+    """Those that are being read from disk to be moved to a dead-letter queue."""
+    for fetch in fetches:
+        then = fetch.then
+        if fetch.queue is queue and isinstance(then, partial) and then.func is _kill_read:
+            yield from fetch.numbers
+
+
+def memory_bytes(queue: Queue) -> int:
+    bodies = [delays.bodies for delays in queue.times.kinds] if queue.times else []
+    return queue.lane.memory_bytes + sum(_size(each.values()) for each in bodies)
+
+
+def check_counts(queue: Queue) -> None:
+    """Of what waits, for a consumer or for a time."""
+    name, lane, times = queue.name, queue.lane, queue.times
+    require(lane.ready == sum(1 for _ in waiting(queue)), f"{name!r}: ready is {lane.ready}")
+    require(lane.ready_bytes >= 0, f"{name!r}: ready_bytes is {lane.ready_bytes}")
+    require(bool(lane.ready) or not lane.ready_bytes, f"{name!r}: {lane.ready_bytes} of nothing")
+    returned = chain((number for number, _ in lane.redo), lane.redo_paged)
+    places = chain(range(lane.cursor, lane.next_seq), returned)
+    holes = sum(number in lane.holes for number in places)
+    require(len(lane.holes) == holes, f"{name!r}: {len(lane.holes)} holes, {holes} of something")
+    if times is not None:
+        count = sum(1 for _ in scheduled(queue))
+        require(times.scheduled == count, f"{name!r}: {times.scheduled} scheduled, not {count}")
+        require(times.scheduled_bytes >= 0, f"{name!r}: scheduled_bytes")
+        require(bool(count) or not times.scheduled_bytes, f"{name!r}: scheduled_bytes of nothing")
 
 
 def _check_deadline(queue: Queue) -> None:
@@ -145,6 +200,7 @@ def _check_orphan(broker: Broker, name: bytes, queue: Queue) -> None:
 
 def _check_bindings(broker: Broker) -> None:
     routes: dict[bytes, set[Queue]] = {}
+    masks: set[tuple[bytes, Queue]] = set()
     for name, events in broker.bindings.by_name.items():
         require(bool(events), f"{name!r} is bound to nothing and known")
         most = broker.settings.bindings_per_queue_max
@@ -152,14 +208,25 @@ def _check_bindings(broker: Broker) -> None:
         if name in broker.queues:
             for event in events:
                 routes.setdefault(event, set()).add(broker.queues[name])
+    for name, bound in broker.bindings.masks_by_name.items():
+        require(bool(bound), f"{name!r} is bound to no masks and known")
+        most = broker.settings.bindings_per_queue_max
+        require(broker.bindings.count(name) <= most, f"{name!r} is bound to more than it may")
+        if name in broker.queues:
+            masks |= {(mask.removeprefix(MASK), broker.queues[name]) for mask in bound}
     told = {event: {*queues} for event, queues in broker.bindings.routes.items()}
     require(told == routes, "routes are not the bindings of queues that exist")
+    require(broker.bindings.masks.count == len(masks), "masks bound are not those of the queues")
+    for event in {*islice(routes, 10), *EVENTS} if masks else ():
+        wanted = routes.get(event, set()) | {q for mask, q in masks if bound_matches(mask, event)}
+        found = broker.bindings.route(event)
+        require(found is None or {*found} == wanted, f"{event!r} goes elsewhere")
 
 
 def _check_sums(broker: Broker) -> None:
     settings = broker.settings
     shared = broker.shared
-    memory = sum(queue.lane.memory_bytes for queue in broker.queues.values())
+    memory = sum(map(memory_bytes, broker.queues.values()))
     require(shared.memory.used == memory, f"memory {shared.memory.used}, not {memory}")
     consumers = [*_consumers(broker)]
     unacked = sum(consumer.unacked_bytes for consumer in consumers)
@@ -167,9 +234,8 @@ def _check_sums(broker: Broker) -> None:
     require(len(consumers) == len(broker.consumers), "a consumer that is attached to no queue")
     theirs = sum(len(each.consumers) for each in broker.connections.values())
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
-    require(
-        len(broker.schedule) == sum(q.timer is not None for q in broker.queues.values()), "timers"
-    )
+    timers = sum(queue.timer is not None for queue in broker.queues.values())
+    require(len(broker.schedule) == timers + _alarms(broker), "timers")
     for budget in (shared.unacked, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
     for each in shared.unacked.waiters:
@@ -191,35 +257,47 @@ def _check_sums(broker: Broker) -> None:
         require(tail <= connection.splitter.line_bytes_max + 1, "a tail longer than a line")
 
 
+def _alarms(broker: Broker) -> int:
+    """How many are set."""
+    times = [queue.times for queue in broker.queues.values() if queue.times is not None]
+    alarms = [alarm for each in times for alarm in (each._alarm, each._dated_alarm)]
+    alarms += [each.deadlines._alarm for each in _consumers(broker) if each.deadlines is not None]
+    return sum(alarm._entry is not None for alarm in alarms)
+
+
 def _metadata_bytes(broker: Broker) -> int:
-    bindings = broker.bindings.by_name
+    names = {*broker.bindings.by_name, *broker.bindings.masks_by_name}
     return (
         sum(queue_bytes(queue.name) for queue in _all_queues(broker))
         + sum(map(consumer_bytes, broker.consumers))
-        + sum(map(len, bindings))
-        + sum(binding_bytes(event) for events in bindings.values() for event in events)
+        + sum(map(len, names))
+        + sum(map(binding_bytes, chain.from_iterable(broker.bindings.by_name.values())))
+        + sum(map(mask_bytes, chain.from_iterable(broker.bindings.masks_by_name.values())))
     )
 
 
-def check_disk(broker: Broker, disk: Disk) -> None:
+def _bound(broker: Broker) -> list[tuple[bytes, bytes]]:
+    tables = broker.bindings.by_name, broker.bindings.masks_by_name
+    return [(name, each) for table in tables for name, bound in table.items() for each in bound]
+
+
+def check_disk(broker: Broker, disk: Disk, fetches: Iterable[Fetch] = ()) -> None:
     """With nothing pending: what is on disk is what is there, and what is there is on disk."""
     names = {queue_id: state.name for queue_id, state in disk.states.items()}
     require(names == {queue.id: queue.name for queue in broker.queues.values()}, "queues on disk")
-    bindings = {
-        (name, event) for name, events in broker.bindings.by_name.items() for event in events
-    }
-    require(disk.bindings == bindings, "bindings on disk")
+    require(disk.bindings == {*_bound(broker)}, "bindings on disk")
     for queue in broker.queues.values():
         known = disk.queues[queue.id]
         require(known.next_seq <= queue.lane.next_seq, f"{queue.name!r}: next_seq on disk")
         wanted = _living(queue)
+        wanted |= dict.fromkeys(dying(queue, [*broker.shared.fetches, *fetches]))
         require(known.lines.keys() == wanted.keys(), f"{queue.name!r}: numbers on disk")
         for number, line in wanted.items():
             require(line is None or known.lines[number] == line, f"{queue.name!r}: body {number}")
 
 
 def _living(queue: Queue) -> dict[int, bytes | None]:
-    """Number → message, None for one that is only on disk."""
+    """Number → message, None for one that is only on disk, or waits for a time."""
     lane = queue.lane
     middle = lane.cursor + len(lane.head)
     living: dict[int, bytes | None] = dict(enumerate(lane.head, lane.cursor))
@@ -227,6 +305,8 @@ def _living(queue: Queue) -> dict[int, bytes | None]:
     living |= enumerate(lane.tail, middle + lane.paged)
     living |= dict.fromkeys(lane.redo_paged)
     living |= lane.redo
+    living = {number: line for number, line in living.items() if number not in lane.holes}
+    living |= dict.fromkeys(scheduled(queue))
     for consumer in queue.consumers:
         living |= _deliveries(consumer)
     return living
@@ -238,7 +318,7 @@ def digest(broker: Broker) -> object:
     waiters = broker.pending.waiters
     return (
         [_queue_digest(queue) for queue in _all_queues(broker)],
-        {name: [*events] for name, events in broker.bindings.by_name.items()},
+        _bound(broker),
         dict(broker.pending.entry.bindings),
         [_consumer_digest(each) for each in broker.consumers.values()],
         [each.id for each in shared.unacked.waiters if isinstance(each, Consumer)],

@@ -24,9 +24,27 @@ NUMBERS: Final = [
     *("\u0663".encode(), "\u00b2".encode(), b"", b" 1", b"1e999999999"),
 ]
 FLAGS: Final = [
-    *(b"--confirm", b"--once", b"--mandatory", b"--add", b"--remove", b"--remove-mask", b"--all"),
-    *(b"--manual-ack", b"--delete-queue-when-unused", b"--when-unused", b"--limit", b"--after"),
+    *(
+        b"--confirm",
+        b"--once",
+        b"--mandatory",
+        b"--add",
+        b"--remove",
+        b"--remove-mask",
+        b"--add-mask",
+    ),
+    *(
+        b"--all",
+        b"--manual-ack",
+        b"--delete-queue-when-unused",
+        b"--when-unused",
+        b"--limit",
+        b"--after",
+    ),
     *(b"--then", b"--from", b"--to", b"--at", b"--epoch", b"--worker", b"--", b"---", b"-", b"--x"),
+    *(b"--retries", b"--losses", b"--backoff", b"--dead-letters", b"--ttl", b"--messages-max"),
+    *(b"--bytes-max", b"--overflow", b"--single-consumer", b"--ack-timeout", b"--reset", b"--meta"),
+    *(b"--delay", b"--dead", b"--prefetch", b"--scheduled", b"--event"),
 ]
 NAMES: Final = [
     *(b"q", b"q1", b"q2", b"e", b"e1", b"e2", b"a.b", b"a.c.b", b"m1", b"m2", b"m3", b"c1", b"c2"),

@@ -19,6 +19,7 @@ from mqks.broker.connection import Slow
 from mqks.broker.intake import Intake
 from mqks.broker.pending import Batch, Run
 from mqks.broker.queue import Queue
+from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
 from mqks.settings import Settings
@@ -98,7 +99,7 @@ class World(AbstractContextManager["World"]):
         self.broker = Broker(
             self._settings,
             clock=lambda: self._now_s,
-            now_us=lambda: 0,
+            now_us=lambda: round(self._now_s * 1e6),
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
             on_error=lambda record: True,
         )
@@ -114,6 +115,7 @@ class World(AbstractContextManager["World"]):
         self._in_flight: Batch | None = None
         self._slow = False
         self._pages: list[tuple[Queue, int | None, list[Run]]] = []
+        self._fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self._going: list[Peer] = []
         self.disk.recover(self.broker)
 
@@ -133,7 +135,7 @@ class World(AbstractContextManager["World"]):
         self._looked_cpu_s = thread_time()
         check(self.broker)
         if not self.broker.pending and self._in_flight is None:
-            check_disk(self.broker, self.disk)
+            check_disk(self.broker, self.disk, [fetch for fetch, _ in self._fetched])
 
     def settle(self) -> None:
         """Do all that is due, and look at the whole."""
@@ -182,6 +184,7 @@ class World(AbstractContextManager["World"]):
         while not peer.ended and (connection.overrun or connection.awaits_login):
             if connection.works:
                 self._timed(self.broker.go_on)
+                self._page()
             elif connection.overrun:
                 self._receive(peer, b"")
             else:
@@ -343,7 +346,9 @@ class World(AbstractContextManager["World"]):
         return bool(
             broker.has_work
             or broker.shared.page_requests
+            or broker.shared.fetches
             or self._pages
+            or self._fetched
             or broker.access.logins
             or broker.reads_waiting
             or self._going
@@ -361,6 +366,15 @@ class World(AbstractContextManager["World"]):
             first = queue.lane.page_first
             is_there = first is not None and queue.id in self.disk.queues
             self._pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
+        fetched, self._fetched = self._fetched, []
+        for fetch, lines in fetched:
+            if not fetch.queue.deleted:
+                self._timed(fetch.then, lines)
+        fetches, broker.shared.fetches = broker.shared.fetches, []
+        for fetch in fetches:
+            is_there = fetch.queue.id in self.disk.queues
+            lines = self.disk.fetch(fetch.queue.id, fetch.numbers) if is_there else {}
+            self._fetched.append((fetch, lines))
 
     def _login(self) -> None:
         login = self.broker.access.logins.popleft()
@@ -403,6 +417,8 @@ class World(AbstractContextManager["World"]):
                 break
             self._timed(broker.go_on)
             self._hand_over()
+            if broker.shared.fetches or self._fetched:
+                break  # What waits for them goes on in a later turn.
         else:
             raise Finding("a turn that never ends")
         for who, peer in [*self.peers.items()]:

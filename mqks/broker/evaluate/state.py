@@ -14,6 +14,7 @@ from mqks.broker.consumer import Consumer
 from mqks.broker.evaluate.views import Flag, Items
 from mqks.broker.turns import GOES_ON, Work, ordered, slices
 from mqks.limits import STEP_NAMES
+from mqks.protocol.masks import MASK
 
 K = TypeVar("K", str, int)
 V = TypeVar("V")
@@ -155,6 +156,14 @@ class State:
     def events_by_queues(self) -> Mapping[str, list[str]]:
         """Name → events it is bound to."""
         return self._view(self._broker.bindings.by_name, lambda events: sorted(map(_text, events)))
+
+    @property
+    def masks_by_queues(self) -> Mapping[str, list[str]]:
+        """Name → masks it is bound to."""
+        return self._view(
+            self._broker.bindings.masks_by_name,
+            lambda masks: sorted(_text(mask.removeprefix(MASK)) for mask in masks),
+        )
 
     @property
     def consumers_by_queues(self) -> Mapping[str, list[str]]:

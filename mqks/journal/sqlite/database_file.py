@@ -5,8 +5,11 @@
         file.messages(b"queue", after=0)                         # an iterator, in order
         file.errors(limit=20)                                    # the newest first
 
-- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, bytes, oldest_us
+- `Queue`: name, id, policy, next_seq, cursor, ready, unacked, bytes, oldest_us
 - `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
+- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, scheduled, bytes, oldest_us
+- `Message`: seq, time_us, id, event, data, retry, unacked, doubtful, meta, rejects, losses, due_us,
+  expires_us
 - `ErrorRecord`: id, time_us, connection, request_id, action, reason
 - `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
   segment_bytes, set_aside
@@ -20,7 +23,6 @@ The one rule: nothing is written, checkpointed or locked, and each read is short
 """
 
 import sqlite3
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,9 +31,10 @@ from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.pending import ErrorRecord, Mark
 from mqks.broker.policy import Policy
-from mqks.broker.ranges import below
+from mqks.broker.ranges import Range, below, numbers
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.journal.index import Index, QueueIndex
+from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.lock import server_of
@@ -40,7 +43,7 @@ from mqks.journal.sqlite.structure import UNREADABLE, schema_damage
 from mqks.journal.sqlite.tables import Rows, error_columns, errors, head_of, read_by
 from mqks.journal.store import Damage, QueueRow, shown
 from mqks.journal.survey import Survey, guess, sections_of
-from mqks.protocol.requests import DeleteRule
+from mqks.protocol.replies import split
 
 AT_ONCE: Final = 16
 """New segments that are read in one transaction with the list of all."""
@@ -72,7 +75,7 @@ def wal_path(path: Path) -> Path:
 class Queue(NamedTuple):
     name: bytes
     id: int
-    rule: DeleteRule | None
+    policy: Policy
     next_seq: int
     """Number that the next message will get."""
     cursor: int
@@ -80,6 +83,7 @@ class Queue(NamedTuple):
     ready: int
     unacked: int
     """Messages that a consumer holds; in a file that nobody serves: held at the crash."""
+    scheduled: int
     bytes: int
     """Text of what is alive, about."""
     oldest_us: int | None
@@ -98,6 +102,14 @@ class Message(NamedTuple):
     unacked: bool
     doubtful: bool
     """Its segment fails its checksum: any byte of it may be wrong, and it may have been acked."""
+    meta: bytes
+    """Its attributes, as they were published."""
+    rejects: int
+    losses: int
+    due_us: int
+    """When it joins the queue, if it is scheduled, else 0."""
+    expires_us: int
+    """When its own ttl ends, or 0."""
 
 
 class Facts(NamedTuple):
@@ -421,7 +433,7 @@ class DatabaseFile:
                 self._place_doubtful(segment_id, segment)
         self.damage += survey.missing().values()
         self.queues = [
-            _queue(row, self._index.queues[row.id], self._marks.get(row.id, {}))
+            _queue(row, self._index.queues[row.id], self._marks.get(row.id, NO_MARKS))
             for row in sorted(rows.queues.values(), key=lambda row: row.name)
         ]
 
@@ -450,7 +462,7 @@ class DatabaseFile:
         while queue_id is not None:
             if moved in self._segments:
                 raise JournalDamaged(f"{self.path}: segment {moved} {LISTED_ONLY}")
-            index, marks = self._index.queues[queue_id], self._marks.get(queue_id, {})
+            index, marks = self._index.queues[queue_id], self._marks.get(queue_id, NO_MARKS)
             for span in index.overlapping(after + 1, max(index.next_seq, after + 2)):
                 with self._failures():
                     row = self._row(span.segment.id)
@@ -509,11 +521,11 @@ def _is_credible(run: StoredRun, body: bytes) -> bool:
     return len(lines) == run.total and all(b" event=" in line for line in lines)
 
 
-def _queue(row: QueueRow, index: QueueIndex, marks: dict[int, Mark]) -> Queue:
+def _queue(row: QueueRow, index: QueueIndex, marks: Marks) -> Queue:
     return Queue(
         row.name,
         row.id,
-        Policy.decode(row.policy).delete_when_unused,
+        Policy.decode(row.policy),
         index.next_seq,
         index.cursor,
         *_counts(index, marks),
@@ -521,35 +533,31 @@ def _queue(row: QueueRow, index: QueueIndex, marks: dict[int, Mark]) -> Queue:
     )
 
 
-def _counts(queue: QueueIndex, marks: dict[int, Mark]) -> tuple[int, int, int]:
-    """How many are ready, how many unacked, and their bytes."""
-    alive, size = 0, 0
-    delivered = []
+def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
+    """How many are ready, unacked and scheduled, and the bytes of all."""
+    size = 0
+    there: list[Range] = []
     for span in queue.spans:
-        total = span.end - span.first
         living = span.living()
+        there += living
         count = sum(count for _, count in living)
-        alive += count
-        size += span.bytes * count // total if total else 0
-        delivered += below(living, queue.cursor)
-    firsts = [first for first, _ in delivered]
-
-    def is_delivered(number: int) -> bool:
-        place = bisect_right(firsts, number) - 1
-        return place >= 0 and number < sum(delivered[place])
-
-    waiting = sum(not mark.redelivered and is_delivered(number) for number, mark in marks.items())
-    unacked = sum(count for _, count in delivered) - waiting
-    return alive - unacked, unacked, size
+        size += span.bytes * count // span.count if count else 0
+    unacked = sum(count for _, count in below(there, queue.cursor))
+    scheduled = 0
+    for number, mark in marks.among(there):
+        scheduled += mark.due_us > 0
+        unacked -= number < queue.cursor and (mark.due_us > 0 or not mark.redelivered)
+    ready = sum(count for _, count in there) - unacked - scheduled
+    return ready, unacked, scheduled, size
 
 
-def _oldest_us(queue: QueueIndex, marks: dict[int, Mark]) -> int | None:
+def _oldest_us(queue: QueueIndex, marks: Marks) -> int | None:
     held = Mark(redelivered=True)
-    for span in queue.spans:
-        for first, count in span.living():
-            for number in range(first, first + count):
-                if number >= queue.cursor or not marks.get(number, held).redelivered:
-                    return span.time_us
+    living = numbers(queue.living(0, queue.next_seq))
+    for number, mark in marks.of_each(living, held):
+        if not mark.due_us and (number >= queue.cursor or not mark.redelivered):
+            span = queue.find(number)
+            return None if span is None else span.time_us
     return None
 
 
@@ -570,14 +578,26 @@ def _message(
     time_us: int,
     line: bytes,
     queue: QueueIndex,
-    marks: dict[int, Mark],
+    marks: Marks,
     doubtful: bool,
 ) -> Message:
     message_id, _, rest = line.partition(b" event=")
     event, _, data = rest.partition(b" ")
+    data, meta = split(data)
     delivered = number < queue.cursor
     mark = marks.get(number, Mark(redelivered=delivered))
-    retry = mark.retry + mark.redelivered
     return Message(
-        number, time_us, message_id, event, data, retry, delivered and mark.redelivered, doubtful
+        number,
+        time_us,
+        message_id,
+        event,
+        data,
+        retry=mark.retry + mark.redelivered,
+        unacked=delivered and mark.redelivered and not mark.due_us,
+        doubtful=doubtful,
+        meta=meta,
+        rejects=mark.rejects,
+        losses=mark.losses,
+        due_us=mark.due_us,
+        expires_us=mark.expires_us,
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from itertools import starmap
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,8 @@ WAL_WAIT_MS: Final = 50
 BUSY_WAIT_MS: Final = 100
 WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL's file is cut back to this size when it is begun again."""
+FOLD_AGAIN_S: Final = 1.0
+"""How soon after a checkpoint that readers cut short the next one follows."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal looks for free pages."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -143,6 +146,8 @@ class SqliteStore:
         self._room_bytes = settings.batch_bytes_max
         self._wal_pages = 0.0
         """Pages that a checkpoint would have to write into the database file, about."""
+        self._fold_again_s = inf
+        """When to fold what readers kept from being folded, though nothing more is written."""
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
         self._restart_pages = WAL_PAGES_RESTART
@@ -403,7 +408,11 @@ class SqliteStore:
 
     @property
     def overdue(self) -> bool:
-        return self._wal_pages >= self._checkpoint_pages or bool(self.gone and self._wal_pages)
+        return (
+            self._wal_pages >= self._checkpoint_pages
+            or bool(self.gone and self._wal_pages)
+            or time.monotonic() > self._fold_again_s
+        )
 
     async def tidy(self, *, idle: bool) -> bool:
         with self._failures():
@@ -442,13 +451,16 @@ class SqliteStore:
         """
         await self._count_segments()
         self._wal_pages = 0.0
+        self._fold_again_s = inf
         self._checkpoints += 1
         if self.gone:
             # The database alone must be all there is, and a WAL that is left beside another
             # database would be taken for that one's.
             await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
             return
-        ((_, pages, _),) = await self._db.execute_fetchall("pragma wal_checkpoint(passive)")
+        ((_, pages, folded),) = await self._db.execute_fetchall("pragma wal_checkpoint(passive)")
+        if folded < pages:
+            self._fold_again_s = time.monotonic() + FOLD_AGAIN_S
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
         # Readers that overlap keep the WAL from being begun again: wait for those of now.

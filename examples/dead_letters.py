@@ -1,0 +1,36 @@
+"""Dead letters: what fails too often is put aside, says why, and goes back when all is mended.
+
+Start a broker first (`mqks serve`), then `python examples/dead_letters.py`.
+"""
+
+import mqks
+
+prices = {"tea": 3}
+
+with mqks.connect_blocking() as client:
+    client.set_queue("orders", retries=2, dead_letters="orders.dead")
+    with client.consume("orders", events=["order"], manual_ack=True) as consumer:
+        client.publish("order", "coffee")
+        client.publish("order", "tea", confirm=True)
+
+        def sell(count: int) -> None:
+            for _ in range(count):
+                message = consumer.receive(timeout_s=10)
+                try:
+                    with message.process():
+                        print(f"{message.text}: {prices[message.text]}")
+                except KeyError:
+                    print(f"{message.text}: no price, try {message.retry + 1}")
+
+        sell(3)
+        with client.consume("orders.dead", manual_ack=True, meta=True) as dead_letters:
+            dead = dead_letters.receive(timeout_s=10)
+            if dead.letter is not None:
+                print(f"dead: {dead.text}, {dead.letter.reason} in {dead.letter.queue}")
+        # It was not acked, so it is still there.
+
+        prices["coffee"] = 4
+        print(f"{client.redrive('orders.dead')} redriven")
+        sell(1)
+    for queue in ("orders", "orders.dead"):
+        client.delete_queue(queue)

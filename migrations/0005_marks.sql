@@ -1,0 +1,2 @@
+-- Nothing changes but the version: from here on segments may begin with MQS2, which older programs
+-- can't read. They refuse the database for its version. Segments that begin with MQS1 stay.

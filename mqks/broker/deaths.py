@@ -1,0 +1,103 @@
+"""Messages that die: what they leave, and where they go.
+
+The one rule: a dead message moves to the dead-letter queue of its queue in one commit, and says
+why. Without such a queue it is dropped, and counted.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqks.broker.lane import NO_BODY
+from mqks.broker.letters import Letters
+from mqks.broker.pending import NO_MARK
+from mqks.broker.shared import Fetch
+from mqks.errors import MqksError
+from mqks.limits import STEP_BYTES, STEP_MESSAGES
+from mqks.protocol.requests import shown
+
+if TYPE_CHECKING:
+    from mqks.broker.queue import Queue
+
+
+class Dead(NamedTuple):
+    """A message that is in none of the stretches of its lane any more. `tries`: how often it was
+    delivered."""
+
+    number: int
+    line: bytes
+    tries: int
+
+
+def kill(queue: "Queue", dead: Sequence[Dead], reason: str) -> None:
+    """These are dead."""
+    if not dead:
+        return
+    target = _count(queue, len(dead), reason)
+    lane = queue.lane
+    if target is None:
+        lane.settle([each.number for each in dead])
+        return
+    letters = Letters(reason, queue.name, queue.shared.schedule.wall_us())
+    lines = [letters.of(line, tries, partial(queue.arrived_us, n)) for n, line, tries in dead]
+    lane.move_out_all([each.number for each in dead])
+    target.lane.append_all(lines)
+    lane.pending.moves = True
+    target.deliver()
+
+
+def kill_waiting(queue: "Queue", numbers: Iterable[int], reason: str) -> None:
+    """These wait, and die now; those that are only on disk move when they have been read."""
+    lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
+    has_target = queue.shared.dead_letter_queue(queue) is not None
+    for number in numbers:
+        # Who is dropped needs no body.
+        line = lane.body(number) if has_target else NO_BODY
+        lane.take_out(number)
+        if line is None:
+            on_disk.append(number)
+        else:
+            dead.append(Dead(number, line, lane.mark_of(number).retry))
+    kill(queue, dead, reason)
+    for some in _parts(queue, on_disk):
+        then = partial(_kill_read, queue, some, reason)
+        queue.shared.fetches.append(Fetch(queue, some, then))
+
+
+def _parts(queue: "Queue", numbers: Iterable[int]) -> Iterator[list[int]]:
+    """As many at once as one step takes."""
+    some, size = list[int](), 0
+    for number in numbers:
+        some.append(number)
+        size += queue.shared.facts.bytes_of(queue.id, number)
+        if size >= STEP_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _kill_read(queue: "Queue", numbers: list[int], reason: str, lines: dict[int, bytes]) -> None:
+    if missing := [number for number in numbers if number not in lines]:
+        raise MqksError(f"messages of queue {shown(queue.name)} are missing: {missing[:5]}")
+    marks = queue.lane.marks
+    dead = [Dead(each, lines[each], marks.get(each, NO_MARK).retry) for each in numbers]
+    kill(queue, dead, reason)
+
+
+def kill_oldest(queue: "Queue", end: int, reason: str, count: int = STEP_MESSAGES) -> None:
+    """Some of the waiting messages with numbers below `end`, the oldest first; so many at most."""
+    lane = queue.lane
+    if queue.shared.dead_letter_queue(queue) is None:
+        _count(queue, lane.trim_some(end, count), reason)
+    else:
+        fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
+        kill_waiting(queue, lane.oldest_waiting(end, min(count, fitting)), reason)
+
+
+def _count(queue: "Queue", count: int, reason: str) -> "Queue | None":
+    """So many have died; return where they go."""
+    counters, target = queue.shared.counters, queue.shared.dead_letter_queue(queue)
+    counters.dead[reason] += count
+    counters.dropped += 0 if target else count
+    return target

@@ -1,0 +1,184 @@
+"""When the waiting messages of one queue die: by a ttl of their own, or by the queue's.
+
+The one rule: a message that is told to die at some time dies at that time or up to `TICK_US` later,
+whatever lives longer before it in the queue.
+
+Messages with a time of their own lie in buckets, one for each `TICK_US`; so those that go early
+leave nothing behind. For the queue's ttl it is enough to know when stretches of numbers joined.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Final
+
+from mqks.limits import SEQ_MAX, STEP_MESSAGES
+
+TICK_US: Final = 10_000
+STRETCHES: Final = 4096
+"""Messages that joined within this part of the queue's ttl are taken for one stretch: they die with
+the last of them."""
+MERGED_US: Final = 1000
+STALE_MIN: Final = 1024
+OVERDUE: Final = 0
+"""The bucket of those that ran out while they were held."""
+
+
+class Expiry:
+    """`clock_us` only grows; `wall_us` is microseconds since 1970."""
+
+    __slots__ = (
+        *("_buckets", "_clock_us", "_due", "_end", "_own", "_stretches", "_wall_us"),
+        "ttl_us",
+    )
+
+    def __init__(self, clock_us: Callable[[], int], wall_us: Callable[[], int]) -> None:
+        self._clock_us = clock_us
+        self._wall_us = wall_us
+        self.ttl_us: int | None = None
+        """The queue's."""
+        self._own: dict[int, int] = {}
+        """Number → its bucket."""
+        self._buckets: dict[int, set[int]] = {}
+        self._due: list[int] = []
+        """A heap of the buckets."""
+        self._stretches: deque[tuple[int, int, int]] = deque()
+        """First number, when the last of them joined, and when the first."""
+        self._end = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything can die."""
+        return bool(self._own) or self.ttl_us is not None
+
+    # -- times of their own
+
+    def add(self, number: int, expires_us: int, joined_us: int = 0) -> None:
+        """One that dies at a time of the wall clock, or when it has waited too long since another
+        one; 0 for none."""
+        if joined_us and self.ttl_us is not None:
+            expires_us = min(expires_us or SEQ_MAX, joined_us + self.ttl_us)
+        self.discard((number,))
+        if not expires_us:
+            return
+        bucket = self._bucket(expires_us)
+        self._own[number] = bucket
+        self._in(bucket).add(number)
+
+    def add_new(self, numbers: range, expires_us: int) -> None:
+        """Those that are not here yet, and die at a time of the wall clock."""
+        bucket = self._bucket(expires_us)
+        self._own.update(dict.fromkeys(numbers, bucket))
+        self._in(bucket).update(numbers)
+
+    def _bucket(self, expires_us: int) -> int:
+        due_us = self._clock_us() + expires_us - self._wall_us()
+        return max(OVERDUE, -(-due_us // TICK_US))
+
+    def _in(self, bucket: int) -> set[int]:
+        """The numbers there."""
+        numbers = self._buckets.get(bucket)
+        if numbers is None:
+            numbers = self._buckets[bucket] = set()
+            heapq.heappush(self._due, bucket)
+        return numbers
+
+    def own_us(self, number: int) -> int:
+        """When it dies, by the wall clock; 0 where it has no time of its own."""
+        bucket = self._own.get(number)
+        return 0 if bucket is None else self._wall_us() + bucket * TICK_US - self._clock_us()
+
+    def discard(self, numbers: Iterable[int]) -> None:
+        """These are done with, or have moved."""
+        own = self._own
+        if isinstance(numbers, range) and len(own) < len(numbers):
+            numbers = [number for number in own if number in numbers]
+        for number in numbers if own else ():
+            bucket = own.pop(number, None)
+            if bucket is not None and (others := self._buckets.get(bucket)) is not None:
+                others.discard(number)
+                if not others:
+                    del self._buckets[bucket]
+        if len(self._due) > 2 * len(self._buckets) + STALE_MIN:
+            self._due = sorted(self._buckets)
+
+    def is_overdue(self, number: int, next_seq: int) -> bool:
+        """Whether one that was held has run out meanwhile."""
+        bucket = self._own.get(number)
+        is_own = bucket is not None and bucket * TICK_US <= self._clock_us()
+        return is_own or number < self.end(next_seq)
+
+    def pop_due(self) -> list[int]:
+        """Take the numbers of some that are due, in their order. They are overdue from now on,
+        until they are discarded."""
+        now, due = self._clock_us() // TICK_US, list[int]()
+        while self._due and self._due[0] <= now and len(due) < STEP_MESSAGES:
+            bucket = self._due[0]
+            numbers = self._buckets.get(bucket)
+            while numbers and len(due) < STEP_MESSAGES:
+                due.append(numbers.pop())
+            if not numbers:
+                heapq.heappop(self._due)
+                self._buckets.pop(bucket, None)
+        self._own.update(dict.fromkeys(due, OVERDUE))
+        return sorted(due)
+
+    # -- the queue's ttl
+
+    def set_ttl(self, ttl_us: int | None) -> bool:
+        """What the queue says from now on; return whether `joined_at` is to follow for all that is
+        there: it is another one."""
+        is_other, self.ttl_us = ttl_us != self.ttl_us, ttl_us
+        if is_other:
+            self._stretches.clear()
+            self._end = 0
+        return is_other and ttl_us is not None
+
+    def joined(self, first: int) -> None:
+        """Numbers from this one on join now."""
+        if self.ttl_us is not None:
+            self._join(first, self._clock_us())
+
+    def joined_at(self, first: int, wall_us: int) -> None:
+        """They joined at a time of the wall clock."""
+        self._join(first, self._clock_us() + wall_us - self._wall_us())
+
+    def _join(self, first: int, joined_us: int) -> None:
+        assert self.ttl_us is not None
+        stretches = self._stretches
+        if len(stretches) > 2 * STRETCHES:
+            self.end(first)
+        if stretches:
+            begin, last_us, first_us = stretches[-1]
+            if joined_us - first_us <= max(MERGED_US, self.ttl_us // STRETCHES):
+                stretches[-1] = begin, max(last_us, joined_us), first_us
+                return
+        stretches.append((first, joined_us, joined_us))
+
+    def joined_us(self, number: int) -> int:
+        """When it joined, by the wall clock; 0 if that is not known."""
+        place = bisect_right(self._stretches, number, key=itemgetter(0)) - 1
+        if place < 0:
+            return 0
+        return self._wall_us() + self._stretches[place][1] - self._clock_us()
+
+    def end(self, next_seq: int) -> int:
+        """Numbers below this one have waited too long."""
+        if self.ttl_us is None:
+            return 0
+        stretches, over_us = self._stretches, self._clock_us() - self.ttl_us
+        while stretches and stretches[0][1] <= over_us:
+            stretches.popleft()
+            self._end = stretches[0][0] if stretches else next_seq
+        return self._end
+
+    def next_us(self) -> int | None:
+        """When something may die next."""
+        while self._due and self._due[0] not in self._buckets:
+            heapq.heappop(self._due)
+        due_us = self._due[0] * TICK_US if self._due else None
+        if self.ttl_us is None or not self._stretches:
+            return due_us
+        end_us = self._stretches[0][1] + self.ttl_us
+        return end_us if due_us is None else min(due_us, end_us)

@@ -1,0 +1,239 @@
+"""The grammar of flags: what requests mean, and what is refused."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqks.errors import BadRequest
+from mqks.limits import COUNT_MAX, META_BYTES_MAX
+from mqks.protocol import requests
+from mqks.protocol.requests import ALL, Backoff, Move, Publish, SetQueue, Settle
+
+YEAR_S = 365.25 * 24 * 3600
+PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "publish": requests.parse_publish,
+    "consume": requests.parse_consume,
+    "reject": requests.parse_reject,
+    "release": requests.parse_release,
+    "touch": requests.parse_touch,
+    "cancel": lambda rest: requests.parse_scheduled("cancel", rest),
+    "promote": lambda rest: requests.parse_scheduled("promote", rest),
+    "move": requests.parse_move,
+    "redrive": requests.parse_redrive,
+    "set_queue": requests.parse_set_queue,
+    "peek": lambda rest: requests.parse_words(
+        "peek", rest, 1, {b"--limit": (1, 5)}, {b"--after"}, {b"--scheduled"}
+    ),
+}
+
+
+def parse(line: bytes) -> Any:
+    action, _, rest = line.partition(b" ")
+    return PARSERS[action.decode()](rest)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"publish e", Publish(b"e", b"")),
+        (b"publish e --ttl=1 x", Publish(b"e", b"--ttl=1 x")),
+        (b"publish --delay=1.5 e x", Publish(b"e", b"x", delay_us=1_500_000)),
+        (b"publish --delay=0 e x", Publish(b"e", b"x")),
+        (b"publish --delay=1e-7 e x", Publish(b"e", b"x")),
+        (b"publish --at=1700000000.25 e", Publish(b"e", b"", at_us=1_700_000_000_250_000)),
+        (b"publish --at=0 e x", Publish(b"e", b"x")),
+        (b"publish --ttl=.5 e x", Publish(b"e", b"x", ttl_us=500_000)),
+        (b"publish --ttl=1e-9 e x", Publish(b"e", b"x", ttl_us=1)),
+        (b"publish --meta=a=1&b= e x", Publish(b"e", b"x", meta=b"a=1&b=")),
+        (
+            b"publish --meta=k=%2c%0A --once --ttl=2 --mandatory --delay=3 e  x ",
+            Publish(b"e", b" x ", True, True, 3_000_000, 0, 2_000_000, b"k=%2c%0A"),
+        ),
+        (b"reject c m", Settle(b"c", b"m")),
+        (b"reject --delay=2 c m", Settle(b"c", b"m", 2_000_000)),
+        (b"reject c --dead --all", Settle(b"c", ALL, 0, True)),
+        (b"reject c m --delay=0", Settle(b"c", b"m")),
+        (
+            b"reject --retries=3 c m --backoff=1,60",
+            Settle(b"c", b"m", retries=3, backoff=Backoff(1, 60)),
+        ),
+        (b"reject c m --retries=0 --delay=1", Settle(b"c", b"m", 1_000_000, retries=0)),
+        (b"release c --all --delay=0.5", Settle(b"c", ALL, 500_000)),
+        (b"release  c  m ", Settle(b"c", b"m")),
+        (b"touch c --all", (b"c", ALL)),
+        (b"cancel q m", (b"q", b"m")),
+        (b"promote q --all", (b"q", ALL)),
+        (b"move a b", Move(b"a", b"b")),
+        (b"move --limit=3 a --event=x.* b", Move(b"a", b"b", b"x.*", 3)),
+        (b"redrive d", Move(b"d", None)),
+        (b"redrive --to=q d --limit=1", Move(b"d", b"q", None, 1)),
+        (b"peek --scheduled q --limit=2", ([b"q"], {b"--scheduled": 1, b"--limit": 2}, {})),
+        (b"set_queue q", SetQueue(b"q", {}, False)),
+        (b"set_queue --reset q --ttl=", SetQueue(b"q", {"ttl_s": None}, True)),
+        (
+            b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
+            b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
+            b"--ack-timeout=30",
+            SetQueue(
+                b"q",
+                {
+                    "retries": 0,
+                    "losses": 3,
+                    "backoff": Backoff(1.0, 60.0),
+                    "dead_letters": b"dead",
+                    "ttl_s": 0.5,
+                    "messages_max": 10,
+                    "bytes_max": 1000,
+                    "overflow": "drop",
+                    "single_consumer": True,
+                    "ack_timeout_s": 30.0,
+                },
+                False,
+            ),
+        ),
+        (b"set_queue q --backoff=.5", SetQueue(b"q", {"backoff": Backoff(0.5)}, False)),
+        (
+            b"set_queue q --single-consumer=no --overflow=reject",
+            SetQueue(b"q", {"single_consumer": False, "overflow": "reject"}, False),
+        ),
+    ],
+)
+def test_what_a_request_means(line: bytes, expected: Any) -> None:
+    assert parse(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("rest", "prefetch", "meta"),
+    [
+        (b"q e1 e2 --manual-ack", 0, False),
+        (b"q e1 e2 --manual-ack --prefetch=7", 7, False),
+        (b"--meta q --prefetch=1 e1 e2 --manual-ack", 1, True),
+        (b"q e1 --meta e2", 0, True),
+    ],
+)
+def test_new_flags_of_consume_stand_anywhere(rest: bytes, prefetch: int, meta: bool) -> None:
+    consume = requests.parse_consume(rest)
+    assert (consume.queue, consume.events) == (b"q", [b"e1", b"e2"])
+    assert (consume.prefetch, consume.meta) == (prefetch, meta)
+
+
+NO_SECONDS = [b"", b"-1", b"nan", b"inf", b"1_0", b"soon", b"1,5", b"1e300", b"\x0c1", b"1" * 50]
+SECONDS = [
+    *(b"publish --delay=%b e x", b"publish --at=%b e x", b"publish --ttl=%b e x"),
+    *(b"reject c m --delay=%b", b"release c m --delay=%b"),
+]
+POLICY_SECONDS = [b"--ttl", b"--ack-timeout", b"--backoff"]
+
+
+@pytest.mark.parametrize("line", SECONDS)
+@pytest.mark.parametrize("value", NO_SECONDS)
+def test_what_is_no_number_of_seconds_is_refused(line: bytes, value: bytes) -> None:
+    with pytest.raises(BadRequest, match="seconds"):
+        parse(line % value)
+
+
+@pytest.mark.parametrize("flag", POLICY_SECONDS)
+@pytest.mark.parametrize("value", [*NO_SECONDS[1:6], b"0", b"1e10"])
+def test_a_policy_needs_seconds(flag: bytes, value: bytes) -> None:
+    with pytest.raises(BadRequest, match="seconds"):
+        parse(b"set_queue q %b=%b" % (flag, value))
+
+
+@pytest.mark.parametrize("line", [b"publish --delay=%d e", b"publish --ttl=%d e"])
+def test_ten_years_are_a_delay(line: bytes) -> None:
+    assert parse(line % (10 * YEAR_S))
+    assert parse(b"publish --at=%d e" % (100 * YEAR_S))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            b"publish",
+            b"publish --once",
+            b"publish --ttl=0 e",
+            b"publish --ttl e",
+            b"publish --x e",
+        ),
+        *(b"publish --once --once e", b"publish --once=1 e", b"publish --delay=1 --at=2 e"),
+        *(b"publish --delay=1 --delay=1 e", b"publish --delay=1", b"publish --meta e x"),
+        *(b"consume", b"consume --meta", b"consume q --meta=1", b"consume q --prefetch=1"),
+        *(b"consume q --manual-ack --prefetch=0", b"consume q --manual-ack --prefetch"),
+        *(b"consume q --manual-ack --prefetch=", b"consume q --prefetch=x --manual-ack"),
+        b"consume q --manual-ack --prefetch=%d" % (COUNT_MAX + 1),
+        *(b"consume q --meta --meta", b"consume q --add --meta"),
+        *(b"reject c", b"reject --all m", b"reject c m m", b"reject c m --dead=yes"),
+        *(b"reject c m --delay=1 --dead", b"reject c m --later", b"reject c m --dead --dead"),
+        *(b"reject c m --retries", b"reject c m --retries=", b"reject c m --retries=-1"),
+        *(b"reject c m --dead --retries=1", b"reject c m --delay=1 --backoff=1"),
+        *(b"reject c m --backoff=", b"reject c m --backoff=0", b"reject c m --backoff=2,1"),
+        *(b"release c", b"release c m --dead", b"release c --all m", b"release --delay=1 c"),
+        *(b"touch c", b"touch c m --delay=1", b"touch --all c"),
+        *(b"cancel q", b"cancel --all", b"promote q m m", b"cancel q --scheduled"),
+        *(b"move a", b"move a b c", b"move a a", b"move a --all", b"move a b --to=c"),
+        *(b"move a b --limit=0", b"move a b --limit=-1", b"move a b --event=", b"move a b --limit"),
+        *(b"redrive", b"redrive d e", b"redrive d --to=", b"redrive d --to=d", b"redrive d --to"),
+        *(b"redrive d --to=--all", b"move a b --event=%b" % (b"e" * 2000)),
+        *(b"peek q --scheduled=1", b"peek q --scheduled q2", b"peek q --later"),
+        *(b"set_queue", b"set_queue --reset", b"set_queue q q2", b"set_queue q --reset=1"),
+        *(b"set_queue q --retries", b"set_queue q --retries=-1", b"set_queue q --retries=1.5"),
+        *(b"set_queue q --retries=1_0", b"set_queue q --retries=1 --retries=2"),
+        *(b"set_queue q --losses=many", b"set_queue q --messages-max=0", b"set_queue q --ttl"),
+        *(b"set_queue q --bytes-max=1e6", b"set_queue q --overflow=keep", b"set_queue q --all"),
+        *(b"set_queue q --single-consumer=1", b"set_queue q --single-consumer"),
+        *(b"set_queue q --backoff=5,1", b"set_queue q --backoff=1,", b"set_queue q --backoff=,1"),
+        *(b"set_queue q --backoff=1,2,3", b"set_queue q --dead-letters=--reset"),
+        *(b"set_queue q --delete-when-unused=1", b"set_queue q --is-sparse=yes"),
+    ],
+)
+def test_what_is_not_in_the_grammar_is_refused(line: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse(line)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        *(b"a", b"=1", b"&a=1", b"a=1&", b"a=1&&b=2", b"a=1&a=2", b"a=1&%61=2", b"a=1,b=2"),
+        *(b"a=%", b"a=%2", b"a=%gg", b"a=\xc3\xa4", b"a=\x7f", b"a=\x01", b"a=1\n"),
+        *(b"reason=x", b"queue=x", b"tries=x", b"published=x", b"died=x", b"qu%65ue=x"),
+        b"a=%b" % (b"x" * (META_BYTES_MAX - 1)),
+    ],
+)
+def test_bad_attributes_are_refused(meta: bytes) -> None:
+    with pytest.raises(BadRequest, match="attribute"):
+        parse(b"publish --meta=%b e x" % meta)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        *(
+            b"a=",
+            b"a=b=c",
+            b"traceparent=00-ab-cd-01&reply-to=r.1",
+            b"a=!\"#$'()*+-./:;<>?@[\\]^_`",
+        ),
+        *(b"a={|}~%FF", b"%00=1", b"a=%26%3d", b"a=%b" % (b"x" * (META_BYTES_MAX - 2))),
+    ],
+)
+def test_attributes_are_kept_as_they_are(meta: bytes) -> None:
+    assert parse(b"publish --meta=%b e x" % meta).meta == meta
+
+
+FLAGS = [*requests.PUBLISH_FLAGS, *requests.SET_QUEUE_FLAGS, *requests.MOVE_FLAGS, b"--all"]
+VALUES = [b"", b"=", b"=1", b"=-1", b"=nan", b"=1,2", b"=a=1", b"=%", b"=1e999", b"=" + b"9" * 20]
+WORDS = st.one_of(
+    st.binary(max_size=8).map(lambda word: word.replace(b"\t", b"")),
+    st.builds(bytes.__add__, st.sampled_from(FLAGS), st.sampled_from(VALUES)),
+)
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.lists(WORDS, max_size=6))
+def test_a_request_is_parsed_or_refused(action: str, words: list[bytes]) -> None:
+    with suppress(BadRequest):
+        PARSERS[action](b" ".join(words))

@@ -1,0 +1,24 @@
+"""Sets of sequence numbers."""
+
+import random
+
+from mqks.broker.ranges import Numbers
+
+
+def test_numbers_are_a_set_of_numbers() -> None:
+    seed = 1
+    chance, expected, found = random.Random(seed), set[int](), Numbers()
+    for _ in range(20_000):
+        number = chance.randrange(600)
+        if chance.random() < 0.5:
+            expected.add(number)
+            found.add(number)
+        else:
+            expected.discard(number)
+            found.discard(number)
+        assert len(found) == len(expected), f"seed {seed}"
+    assert [number for number in range(700) if number in found] == sorted(expected)
+    for number in expected:
+        found.discard(number)
+    assert not found
+    assert not found.blocks
