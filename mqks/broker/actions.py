@@ -37,6 +37,7 @@ from mqks.protocol.requests import (
     ALL,
     META,
     SCHEDULED,
+    Consume,
     Publish,
     Rebind,
     Request,
@@ -118,17 +119,23 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
             "consumers_per_connection_max", f"this connection has {count} consumers already"
         )
     broker.check_consumer(request.id)
+    is_kept = wanted.keep and wanted.queue in broker.queues
+    _check_existing(broker, wanted)
     broker.check_queue(wanted.queue)
-    rebound = yield from broker.bindings.rebind(
-        Rebind(
-            wanted.queue,
-            replace=wanted.events or None,
-            add=wanted.add,
-            add_masks=wanted.add_masks,
+    rebound = False
+    if not is_kept:
+        rebound = yield from broker.bindings.rebind(
+            Rebind(
+                wanted.queue,
+                replace=wanted.events or None,
+                add=wanted.add,
+                add_masks=wanted.add_masks,
+            )
         )
-    )
+        # It may be deleted meanwhile; then its bindings are, too, these among them.
+        _check_existing(broker, wanted)
     queue = yield from broker.make_queue(wanted.queue)
-    ruled = broker.set_rule(queue, wanted.rule)
+    ruled = not is_kept and broker.set_rule(queue, wanted.rule)
     consumer = Consumer(
         request.id,
         connection,
@@ -147,6 +154,14 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     if request.confirm:
         broker.pending.waiters.held.append(consumer)
     consumer.queue.deliver()
+
+
+def _check_existing(broker: Broker, wanted: Consume) -> None:
+    if wanted.existing and wanted.queue not in broker.queues:
+        raise BadRequest(
+            f"consume: there is no queue {shown(wanted.queue)}, and --existing creates none "
+            "(to create it: mqks consume --create, in Python create=True)"
+        )
 
 
 def rebind(broker: Broker, connection: Connection, request: Request) -> Work[None]:
@@ -422,13 +437,16 @@ ACTIONS = {
         "[--meta={key}={value}[&...]] {event} {data}",
     ),
     b"subscribe": Action(
-        subscribe, permits.subscribe, "{queue} [{event} ...] [--add-mask {mask} ...]"
+        subscribe,
+        permits.subscribe,
+        "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...]",
     ),
     b"consume": Action(
         consume,
         permits.consume,
         "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...] "
-        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta]",
+        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta] "
+        "[--existing] [--keep]",
     ),
     b"rebind": Action(
         rebind,

@@ -88,7 +88,7 @@ def consumer(broker: "Broker", permissions: Permissions, request: Request) -> No
 
 def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> None:
     wanted = parse_subscribe(request.rest)
-    _bind(permissions, wanted.queue, wanted.replace or (), wanted.add_masks)
+    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add], wanted.add_masks)
 
 
 def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -99,7 +99,10 @@ def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None
 def consume(broker: "Broker", permissions: Permissions, request: Request) -> None:
     """It also ends a consumer that had this id before."""
     wanted = parse_consume(request.rest)
-    _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
+    if wanted.keep and wanted.queue in broker.queues:
+        _consume(permissions, wanted.queue)
+    else:
+        _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
     _consumer(broker, permissions, request.id)
 
 

@@ -295,23 +295,30 @@ class BlockingClient:
         queue: str,
         events: Iterable[str] = (),
         *,
-        add: Iterable[str] = (),
-        add_mask: Iterable[str] = (),
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         meta: bool = False,
+        **bindings: Unpack[requests.Bindings],
     ) -> "BlockingConsumer":
         """A consumer for `with`, on a connection of its own.
 
-        `events` replace what the queue is bound to, `add` is added, and so are the masks in
-        `add_mask`. `delete_when_unused` is the seconds after which the queue goes without
-        consumers; True: at once. With `manual_ack` it holds at most `prefetch` unacked messages, 10
-        unless given, and with 0 as many as the server allows: faster, but then one consumer takes
-        what others could work on. With `meta`, messages have their attributes.
+        The queue is bound to `events` (and `add`) and to the masks in `add_mask`, beside its other
+        bindings; with `replace`, `events` replace all bindings, for every consumer of the queue. A
+        queue that does not exist is created if bindings are named or with `create`; otherwise
+        entering raises RequestFailed. `delete_when_unused` is the seconds after which the queue
+        goes without consumers; True: at once. With `manual_ack` it holds at most `prefetch` unacked
+        messages, 10 unless given, and with 0 as many as the server allows: faster, but then one
+        consumer takes what others could work on. With `meta`, messages have their attributes.
         """
         arguments = requests.consume(
-            queue, events, add, manual_ack, delete_when_unused, add_mask, prefetch, meta
+            queue,
+            events,
+            manual_ack=manual_ack,
+            delete_when_unused=delete_when_unused,
+            prefetch=prefetch,
+            meta=meta,
+            **bindings,
         )
         return BlockingConsumer(self, queue, arguments)
 
@@ -321,11 +328,12 @@ class BlockingClient:
         events: Iterable[str] = (),
         *,
         add_mask: Iterable[str] = (),
+        replace: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Make the queue if it is missing, and bind it to these events and masks alone; masks
-        without events are added to what it is bound to."""
-        self._request(requests.subscribe(queue, events, add_mask), timeout_s)
+        """Create the queue if it does not exist, and bind it to these events and masks, beside its
+        other bindings; with `replace`, to these alone."""
+        self._request(requests.subscribe(queue, events, add_mask, replace), timeout_s)
 
     def rebind(
         self, queue: str, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]

@@ -24,7 +24,14 @@ from mqks.limits import (
     TIME_S_MAX,
 )
 from mqks.protocol.meta import check_meta
-from mqks.protocol.requests import POLICY_FIELDS, DeleteRule, policy_text, policy_value
+from mqks.protocol.requests import (
+    EXISTING,
+    KEEP,
+    POLICY_FIELDS,
+    DeleteRule,
+    policy_text,
+    policy_value,
+)
 
 Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
 """Text and bytes go as they are; anything else goes as JSON."""
@@ -206,11 +213,43 @@ def auth(credentials: Iterable[str]) -> bytes:
         ) from None
 
 
-def subscribe(queue: str, events: Iterable[str], add_mask: Iterable[str] = ()) -> bytes:
-    words = [b"subscribe --confirm", name(queue), *_names(events), *_flag(b"--add-mask", add_mask)]
-    if len(words) == 2:
+def subscribe(
+    queue: str, events: Iterable[str], add_mask: Iterable[str] = (), replace: bool = False
+) -> bytes:
+    bindings = _bindings("subscribe", events, (), add_mask, replace)
+    if not bindings:
         raise InvalidRequest("subscribe needs at least one event or mask")
-    return b" ".join(words)
+    return b" ".join([b"subscribe --confirm", name(queue), *bindings])
+
+
+def _bindings(
+    action: str,
+    events: Iterable[str],
+    add: Iterable[str],
+    add_mask: Iterable[str],
+    replace: bool,
+) -> list[bytes]:
+    """What a queue is bound to beside its bindings or, with `replace`, instead of them."""
+    named, masks = _names(events), _flag(b"--add-mask", add_mask)
+    if not replace:
+        named += _names(add)
+        return [*([b"--add", *named] if named else ()), *masks]
+    if not named:
+        raise InvalidRequest(f"{action}: replace needs at least one event")
+    return [*named, *_flag(b"--add", add), *masks]
+
+
+class Bindings(TypedDict, total=False):
+    """What a consumer binds its queue to, and whether it creates it."""
+
+    add: Iterable[str]
+    """Events, as `events`."""
+    add_mask: Iterable[str]
+    """Masks."""
+    replace: bool
+    """Whether `events` replace all bindings, for every consumer of the queue."""
+    create: bool | None
+    """Whether to create a queue that does not exist; None: if events or masks are named."""
 
 
 def consume(
@@ -222,9 +261,14 @@ def consume(
     add_mask: Iterable[str] = (),
     prefetch: int | None = None,
     meta: bool = False,
+    replace: bool = False,
+    create: bool | None = None,
 ) -> bytes:
-    """The arguments of a consume, which are also what an update tells."""
-    words = [name(queue), *_names(events), *_flag(b"--add", add), *_flag(b"--add-mask", add_mask)]
+    """The arguments of a consume."""
+    bindings = _bindings("consume", events, add, add_mask, replace)
+    words = [name(queue), *bindings]
+    if not (bool(bindings) if create is None else create):
+        words.append(EXISTING)
     if delete_when_unused is not False:
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
     if manual_ack:
@@ -238,6 +282,17 @@ def consume(
     if meta:
         words.append(b"--meta")
     return b" ".join(words)
+
+
+def consume_again(arguments: bytes, told: bytes | None) -> bytes:
+    """The arguments of the same consume after a reconnect. It changes nothing of a queue that
+    exists; one that does not is created with the bindings of the last update, `told`."""
+    queue, *rest = (told or arguments).split(b" ")
+    if rest and rest[0][:2] != b"--":
+        rest = [b"--add", *rest]
+    if told and EXISTING in arguments.split(b" "):
+        rest.append(EXISTING)
+    return b" ".join([queue, *rest, KEEP])
 
 
 class Changes(TypedDict, total=False):

@@ -425,6 +425,8 @@ class ConsumerSession(Session):
         self._buffered_bytes = 0
         self._queue = arguments.split(b" ")[0]
         self._arguments = arguments
+        self._told: bytes | None = None
+        """What the last update said of the queue."""
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
         self._settle = guard(self.settle) if b"--manual-ack" in words else None
@@ -484,7 +486,10 @@ class ConsumerSession(Session):
 
     def _begin(self) -> None:
         self.consumer_id = self.new_id()
-        self._put(requests.line(self.consumer_id, b"consume --confirm", self._arguments))
+        arguments = self._arguments
+        if self.is_consuming:
+            arguments = requests.consume_again(arguments, self._told)
+        self._put(requests.line(self.consumer_id, b"consume --confirm", arguments))
         if self._earlier_id:
             # The server may not have noticed yet that the connection of the earlier one is dead.
             self._put(b"a delete_consumer %b\n" % self._earlier_id)
@@ -534,6 +539,8 @@ class ConsumerSession(Session):
             error_id = requests.decoded(text)
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
+            if not self.is_consuming:
+                self.updates.clear()  # They said what this consume itself has bound.
             self.is_consuming = True
         elif (text + b" ").startswith(b"--update %b " % self._queue):
             self._update(text.removeprefix(b"--update "))
@@ -541,8 +548,6 @@ class ConsumerSession(Session):
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
-        if not self.is_consuming:
-            self.updates.clear()  # Nobody is told before it consumes: the newest is enough.
         self.updates.append(Update.parse(told))
         # Events and masks may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:
@@ -552,7 +557,7 @@ class ConsumerSession(Session):
                 if word.startswith(b"--") and word != b"--add-mask"
             ]
             told = b" ".join([self._queue, *flags])
-        self._arguments = told
+        self._told = told
 
 
 class Asked(Call):
@@ -633,6 +638,8 @@ class ReplySession(ConsumerSession):
     def leave(self, call: Call) -> None:
         """The queue goes with its consumer."""
         if self.state is State.UP and self.consumer_id:
-            at_once = requests.consume(self.queue, manual_ack=True, delete_when_unused=True)
+            at_once = requests.consume(
+                self.queue, manual_ack=True, delete_when_unused=True, create=True
+            )
             self._put(requests.line(self.consumer_id, b"consume", at_once))
         super().leave(call)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AddMask, AsJson, Url, printable, progress, tell
+from mqks.commands.options import AddMask, AsJson, Replace, Url, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.inspection.text import data_as_text
 from mqks.limits import PREFETCH
@@ -218,16 +218,20 @@ def _progress_of_stdin() -> AbstractContextManager[Callable[[int], object]]:
 
 
 def consume(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="It is made if it is missing.")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind the queue to these alone."),
+        typer.Argument(metavar="[EVENT]...", help="Bind the queue to these, too."),
     ] = None,
     url: Url = None,
     add: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the queue if it does not exist.")
+    ] = False,
     manual_ack: Annotated[
         bool,
         typer.Option(
@@ -286,6 +290,8 @@ def consume(
             events or (),
             add=add or (),
             add_mask=add_mask or (),
+            replace=replace,
+            create=create,
             manual_ack=manual_ack,
             delete_when_unused=rule,
             prefetch=prefetch,

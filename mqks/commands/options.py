@@ -33,6 +33,10 @@ AddMask = Annotated[
     list[str] | None,
     typer.Option(metavar="MASK", help="Bind it to what matches, too, as logs.**. Repeatable."),
 ]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="The events replace all bindings, for every consumer."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Row = Mapping[str, Any]

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AddMask, AsJson, Url, Yes, confirm, counted, printable, tell
+from mqks.commands.options import (
+    AddMask,
+    AsJson,
+    Replace,
+    Url,
+    Yes,
+    confirm,
+    counted,
+    printable,
+    tell,
+)
 
 if TYPE_CHECKING:
     from mqks.client.requests import Policy
@@ -30,18 +40,16 @@ def subscribe(
     queue: Queue,
     events: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...")] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a queue if it is missing, and bind it to these events and masks alone.
-
-    Masks without events are added to what it is bound to.
-    """
+    """Create a queue if it does not exist, and bind it to these events and masks, too."""
     if not (events or add_mask):
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with connected(url, timeout) as client:
-        client.subscribe(queue, events or (), add_mask=add_mask or ())
+        client.subscribe(queue, events or (), add_mask=add_mask or (), replace=replace)
     tell({"queue": queue, "events": events or [], "masks": add_mask or []}, as_json)
 
 
@@ -49,7 +57,7 @@ def rebind(
     queue: Queue,
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind it to these alone."),
+        typer.Argument(metavar="[EVENT]...", help="Bind it to these, too."),
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Unbind this. Repeatable.")
@@ -62,22 +70,27 @@ def rebind(
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change the events a queue is bound to; with none named, unbind all of them."""
-    if not (events or remove or remove_mask or add or add_mask):
+    """Change the events and masks that a queue is bound to.
+
+    --replace without events unbinds it from all.
+    """
+    if replace and not (events or add or add_mask):
         confirm(f"Unbind {printable(queue)} from all its events?", yes)
-        events = []
+    elif not (events or remove or remove_mask or add or add_mask):
+        raise typer.BadParameter("name an event or a mask; --replace alone unbinds all")
     with connected(url, timeout) as client:
         client.rebind(
             queue,
-            replace=events,
+            replace=events or [] if replace else None,
             remove=remove or (),
             remove_mask=remove_mask or (),
-            add=add or (),
+            add=[*(add or ()), *(() if replace else events or ())],
             add_mask=add_mask or (),
         )
     tell({"queue": queue}, as_json)

@@ -32,6 +32,7 @@ CONFIRM_ANYWHERE = frozenset(
 """Actions that take it behind their arguments, too; the others as the first argument alone."""
 META = b"--meta"
 SCHEDULED = b"--scheduled"
+EXISTING, KEEP = b"--existing", b"--keep"
 
 
 class Request(NamedTuple):
@@ -116,6 +117,10 @@ class Consume:
     prefetch: int = 0
     """How many messages it may hold at a time; 0: as many as the server lets it."""
     meta: bool = False
+    existing: bool = False
+    """The queue must exist already."""
+    keep: bool = False
+    """A queue that exists keeps its bindings and its rule."""
 
 
 @dataclass(slots=True)
@@ -187,14 +192,26 @@ def parse_publish(rest: bytes) -> Publish:
 
 
 def parse_subscribe(rest: bytes) -> Rebind:
-    """What it changes: masks are added, without events they alone."""
-    plain, flag, masked = (b" %b " % rest).partition(b" --add-mask ")
-    queue, *events = _names("subscribe", plain)
-    # The flag may come twice.
-    masks = _names("subscribe", masked.replace(b" --add-mask ", b" ")) if flag else []
-    if not (events or masks):
+    """What it changes: plain events replace, the others are added."""
+    arguments = iter(_arguments(rest))
+    request = Rebind(_queue("subscribe", arguments))
+    events: list[bytes] = []
+    names, flag = events, b""
+    for argument in arguments:
+        if argument in (b"--add", b"--add-mask"):
+            if flag and not names:
+                break
+            names, flag = request.add if argument == b"--add" else request.add_masks, argument
+        else:
+            if argument[:2] == b"--":
+                _refuse_flag("subscribe", argument)
+            names.append(argument)
+    if flag and not names:
+        raise BadRequest(f"subscribe: {shown(flag)} needs at least one argument")
+    if not (events or request.add or request.add_masks):
         raise BadRequest("subscribe: at least one event is needed")
-    return Rebind(queue, replace=events or None, add_masks=masks)
+    request.replace = events or None
+    return request
 
 
 def parse_consume(rest: bytes) -> Consume:
@@ -221,6 +238,7 @@ def parse_consume(rest: bytes) -> Consume:
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
     request.prefetch, request.meta = found.get(PREFETCH, 0), META in found
+    request.existing, request.keep = EXISTING in found, KEEP in found
     if request.prefetch and not request.manual_ack:
         raise BadRequest("consume: --prefetch needs --manual-ack")
     if masks and not request.add_masks:
@@ -581,7 +599,12 @@ PUBLISH_FLAGS: dict[bytes, Reader | None] = {
     TTL: _duration_us,
     META: check_meta,
 }
-CONSUME_FLAGS: dict[bytes, Reader | None] = {PREFETCH: _number(1, COUNT_MAX), META: None}
+CONSUME_FLAGS: dict[bytes, Reader | None] = {
+    PREFETCH: _number(1, COUNT_MAX),
+    META: None,
+    EXISTING: None,
+    KEEP: None,
+}
 REJECT_FLAGS: dict[bytes, Reader | None] = {
     DELAY: _delay_us,
     DEAD: None,
