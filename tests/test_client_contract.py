@@ -22,6 +22,7 @@ from mqks import (
     AuthenticationFailed,
     ConfirmTimeout,
     ConnectionLost,
+    ConsumerReplaced,
     InvalidRequest,
     Options,
     ProtocolViolation,
@@ -30,6 +31,7 @@ from mqks import (
     Update,
 )
 from mqks.testing import Broker
+from tests.line_client import LineClient
 from tests.proxy import Peer, Proxy
 from tests.skins import SKINS
 from tests.waiting import WAIT_S
@@ -531,6 +533,25 @@ async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
             with pytest.raises(RequestFailed):
                 await consumer.receive(WAIT_S)
             assert await other.evaluate("len(state.queues)") == "0"
+
+
+async def test_a_consumer_whose_id_another_connection_uses_ends_with_an_error(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x", confirm=True)
+            message = await consumer.receive(WAIT_S)
+            with LineClient(("127.0.0.1", mqks_broker.port)) as other:
+                consume = message.consumer_id + b" consume --confirm q"
+                assert other.ask(consume) == message.consumer_id + b" ok "
+                with pytest.raises(ConsumerReplaced, match="another connection") as failure:
+                    await consumer.receive(WAIT_S)
+                reason = await client.reason(failure.value.error_id)
+                assert "consumes under this id now" in reason
+                message.ack()
+                assert other.line().endswith(b"event=e,retry=1 x")
+        assert await ready(client, "q") == 0
 
 
 async def test_consume_creates_a_queue_that_it_binds_or_is_told_to(

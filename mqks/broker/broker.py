@@ -408,13 +408,17 @@ class Broker:
             self._told = queue, replies.bound(queue.name, events, masks, rule)
 
     def add_consumer(self, consumer: Consumer) -> Work[None]:
-        """Attach a consumer; one that had its id before ends, and loses nothing."""
+        """Attach a consumer; one that had its id before ends, and loses nothing. Its connection is
+        told, if it is another one."""
         self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
         self._attach(consumer.queue, consumer)
         if earlier is not None:
+            if not (earlier.deleted or earlier.connection is consumer.connection):
+                reason = f"consume: {consumer.connection.address} consumes under this id now"
+                self.refusals.tell(earlier.connection, earlier.id, b"consume", reason)
             yield from self.delete_consumers([earlier])
 
     def _attach(self, queue: Queue, consumer: Consumer) -> None:

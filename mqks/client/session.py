@@ -22,6 +22,7 @@ from mqks.client.errors import (
     ClientError,
     ConfirmTimeout,
     ConnectionLost,
+    ConsumerReplaced,
     Failed,
     InvalidRequest,
     ProtocolViolation,
@@ -420,6 +421,8 @@ class ConsumerSession(Session):
         self.updates: deque[Update] = deque()
         self.is_consuming = False
         """Whether the server has confirmed the consumer, in this life or an earlier one."""
+        self._is_confirmed = False
+        """Whether it has in this life."""
         self.consumer_id = b""
         self._earlier_id = b""
         self._buffered_bytes = 0
@@ -485,7 +488,7 @@ class ConsumerSession(Session):
             call.settle()
 
     def _begin(self) -> None:
-        self.consumer_id = self.new_id()
+        self.consumer_id, self._is_confirmed = self.new_id(), False
         arguments = self._arguments
         if self.is_consuming:
             arguments = requests.consume_again(arguments, self._told)
@@ -537,11 +540,15 @@ class ConsumerSession(Session):
         _, is_error, text = requests.Reply.parse(line)
         if is_error:
             error_id = requests.decoded(text)
+            if self._is_confirmed:
+                what = f"another connection consumes under the id {self.consumer_id!r}"
+                self.fail(ConsumerReplaced(f"{what}, error {error_id}", error_id))
+                return
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
             if not self.is_consuming:
                 self.updates.clear()  # They said what this consume itself has bound.
-            self.is_consuming = True
+            self.is_consuming = self._is_confirmed = True
         elif (text + b" ").startswith(b"--update %b " % self._queue):
             self._update(text.removeprefix(b"--update "))
         else:
