@@ -17,13 +17,14 @@ from mqks.broker.evaluate.state import State
 from mqks.broker.masks import Queues
 from mqks.broker.policy import Policy
 from mqks.broker.publishing import Single
+from mqks.broker.purges import purge_some
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
+from mqks.broker.selection import Chosen
 from mqks.broker.turns import GOES_ON, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
-    PEEK_ROWS_MAX,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
     SEQ_MAX,
@@ -41,6 +42,7 @@ from mqks.protocol.requests import (
     Publish,
     Rebind,
     Request,
+    Selection,
     Settle,
     parse_auth,
     parse_consume,
@@ -49,7 +51,9 @@ from mqks.protocol.requests import (
     parse_move,
     parse_name,
     parse_number,
+    parse_peek,
     parse_publish,
+    parse_purge,
     parse_rebind,
     parse_redrive,
     parse_reject,
@@ -178,13 +182,18 @@ def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] 
     return None
 
 
-def reject(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
+def reject(
+    broker: Broker, connection: Connection, request: Request
+) -> Work[int | None] | Work[None] | None:
     wanted = parse_reject(request.rest)
     _check_writable(broker, request)
     if wanted == Settle(wanted.consumer, wanted.message):
         return broker.give_up(wanted, Queue.reject)
     defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
     how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
+    if wanted.selection is not None:
+        chosen = Chosen(wanted.selection, broker.schedule.wall_us())
+        return broker.give_up_some(wanted.consumer, how, chosen)
     return broker.give_up(wanted, how)
 
 
@@ -250,11 +259,21 @@ def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[
 
 
 def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    words, flags, _ = parse_words("purge", request.rest, 1, switches={SCHEDULED})
-    name = _needed("purge", words)
+    name, selection, limit, is_scheduled = parse_purge(request.rest)
+    if selection or limit:
+        return (yield from _purge_some(broker, name, selection or Selection(), limit or SEQ_MAX))
     count = yield from broker.trim(name, None)
-    if SCHEDULED in flags:
+    if is_scheduled:
         count = (count or 0) + (yield from scheduled.cancel(broker, name, None))
+    return count
+
+
+def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -> Work[int]:
+    queue = broker.queues.get(name)
+    if queue is None:
+        return 0
+    count = yield from purge_some(queue, Chosen(selection, broker.schedule.wall_us()), limit)
+    broker.purged += count
     return count
 
 
@@ -274,20 +293,16 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
 
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:
-    names, numbers, _ = parse_words(
-        "peek",
-        request.rest,
-        1,
-        {b"--after": (0, SEQ_MAX), b"--limit": (1, PEEK_ROWS_MAX)},
-        switches=(SCHEDULED,),
-    )
-    queue = broker.queues.get(_needed("peek", names))
+    wanted, numbers, selection = parse_peek(request.rest)
+    queue = broker.queues.get(wanted)
     first = numbers.get(b"--after", 0) + 1
     limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
     # A queue that is not there has number 0, and no messages; its name is not kept.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
     form = "scheduled" if SCHEDULED in numbers else "peek"
-    broker.read(connection, Read(request.id, form, name, queue_id, first, limit=limit))
+    chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
+    read = Read(request.id, form, name, queue_id, first, limit=limit, chosen=chosen)
+    broker.read(connection, read)
 
 
 def read(broker: Broker, connection: Connection, request: Request) -> None:
@@ -429,6 +444,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
         broker.evaluations.leave(place)
 
 
+SELECTION = "[--event={mask}] [--id={msg_id}] [--older={seconds}] [--limit={n}]"
 ACTIONS = {
     b"publish": Action(
         publish,
@@ -459,7 +475,7 @@ ACTIONS = {
         reject,
         permits.consumer,
         "{consumer_id} {msg_id}|--all [--delay={seconds}|--dead] [--retries={n}] "
-        "[--backoff={first}[,{max}]]",
+        "[--backoff={first}[,{max}]] [--event={mask}] [--id={msg_id}] [--older={seconds}]",
     ),
     b"release": Action(
         release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"
@@ -467,10 +483,8 @@ ACTIONS = {
     b"touch": Action(touch, permits.consumer, "{consumer_id} {msg_id}|--all"),
     b"cancel": Action(cancel, permits.queue, "{queue} {msg_id}|--all"),
     b"promote": Action(promote, permits.queue, "{queue} {msg_id}|--all"),
-    b"move": Action(move, permits.move, "{queue} {queue} [--event={mask}] [--limit={n}]"),
-    b"redrive": Action(
-        redrive, permits.move, "{queue} [--to={queue}] [--event={mask}] [--limit={n}]"
-    ),
+    b"move": Action(move, permits.move, "{queue} {queue} " + SELECTION),
+    b"redrive": Action(redrive, permits.move, "{queue} [--to={queue}] " + SELECTION),
     b"delete_consumer": Action(delete_consumer, permits.consumer, "{consumer_id}"),
     b"delete_queue": Action(delete_queue, permits.admin, "{queue} [--when-unused[={seconds}]]"),
     b"set_queue": Action(
@@ -480,8 +494,8 @@ ACTIONS = {
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
     ),
-    b"purge": Action(purge, permits.admin, "{queue} [--scheduled]"),
-    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
+    b"purge": Action(purge, permits.admin, "{queue} [--scheduled] " + SELECTION),
+    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
     b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
     b"read": Action(
         read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"

@@ -26,6 +26,7 @@ from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
+from mqks.broker.selection import Chosen
 from mqks.broker.shared import Shared
 from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
@@ -77,6 +78,8 @@ class Broker:
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
         self.consumers: dict[bytes, Consumer] = {}
+        self._replaced: dict[Consumer, str] = {}
+        """Whose id another connection uses, and why that is to be told: after their confirm."""
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
         self.published = self.queued = self.unroutable = self.confirmed = 0
@@ -290,6 +293,25 @@ class Broker:
         queue.returning -= 1
         queue.deliver()
 
+    def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
+        """The same with those that are chosen of all that a consumer holds; return how many."""
+        consumer, count = self.consumers.get(consumer_id), 0
+        if consumer is None:
+            return 0
+        queue, held = consumer.queue, [*consumer.held()]
+        for some in slices((yield from ordered(held)), STEP_MESSAGES):
+            old = {*chosen.by_age(queue, [number for number, _ in some])}
+            lines = (delivery for delivery in some if delivery[0] in old)
+            found = yield from chosen.by_body(lines)
+            if queue.deleted:
+                break
+            deliveries = consumer.take_these([*found.items()])
+            count += len(deliveries)
+            if deliveries:
+                how(queue, deliveries)
+            yield GOES_ON
+        return count
+
     # -- queues and consumers
 
     def make_queue(self, name: bytes) -> Work[Queue]:
@@ -418,7 +440,10 @@ class Broker:
         if earlier is not None:
             if not (earlier.deleted or earlier.connection is consumer.connection):
                 reason = f"consume: {consumer.connection.address} consumes under this id now"
-                self.refusals.tell(earlier.connection, earlier.id, b"consume", reason)
+                if earlier.rests & Rest.CONFIRM:
+                    self._replaced[earlier] = reason
+                else:
+                    self.refusals.tell(earlier.connection, earlier.id, b"consume", reason)
             yield from self.delete_consumers([earlier])
 
     def _attach(self, queue: Queue, consumer: Consumer) -> None:
@@ -529,6 +554,8 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
+            if reason := self._replaced.pop(consumer, None):
+                self.refusals.tell(consumer.connection, consumer.id, b"consume", reason)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.owner.committed(change.next_seq)
         if self.shared.memory.is_short and batch.taken:
@@ -550,6 +577,7 @@ class Broker:
             for request_id in ids:
                 self.refusals.tell(connection, request_id, b"", str(failure))
         for consumer in waiters.held:
+            self._replaced.pop(consumer, None)
             if not consumer.deleted:
                 self.end_consumers([consumer])
 

@@ -9,6 +9,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
@@ -364,10 +365,31 @@ class BlockingClient:
         """Delete the queue with all it holds; or let that happen when it has no consumer."""
         self._request(requests.delete_queue(queue, when_unused), timeout_s)
 
-    def purge(self, queue: str, *, scheduled: bool = False, timeout_s: float | None = None) -> int:
-        """Drop all messages that wait in the queue, with `scheduled` also those that wait for their
-        time; give how many."""
-        return self._counted(requests.purge(queue, scheduled), timeout_s)
+    def purge(
+        self,
+        queue: str,
+        *,
+        scheduled: bool = False,
+        timeout_s: float | None = None,
+        **choice: Unpack[requests.Choice],
+    ) -> int:
+        """Drop the messages that wait in the queue, those of an `event` (a mask), of an `id`, or
+        `older_s` seconds old or older, at most `limit`, or all; with `scheduled` also those that
+        wait for their time. Return how many."""
+        return self._counted(requests.purge(queue, scheduled, choice), timeout_s)
+
+    def requeue(
+        self,
+        consumer: str,
+        *,
+        timeout_s: float | None = None,
+        **selection: Unpack[requests.Selection],
+    ) -> int:
+        """Put unacked messages of a consumer back to the tail of its queue: those of an `event` (a
+        mask), of an `id`, or `older_s` seconds old or older, or all. Return how many."""
+        if not selection:
+            selection = {"older_s": 0.0}
+        return self._counted(requests.reject_some(consumer, selection), timeout_s)
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Take the scheduled messages of this id out of the queue, None: all of them; give how
@@ -387,8 +409,8 @@ class BlockingClient:
         timeout_s: float | None = None,
         **choice: Unpack[requests.Choice],
     ) -> int:
-        """Move the messages that wait in a queue to another one, those whose event matches
-        `event` and at most `limit` of them; give how many."""
+        """Move the messages that wait in a queue to another one, those of an `event` (a mask), of
+        an `id`, or `older_s` seconds old or older, at most `limit`, or all; return how many."""
         return self._counted(requests.move(source, to, choice), timeout_s)
 
     def redrive(
@@ -411,17 +433,25 @@ class BlockingClient:
         limit: int = 100,
         scheduled: bool = False,
         timeout_s: float | None = None,
+        **selection: Unpack[requests.Selection],
     ) -> list[Peeked]:
         """The first messages with numbers above `after` that wait in the queue or that its
-        consumers hold; or, with `scheduled`, that wait for their time. Nothing is consumed."""
-        body, lines = requests.peek(queue, after, limit, scheduled), list[bytes]()
+        consumers hold; or, with `scheduled`, that wait for their time. Only those of an `event` (a
+        mask), of an `id`, or `older_s` seconds old or older, if these are given. Nothing is
+        consumed."""
+        found: list[Peeked] = []
+        goes_on: int | None = after
+        while goes_on is not None and len(found) < limit:
+            left = limit - len(found)
+            body, lines = requests.peek(queue, goes_on, left, scheduled, selection), list[bytes]()
+            answer = self._ask(partial(self._ask_lines, body, lines), timeout_s)
+            found += map(Peeked.parse, lines)
+            goes_on = requests.peek_goes_on(answer)
+        return found
 
-        def send(call: Call) -> bytes:
-            call.lines = lines
-            return self._session.request(body, call)
-
-        self._ask(send, timeout_s)
-        return [*map(Peeked.parse, lines)]
+    def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
+        call.lines = lines
+        return self._session.request(body, call)
 
     def trim(
         self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None

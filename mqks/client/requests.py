@@ -19,6 +19,7 @@ from mqks.limits import (
     COUNT_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
+    PEEK_ROWS_MAX,
     PREFETCH,
     SEQ_MAX,
     TIME_S_MAX,
@@ -390,8 +391,9 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     return b" ".join(words)
 
 
-def purge(queue: str, scheduled: bool = False) -> bytes:
-    return b"purge --confirm " + name(queue) + (b" --scheduled" if scheduled else b"")
+def purge(queue: str, scheduled: bool, choice: "Choice") -> bytes:
+    flags = [b"--scheduled"] if scheduled else []
+    return b" ".join([b"purge --confirm", name(queue), *flags, *_choice(choice)])
 
 
 def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
@@ -400,11 +402,20 @@ def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
     return b"%b --confirm %b %b" % (action, name(queue), which)
 
 
-class Choice(TypedDict, total=False):
-    """Which messages are moved."""
+class Selection(TypedDict, total=False):
+    """Which messages: those of which all this is true."""
 
     event: str | None
     """A mask that their events match."""
+    id: str | None
+    """Their id."""
+    older_s: float | None
+    """They were put into the queue so many seconds ago, or earlier."""
+
+
+class Choice(Selection, total=False):
+    """The same, and how many."""
+
     limit: int | None
     """The first so many."""
 
@@ -419,17 +430,46 @@ def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
 
 
 def _choice(choice: Choice) -> list[bytes]:
-    mask, limit, words = choice.get("event"), choice.get("limit"), []
-    if mask is not None:
-        words.append(b"--event=" + name(mask))
+    limit, words = choice.get("limit"), _selection(choice)
     if limit is not None:
         words.append(b"--limit=%d" % _count("limit", limit, SEQ_MAX))
     return words
 
 
-def peek(queue: str, after: int, limit: int, scheduled: bool) -> bytes:
-    form = b"peek %b --after=%d --limit=%d" % (name(queue), after, limit)
-    return form + (b" --scheduled" if scheduled else b"")
+def _selection(selection: Selection) -> list[bytes]:
+    mask, message_id, older_s = (selection.get(key) for key in ("event", "id", "older_s"))
+    words = []
+    if mask is not None:
+        words.append(b"--event=" + name(str(mask)))
+    if message_id is not None:
+        words.append(b"--id=" + name(str(message_id)))
+    if older_s is not None:
+        words.append(b"--older=" + seconds("older_s", selection["older_s"] or 0.0))
+    return words
+
+
+def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
+    flags = [b"--scheduled"] if scheduled else []
+    form = b"peek %b --after=%d --limit=%d" % (name(queue), after, min(limit, PEEK_ROWS_MAX))
+    return b" ".join([form, *flags, *_selection(selection)])
+
+
+def peek_goes_on(answer: bytes) -> int | None:
+    """From the end of an answer to `peek`: after which number there may be more, if it says so."""
+    number = answer.removeprefix(PEEK_GOES_ON)
+    return int(number) if number != answer and is_number(number) else None
+
+
+def is_peek_end(text: bytes) -> bool:
+    """Whether this is the last line of an answer of many lines."""
+    return text == b"--end" or text.startswith(PEEK_GOES_ON)
+
+
+PEEK_GOES_ON = b"--end after="
+
+
+def reject_some(consumer: str, selection: Selection) -> bytes:
+    return b" ".join([b"reject --confirm", name(consumer), b"--all", *_selection(selection)])
 
 
 def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:

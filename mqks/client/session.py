@@ -356,7 +356,7 @@ class Session:
             self._greeted(requests.decoded(text) if is_error else None)
         elif (flight := self._in_flight.pop(request_id, None)) is not None:
             sent, call = flight
-            if call.lines is not None and not is_error and text != b"--end":
+            if call.lines is not None and not is_error and not requests.is_peek_end(text):
                 self._in_flight[request_id] = flight
                 call.lines.append(text)
                 return
@@ -546,8 +546,6 @@ class ConsumerSession(Session):
                 return
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
-            if not self.is_consuming:
-                self.updates.clear()  # They said what this consume itself has bound.
             self.is_consuming = self._is_confirmed = True
         elif (text + b" ").startswith(b"--update %b " % self._queue):
             self._update(text.removeprefix(b"--update "))
@@ -555,7 +553,9 @@ class ConsumerSession(Session):
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
-        self.updates.append(Update.parse(told))
+        update = Update.parse(told)
+        if self.is_consuming:  # Before, it says what this consume itself has bound.
+            self.updates.append(update)
         # Events and masks may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:
             flags = [

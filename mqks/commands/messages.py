@@ -23,7 +23,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AddMask, AsJson, Replace, Url, printable, progress, tell
+from mqks.commands.options import (
+    AddMask,
+    AsJson,
+    Event,
+    Older,
+    Replace,
+    Url,
+    counted,
+    printable,
+    progress,
+    tell,
+)
 from mqks.errors import BadData, TimedOut
 from mqks.inspection.text import data_as_text
 from mqks.limits import PREFETCH
@@ -421,14 +432,22 @@ def requeue(
         list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Which it has unacked.")
     ] = None,
     all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
+    event: Event = None,
+    older: Older = None,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Put unacked messages of a consumer back into their queue, at its end."""
-    if all_messages == bool(messages):
-        raise typer.BadParameter("name messages, or all of them with --all")
+    are_some = event is not None or older is not None
+    if all_messages + bool(messages) + are_some != 1:
+        raise typer.BadParameter("name messages, or --event or --older, or all of them with --all")
     with connected(url, timeout) as client:
+        if are_some:
+            count = client.requeue(consumer, event=event, older_s=older)
+            told = {"consumer": consumer, "event": event, "older_s": older, "requeued": count}
+            tell(told, as_json, counted(count, "requeued"))
+            return
         for message in map(checked, messages) if messages else ["--all"]:
             client.request("reject", "--confirm", checked(consumer), message)
     tell({"consumer": consumer, "messages": messages}, as_json)

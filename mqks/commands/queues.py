@@ -12,6 +12,9 @@ from mqks.commands.connection import Timeout, connected
 from mqks.commands.options import (
     AddMask,
     AsJson,
+    Event,
+    MessageId,
+    Older,
     Replace,
     Url,
     Yes,
@@ -22,17 +25,13 @@ from mqks.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from mqks.client.requests import Policy
+    from mqks.client.requests import Choice, Policy
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 Messages = Annotated[
     list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Scheduled ones.")
 ]
 All = Annotated[bool, typer.Option("--all", help="All that are scheduled.")]
-Mask = Annotated[
-    str | None,
-    typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
-]
 Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="So many at most.")]
 
 
@@ -101,16 +100,26 @@ def purge(
     scheduled: Annotated[
         bool, typer.Option("--scheduled", help="Also those that wait for their time.")
     ] = False,
+    event: Event = None,
+    id: MessageId = None,
+    older: Older = None,
+    limit: Limit = None,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
+    """Drop all messages that wait in a queue, or some of them; unacked ones stay with their
+    consumers."""
+    choice: Choice = {"event": event, "id": id, "older_s": older, "limit": limit}
+    are_some = any(value is not None for value in choice.values())
+    if scheduled and are_some:
+        raise typer.BadParameter("--scheduled is for all messages; mqks cancel takes ids")
     which = "wait in or are scheduled for" if scheduled else "wait in"
-    confirm(f"Drop all messages that {which} {printable(queue)}?", yes)
+    some = "the chosen ones of the" if are_some else "all"
+    confirm(f"Drop {some} messages that {which} {printable(queue)}?", yes)
     with connected(url, timeout) as client:
-        count = client.purge(queue, scheduled=scheduled)
+        count = client.purge(queue, scheduled=scheduled, **choice)
     tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
 
@@ -156,7 +165,9 @@ def _ids(messages: list[str] | None, all_messages: bool) -> list[str | None]:
 def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The queue they wait in.")],
     to: Annotated[str, typer.Argument(metavar="TO", help="It is made if it is missing.")],
-    event: Mask = None,
+    event: Event = None,
+    id: MessageId = None,
+    older: Older = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -164,7 +175,7 @@ def move(
 ) -> None:
     """Move messages that wait in one queue to the end of another."""
     with connected(url, timeout) as client:
-        count = client.move(source, to, event=event, limit=limit)
+        count = client.move(source, to, event=event, id=id, older_s=older, limit=limit)
     tell({"from": source, "to": to, "moved": count}, as_json, counted(count, "moved"))
 
 
@@ -173,7 +184,9 @@ def redrive(
     to: Annotated[
         str | None, typer.Option(metavar="QUEUE", help="All to this one instead.")
     ] = None,
-    event: Mask = None,
+    event: Event = None,
+    id: MessageId = None,
+    older: Older = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -181,7 +194,7 @@ def redrive(
 ) -> None:
     """Put dead letters back into the queues where they died, their counts at zero."""
     with connected(url, timeout) as client:
-        count = client.redrive(queue, to=to, event=event, limit=limit)
+        count = client.redrive(queue, to=to, event=event, id=id, older_s=older, limit=limit)
     tell({"queue": queue, "to": to, "redriven": count}, as_json, counted(count, "redriven"))
 
 

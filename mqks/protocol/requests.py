@@ -17,6 +17,7 @@ from mqks.limits import (
     DURATION_S_MAX,
     MASK_BYTES_MAX,
     MASKS_MAX,
+    PEEK_ROWS_MAX,
     SEQ_MAX,
     TIME_S_MAX,
 )
@@ -67,6 +68,16 @@ class Settle(NamedTuple):
     retries: int | None = None
     backoff: "Backoff | None" = None
     """Both hold where the policy of the queue has none."""
+    selection: "Selection | None" = None
+
+
+class Selection(NamedTuple):
+    """Some messages of a queue: those of which all this is true."""
+
+    event_mask: bytes | None = None
+    message_id: bytes | None = None
+    older_us: int | None = None
+    """They came so long ago."""
 
 
 class Move(NamedTuple):
@@ -74,8 +85,15 @@ class Move(NamedTuple):
 
     source: bytes
     to: bytes | None
-    event_mask: bytes | None = None
+    selection: Selection | None = None
     limit: int | None = None
+
+
+class Purge(NamedTuple):
+    queue: bytes
+    selection: Selection | None
+    limit: int | None
+    scheduled: bool
 
 
 class SetQueue(NamedTuple):
@@ -288,13 +306,16 @@ def parse_reject(rest: bytes) -> Settle:
     if b" --" not in rest and rest[:2] != b"--":
         return Settle(*parse_settle("reject", rest))
     words, found = _pull("reject", rest, REJECT_FLAGS)
-    if DEAD in found and len(found) > 1:
-        raise BadRequest("reject: --dead excludes all other flags")
+    if DEAD in found and found.keys() & {DELAY, RETRIES, BACKOFF}:
+        raise BadRequest("reject: --dead excludes --delay, --retries and --backoff")
     if DELAY in found and BACKOFF in found:
         raise BadRequest("reject: --delay and --backoff exclude each other")
+    selection = _selection(found)
+    if selection and ALL not in words:
+        raise BadRequest("reject: --event, --id and --older need --all")
     target = _one_or_all("reject", "consumer id", words)
     limits = found.get(RETRIES), found.get(BACKOFF)
-    return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits)
+    return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits, selection)
 
 
 def parse_release(rest: bytes) -> Settle:
@@ -335,7 +356,36 @@ def _move(action: str, words: list[bytes], count: int, found: dict[bytes, Any]) 
     source, to = words[0], found.get(TO) if count == 1 else words[1]
     if source == to:
         raise BadRequest(f"{action}: the messages are in {shown(source)} already")
-    return Move(source, to, found.get(EVENT), found.get(LIMIT))
+    return Move(source, to, _selection(found), found.get(LIMIT))
+
+
+def parse_purge(rest: bytes) -> Purge:
+    words, found = _pull("purge", rest, {**MOVE_FLAGS, SCHEDULED: None})
+    name = _only_queue("purge", words)
+    selection, scheduled = _selection(found), SCHEDULED in found
+    if scheduled and (selection or LIMIT in found):
+        raise BadRequest("purge: --scheduled excludes all other flags; cancel takes one by its id")
+    return Purge(name, selection, found.get(LIMIT), scheduled)
+
+
+def parse_peek(rest: bytes) -> tuple[bytes, dict[bytes, int], Selection | None]:
+    """The queue, the flags with numbers (`--scheduled` among them), and what is to be shown."""
+    words, found = _pull("peek", rest, PEEK_FLAGS)
+    return _only_queue("peek", words), found, _selection(found)
+
+
+def _only_queue(action: str, words: list[bytes]) -> bytes:
+    name = _queue(action, iter(words))
+    for word in words[1:]:
+        _refuse_flag(action, word)
+        raise BadRequest(f"{action}: surplus argument {shown(word)}")
+    return name
+
+
+def _selection(found: Mapping[bytes, Any]) -> Selection | None:
+    if not found.keys() & SELECTION_FLAGS.keys():
+        return None
+    return Selection(found.get(EVENT), found.get(ID), found.get(OLDER))
 
 
 def parse_set_queue(rest: bytes) -> SetQueue:
@@ -561,6 +611,12 @@ def _name(value: bytes) -> bytes:
     return value
 
 
+def _message_id(value: bytes) -> bytes:
+    if not value:
+        raise BadRequest("a message id is missing")
+    return value
+
+
 def _mask(value: bytes) -> bytes:
     if not 0 < len(value) <= MASK_BYTES_MAX:
         raise BadRequest(f"an event mask has 1 to {MASK_BYTES_MAX} bytes")
@@ -588,6 +644,7 @@ def _number(least: int, most: int) -> Reader:
 
 DELAY, AT, TTL, DEAD = b"--delay", b"--at", b"--ttl", b"--dead"
 TO, EVENT, LIMIT, RESET = b"--to", b"--event", b"--limit", b"--reset"
+ID, OLDER, AFTER = b"--id", b"--older", b"--after"
 PREFETCH, BACKOFF, DEAD_LETTERS = b"--prefetch", b"--backoff", b"--dead-letters"
 RETRIES = b"--retries"
 
@@ -605,13 +662,25 @@ CONSUME_FLAGS: dict[bytes, Reader | None] = {
     EXISTING: None,
     KEEP: None,
 }
+SELECTION_FLAGS: dict[bytes, Reader | None] = {
+    EVENT: _mask,
+    ID: _message_id,
+    OLDER: _delay_us,
+}
 REJECT_FLAGS: dict[bytes, Reader | None] = {
+    **SELECTION_FLAGS,
     DELAY: _delay_us,
     DEAD: None,
     RETRIES: _number(0, COUNT_MAX),
     BACKOFF: _backoff,
 }
-MOVE_FLAGS: dict[bytes, Reader | None] = {EVENT: _mask, LIMIT: _number(1, SEQ_MAX)}
+MOVE_FLAGS: dict[bytes, Reader | None] = {**SELECTION_FLAGS, LIMIT: _number(1, SEQ_MAX)}
+PEEK_FLAGS: dict[bytes, Reader | None] = {
+    **SELECTION_FLAGS,
+    SCHEDULED: None,
+    AFTER: _number(0, SEQ_MAX),
+    LIMIT: _number(1, PEEK_ROWS_MAX),
+}
 POLICY_FLAGS: dict[bytes, Reader] = {
     RETRIES: _number(0, COUNT_MAX),
     b"--losses": _number(0, COUNT_MAX),
