@@ -181,6 +181,10 @@ class Settings:
     consumers_per_connection_max: int = _limits(
         10_000, "Consumers on one connection.", (1, 10_000_000, "consumers")
     )
+    tails_max: int = _limits(
+        100, "Tails at once: live views of messages, each compared with all.", (0, 10_000, "tails")
+    )
+    tails_per_connection_max: int = _limits(10, "Tails on one connection.", (1, 10_000, "tails"))
     consumer_unacked_max: int = _limits(
         100_000,
         "Deliveries one consumer may leave unacked before it gets no more.",
@@ -207,6 +211,11 @@ class Settings:
     outbox_high_water_bytes: int = _memory(
         MIB,
         "Unsent replies above which a connection's consumers get nothing more.",
+        (1, 16 * GIB, "bytes"),
+    )
+    tail_outbox_bytes_max: int = _memory(
+        256 * 1024,
+        "Unsent replies of a connection above which its tails drop messages.",
         (1, 16 * GIB, "bytes"),
     )
     outbox_bytes_max: int = _memory(

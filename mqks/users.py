@@ -32,7 +32,9 @@ _HASH_BYTES: Final = 32
 class Permissions:
     """What one user may do."""
 
-    __slots__ = ("admin", "eval", "may_bind", "may_bind_mask", "may_consume", "may_publish")
+    __slots__ = (
+        *("admin", "consumes", "eval", "may_bind", "may_bind_mask", "may_consume", "may_publish"),
+    )
 
     def __init__(
         self,
@@ -44,6 +46,9 @@ class Permissions:
         eval: bool = False,
     ) -> None:
         """Raises BadRequest for a mask that is too long."""
+        consume = [*consume]
+        self.consumes = bool(consume)
+        """It may consume some queue."""
         self.may_publish: Callable[[bytes], bool] = allows(publish)
         """Takes an event."""
         self.may_consume: Callable[[bytes], bool] = allows(consume)

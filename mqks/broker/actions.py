@@ -21,6 +21,7 @@ from mqks.broker.purges import purge_some
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.selection import Chosen
+from mqks.broker.tails import Tail
 from mqks.broker.turns import GOES_ON, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
@@ -62,6 +63,7 @@ from mqks.protocol.requests import (
     parse_set_queue,
     parse_settle,
     parse_subscribe,
+    parse_tail,
     parse_touch,
     parse_words,
     shown,
@@ -305,6 +307,16 @@ def peek(broker: Broker, connection: Connection, request: Request) -> None:
     broker.read(connection, read)
 
 
+def tail(broker: Broker, connection: Connection, request: Request) -> None:
+    wanted = parse_tail(request.rest)
+    queue = None if wanted.queue is None else _existing(broker, "tail", [wanted.queue])
+    broker.tails.check_room(connection, request.id)
+    broker.metadata.check_names("event", wanted.events)
+    if request.id in connection.tails:
+        broker.end_tails([connection.tails[request.id]])
+    broker.tails.add(Tail(request.id, connection, *wanted), queue)
+
+
 def read(broker: Broker, connection: Connection, request: Request) -> None:
     names, numbers, _ = parse_words(
         "read",
@@ -496,6 +508,7 @@ ACTIONS = {
     ),
     b"purge": Action(purge, permits.admin, "{queue} [--scheduled] " + SELECTION),
     b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
+    b"tail": Action(tail, permits.tail, "[--queue={queue}] [{event}|{mask} ...]"),
     b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
     b"read": Action(
         read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"

@@ -28,6 +28,7 @@ from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
 from mqks.broker.selection import Chosen
 from mqks.broker.shared import Shared
+from mqks.broker.tails import Tail, Tails
 from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
 from mqks.limits import (
@@ -100,6 +101,8 @@ class Broker:
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
+        self.tails = Tails(settings, self.shared)
+        self.shared.show = self.tails.show
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
         self.searches = Places(SEARCHES_MAX)
@@ -143,7 +146,8 @@ class Broker:
         return connection
 
     def end(self, connection: Connection) -> None:
-        """A client sends no more: its consumers end, what they held goes back."""
+        """A client sends no more: its consumers and tails end, what they held goes back."""
+        self.end_tails([*connection.tails.values()])
         self.end_consumers(list(connection.consumers.values()), lost=True)
 
     def disconnect(self, connection: Connection) -> None:
@@ -237,6 +241,11 @@ class Broker:
         """The queue was deleted before the answer could be told."""
         reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
         self.refusals.tell(connection, read.request_id, read.form.encode(), reason)
+
+    def end_tails(self, tails: Sequence[Tail]) -> None:
+        """They are shown nothing any more."""
+        names = {tail.queue for tail in tails if tail.queue is not None}
+        self.tails.end(tails, *map(self.queues.get, names))
 
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
@@ -377,6 +386,7 @@ class Broker:
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
+        queue.tails = self.tails.of(name)
         self.metadata.bytes += queue_bytes(name)
         return queue
 

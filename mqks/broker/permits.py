@@ -17,6 +17,7 @@ from mqks.protocol.requests import (
     parse_redrive,
     parse_set_queue,
     parse_subscribe,
+    parse_tail,
     shown,
 )
 from mqks.users import STRANGER, Permissions
@@ -106,6 +107,16 @@ def consume(broker: "Broker", permissions: Permissions, request: Request) -> Non
     _consumer(broker, permissions, request.id)
 
 
+def tail(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """It shows what a consumer of the queue would get, or of a queue that is bound so."""
+    wanted = parse_tail(request.rest)
+    if wanted.queue is not None:
+        _consume(permissions, wanted.queue)
+    else:
+        _require(permissions.consumes, "no permission to consume any queue")
+        _may_bind(permissions, wanted.events, wanted.masks)
+
+
 def _first_word(request: Request) -> Iterator[bytes]:
     """The one that the parsers take for the queue or the consumer: flags may stand before it."""
     words = (word for word in request.rest.split(b" ") if word and not word.startswith(b"--"))
@@ -128,6 +139,10 @@ def _bind(
     permissions: Permissions, name: bytes, events: Iterable[bytes], masks: Iterable[bytes]
 ) -> None:
     _consume(permissions, name)
+    _may_bind(permissions, events, masks)
+
+
+def _may_bind(permissions: Permissions, events: Iterable[bytes], masks: Iterable[bytes]) -> None:
     for event in events:
         _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
     for mask in masks:

@@ -119,6 +119,8 @@ class Publishing:
         """Each queue gets all of these messages, in later turns when there are very many, and then
         before all that the connection publishes next. `terms` are those of all of them."""
         self._count(queues, len(ids))
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, bodies)
         if self.works or len(queues) >= GROUPS_QUEUES:
             self.works.append(self._route(list(queues), ids, bodies, terms))
             return
@@ -183,6 +185,8 @@ class Publishing:
         self.once_unfinished += once
         queues = yield from self._broker.bindings.find(event)
         self._count(queues, 1)
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, [body])
         yield from self._route(list(queues), [message_id], [body], terms)
         self.once_unfinished -= once
         if once:

@@ -19,7 +19,15 @@ from mqks.client.async_connection import Connection, Connections, Event, Lock
 from mqks.client.errors import ConnectionLost
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options
-from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
+from mqks.client.session import (
+    Asked,
+    Call,
+    ConsumerSession,
+    ReplySession,
+    Session,
+    State,
+    TailSession,
+)
 
 TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
@@ -325,6 +333,14 @@ class AsyncClient:
         )
         return AsyncConsumer(self, queue, arguments)
 
+    def tail(self, *events: str, queue: str | None = None) -> "AsyncTail":
+        """Messages as they are published, for `async with`, without consuming them: those of the
+        events and masks or, with a `queue`, those that join it. What the server cannot send at once
+        is dropped: `tail.dropped` counts it. A reconnect begins anew; what came meanwhile is not
+        counted.
+        """
+        return AsyncTail(self, queue or "", requests.tail(events, queue))
+
     async def subscribe(
         self,
         queue: str,
@@ -489,18 +505,18 @@ class AsyncClient:
         return requests.decoded(await self._request(requests.request(action, arguments), timeout_s))
 
 
-class AsyncConsumer:
-    """A consumer for `async with`, then `async for message in consumer`; made by `consume`.
+class AsyncMessages:
+    """What messages come from: a consumer or a tail, for `async with`, then `async for`.
 
     Several tasks may iterate at once; each message goes to one. The iteration ends after `stop`.
-    It raises ConnectionLost when the consumer is closed, and RequestFailed when the server refuses
+    It raises ConnectionLost when the client is closed, and RequestFailed when the server refuses
     to let it start again.
     """
 
+    _kind: type[ConsumerSession] = ConsumerSession
+
     def __init__(self, client: AsyncClient, queue: str, arguments: bytes) -> None:
         self.queue = queue
-        self.on_update: Callable[[Update], object] | None = None
-        """Called from the iteration when the queue's subscriptions or delete rule change."""
         self._client = client
         self._arguments = arguments
         self._is_stopping = False
@@ -510,7 +526,7 @@ class AsyncConsumer:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = ConsumerSession(
+        self._session = session = self._kind(
             client._options,
             client._address.credentials,
             prefix=secrets.token_hex(6),
@@ -531,15 +547,16 @@ class AsyncConsumer:
             self._is_stopping = True
             self._connection.notify()
 
+    def _tell(self, update: Update | int) -> None:
+        """Something about the messages."""
+
     async def _fill(self, timeout_s: float | None) -> None:
         """Wait for messages, with the lock held. Raises StopAsyncIteration after `stop`, and
         TimeoutError."""
         session, connection = self._session, self._connection
         while True:
             while session.updates:
-                update = session.updates.popleft()
-                if self.on_update is not None:
-                    self.on_update(update)
+                self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopAsyncIteration
             if session.ready:
@@ -596,6 +613,17 @@ class AsyncConsumer:
                 batch = self._session.take_ready(count_max)
             yield batch
 
+
+class AsyncConsumer(AsyncMessages):
+    """A consumer; made by `consume`."""
+
+    on_update: Callable[[Update], object] | None = None
+    """Called from the iteration when the queue's subscriptions or delete rule change."""
+
+    def _tell(self, update: Update | int) -> None:
+        if isinstance(update, Update) and self.on_update is not None:
+            self.on_update(update)
+
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack many messages at once."""
         with self._connection.lock:
@@ -606,6 +634,22 @@ class AsyncConsumer:
     ) -> None:
         """Change what the consumer's queue is bound to, as `AsyncClient.rebind`."""
         await self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
+
+
+class AsyncTail(AsyncMessages):
+    """A tail; made by `tail`."""
+
+    _kind = TailSession
+    dropped = 0
+    """Messages that were not shown, as far as the iteration has come."""
+    on_dropped: Callable[[int], object] | None = None
+    """Called from the iteration with the number when messages were dropped."""
+
+    def _tell(self, update: Update | int) -> None:
+        if isinstance(update, int):
+            self.dropped += update
+            if self.on_dropped is not None:
+                self.on_dropped(update)
 
 
 def connect(url: str | None = None, options: Options | None = None) -> AsyncClient:

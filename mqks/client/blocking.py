@@ -17,7 +17,15 @@ from mqks.client.blocking_connection import Connection, Connections, Event, Lock
 from mqks.client.errors import ConnectionLost
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options
-from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
+from mqks.client.session import (
+    Asked,
+    Call,
+    ConsumerSession,
+    ReplySession,
+    Session,
+    State,
+    TailSession,
+)
 
 TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
@@ -323,6 +331,14 @@ class BlockingClient:
         )
         return BlockingConsumer(self, queue, arguments)
 
+    def tail(self, *events: str, queue: str | None = None) -> "BlockingTail":
+        """Messages as they are published, for `with`, without consuming them: those of the
+        events and masks or, with a `queue`, those that join it. What the server cannot send at once
+        is dropped: `tail.dropped` counts it. A reconnect begins anew; what came meanwhile is not
+        counted.
+        """
+        return BlockingTail(self, queue or "", requests.tail(events, queue))
+
     def subscribe(
         self,
         queue: str,
@@ -487,18 +503,18 @@ class BlockingClient:
         return requests.decoded(self._request(requests.request(action, arguments), timeout_s))
 
 
-class BlockingConsumer:
-    """A consumer for `with`, then `for message in consumer`; made by `consume`.
+class BlockingMessages:
+    """What messages come from: a consumer or a tail, for `with`, then `for`.
 
     Several tasks may iterate at once; each message goes to one. The iteration ends after `stop`.
-    It raises ConnectionLost when the consumer is closed, and RequestFailed when the server refuses
+    It raises ConnectionLost when the client is closed, and RequestFailed when the server refuses
     to let it start again.
     """
 
+    _kind: type[ConsumerSession] = ConsumerSession
+
     def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
         self.queue = queue
-        self.on_update: Callable[[Update], object] | None = None
-        """Called from the iteration when the queue's subscriptions or delete rule change."""
         self._client = client
         self._arguments = arguments
         self._is_stopping = False
@@ -508,7 +524,7 @@ class BlockingConsumer:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = ConsumerSession(
+        self._session = session = self._kind(
             client._options,
             client._address.credentials,
             prefix=secrets.token_hex(6),
@@ -529,15 +545,16 @@ class BlockingConsumer:
             self._is_stopping = True
             self._connection.notify()
 
+    def _tell(self, update: Update | int) -> None:
+        """Something about the messages."""
+
     def _fill(self, timeout_s: float | None) -> None:
         """Wait for messages, with the lock held. Raises StopIteration after `stop`, and
         TimeoutError."""
         session, connection = self._session, self._connection
         while True:
             while session.updates:
-                update = session.updates.popleft()
-                if self.on_update is not None:
-                    self.on_update(update)
+                self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopIteration
             if session.ready:
@@ -594,6 +611,17 @@ class BlockingConsumer:
                 batch = self._session.take_ready(count_max)
             yield batch
 
+
+class BlockingConsumer(BlockingMessages):
+    """A consumer; made by `consume`."""
+
+    on_update: Callable[[Update], object] | None = None
+    """Called from the iteration when the queue's subscriptions or delete rule change."""
+
+    def _tell(self, update: Update | int) -> None:
+        if isinstance(update, Update) and self.on_update is not None:
+            self.on_update(update)
+
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack many messages at once."""
         with self._connection.lock:
@@ -604,6 +632,22 @@ class BlockingConsumer:
     ) -> None:
         """Change what the consumer's queue is bound to, as `BlockingClient.rebind`."""
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
+
+
+class BlockingTail(BlockingMessages):
+    """A tail; made by `tail`."""
+
+    _kind = TailSession
+    dropped = 0
+    """Messages that were not shown, as far as the iteration has come."""
+    on_dropped: Callable[[int], object] | None = None
+    """Called from the iteration with the number when messages were dropped."""
+
+    def _tell(self, update: Update | int) -> None:
+        if isinstance(update, int):
+            self.dropped += update
+            if self.on_dropped is not None:
+                self.on_dropped(update)
 
 
 def connect_blocking(url: str | None = None, options: Options | None = None) -> BlockingClient:

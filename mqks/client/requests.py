@@ -448,6 +448,14 @@ def _selection(selection: Selection) -> list[bytes]:
     return words
 
 
+def tail(events: Iterable[str], queue: str | None) -> bytes:
+    """The arguments of a tail."""
+    words = [*([] if queue is None else [b"--queue=" + name(queue)]), *_names(events)]
+    if not words:
+        raise InvalidRequest("tail needs an event, a mask or a queue")
+    return b" ".join(words)
+
+
 def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
     flags = [b"--scheduled"] if scheduled else []
     form = b"peek %b --after=%d --limit=%d" % (name(queue), after, min(limit, PEEK_ROWS_MAX))

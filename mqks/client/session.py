@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
+from typing import Any
 
 from mqks.client import requests
 from mqks.client.errors import (
@@ -418,7 +419,8 @@ class ConsumerSession(Session):
         super().__init__(options, credentials, prefix=prefix, jitter=jitter)
         self.ready: deque[Message] = deque()
         """Messages that wait to be handled."""
-        self.updates: deque[Update] = deque()
+        self.updates: deque[Any] = deque()
+        """Each an Update; of a tail, how many messages were dropped."""
         self.is_consuming = False
         """Whether the server has confirmed the consumer, in this life or an earlier one."""
         self._is_confirmed = False
@@ -565,6 +567,42 @@ class ConsumerSession(Session):
             ]
             told = b" ".join([self._queue, *flags])
         self._told = told
+
+
+class TailSession(ConsumerSession):
+    """A connection with one tail. Its `updates` say how many messages were dropped."""
+
+    def __init__(
+        self,
+        options: Options,
+        credentials: Sequence[str],
+        *,
+        prefix: str,
+        jitter: Callable[[], float],
+        arguments: bytes,
+        guard: Callable[[Settle], Settle],
+    ) -> None:
+        super().__init__(
+            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
+        )
+        self._message = MetaMessage
+        self._settle = None
+
+    def _begin(self) -> None:
+        self.consumer_id = self.new_id()
+        self._put(requests.line(self.consumer_id, b"tail --confirm", self._arguments))
+
+    def _reply(self, line: bytes) -> None:
+        told = line.removeprefix(self.consumer_id + b" ok --dropped ") if self.consumer_id else line
+        if told != line and requests.is_number(told):
+            self.updates.append(int(told))
+        else:
+            super()._reply(line)
+
+    def leave(self, call: Call) -> None:
+        """It ends with its connection."""
+        self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)
+        call.settle()
 
 
 class Asked(Call):

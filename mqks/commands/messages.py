@@ -31,6 +31,7 @@ from mqks.commands.options import (
     Replace,
     Url,
     counted,
+    note,
     printable,
     progress,
     tell,
@@ -41,7 +42,7 @@ from mqks.limits import PREFETCH
 from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:
-    from mqks.client.blocking import BlockingClient, BlockingConsumer
+    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
     from mqks.client.messages import Message
     from mqks.client.requests import Terms
 
@@ -338,6 +339,91 @@ def consume(
                 left -= len(batch)
 
 
+def tail(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUEUE|EVENT...", help="A queue, or events and masks as order.* or **."
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="What joins this queue.")
+    ] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EVENT", help="Only this event or mask. Repeatable."),
+    ] = None,
+    url: Url = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End when none has come for so long."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages as they flow, without consuming them, until Ctrl-C.
+
+    A name is a queue if there is one, and else an event or a mask. A slow reader misses messages
+    and is told how many. With --json a line has id, event, meta and data, or dropped.
+    """
+    if timeout is not None and not timeout > 0:
+        raise typer.BadParameter("a timeout is a number of seconds above 0")
+    if not (names or queue or event):
+        raise typer.BadParameter("name a queue, an event or a mask; ** is all events")
+    with connected(url) as client:
+        if queue is None and names and _is_queue(client, names[0]):
+            queue, *names = names
+        with client.tail(*(names or ()), *(event or ()), queue=queue) as shown:
+            _show(shown, count, timeout, as_json)
+
+
+def _is_queue(client: "BlockingClient", name: str) -> bool:
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load it
+
+    with suppress(RequestFailed):
+        return "*" not in name and bool(client.request("range", checked(name)))
+    return False
+
+
+def _show(shown: "BlockingTail", count: int | None, timeout: float | None, as_json: bool) -> None:
+    output = _Output(shown)
+
+    def dropped(more: int) -> None:
+        if as_json:
+            output.write(json.dumps({"dropped": more}).encode() + b"\n", is_awaited=False)
+        else:
+            note(f"{more} messages dropped: they came faster than they were read")
+
+    shown.on_dropped = dropped
+    form = _json_of_tail if as_json else _line_of_tail
+    left = count
+    while left is None or left > 0:
+        try:
+            batch = next(shown.batches(left, timeout), [])
+        except TimeoutError:
+            if left is None:
+                return
+            raise TimedOut(f"no message for {timeout:g} s, {left} of {count} are missing") from None
+        if not batch:
+            output.end()
+        output.write(b"".join(map(form, batch)), is_awaited=False)
+        left = None if left is None else left - len(batch)
+
+
+def _json_of_tail(message: "Message") -> bytes:
+    told: dict[str, Any] = {"id": message.id, "event": message.event, "meta": message.meta}
+    return json.dumps(told | data_as_text(message.data)).encode() + b"\n"
+
+
+def _line_of_tail(message: "Message") -> bytes:
+    """Event and data; a terminal must not be steered."""
+    if not sys.stdout.isatty():
+        return os.fsencode(message.event) + b" " + message.data + b"\n"
+    return f"{printable(message.event)}  {printable(os.fsdecode(message.data))}\n".encode()
+
+
 class _Output:
     """Stdout, and what may end it at any time: its reader goes, or a signal comes.
 
@@ -346,7 +432,7 @@ class _Output:
     more, it has read all.
     """
 
-    def __init__(self, consumer: "BlockingConsumer") -> None:
+    def __init__(self, consumer: "BlockingConsumer | BlockingTail") -> None:
         self._consumer = consumer
         self._is_writing = False
         self._signal = 0

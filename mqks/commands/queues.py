@@ -109,8 +109,7 @@ def purge(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop all messages that wait in a queue, or some of them; unacked ones stay with their
-    consumers."""
+    """Drop messages that wait in a queue; unacked ones stay with their consumers."""
     choice: Choice = {"event": event, "id": id, "older_s": older, "limit": limit}
     are_some = any(value is not None for value in choice.values())
     if scheduled and are_some:

@@ -19,8 +19,10 @@ from mqks.limits import (
     MASKS_MAX,
     PEEK_ROWS_MAX,
     SEQ_MAX,
+    TAIL_NAMES_MAX,
     TIME_S_MAX,
 )
+from mqks.protocol.masks import check_bound
 from mqks.protocol.meta import check_meta
 
 ALL = b"--all"
@@ -87,6 +89,12 @@ class Move(NamedTuple):
     to: bytes | None
     selection: Selection | None = None
     limit: int | None = None
+
+
+class WantedTail(NamedTuple):
+    queue: bytes | None
+    events: list[bytes]
+    masks: list[bytes]
 
 
 class Purge(NamedTuple):
@@ -368,6 +376,22 @@ def parse_purge(rest: bytes) -> Purge:
     return Purge(name, selection, found.get(LIMIT), scheduled)
 
 
+def parse_tail(rest: bytes) -> WantedTail:
+    """A word with a star is a mask."""
+    words, found = _pull("tail", rest, {QUEUE: _name})
+    for word in words:
+        _refuse_flag("tail", word)
+    queue = found.get(QUEUE)
+    if queue is None and not words:
+        raise BadRequest("tail: --queue, an event or a mask is needed")
+    if len(words) > TAIL_NAMES_MAX:
+        raise BadRequest(f"tail: {TAIL_NAMES_MAX} events and masks are the most")
+    masks = [word for word in words if b"*" in word]
+    for mask in masks:
+        check_bound(mask)
+    return WantedTail(queue, [word for word in words if b"*" not in word], masks)
+
+
 def parse_peek(rest: bytes) -> tuple[bytes, dict[bytes, int], Selection | None]:
     """The queue, the flags with numbers (`--scheduled` among them), and what is to be shown."""
     words, found = _pull("peek", rest, PEEK_FLAGS)
@@ -644,7 +668,7 @@ def _number(least: int, most: int) -> Reader:
 
 DELAY, AT, TTL, DEAD = b"--delay", b"--at", b"--ttl", b"--dead"
 TO, EVENT, LIMIT, RESET = b"--to", b"--event", b"--limit", b"--reset"
-ID, OLDER, AFTER = b"--id", b"--older", b"--after"
+ID, OLDER, AFTER, QUEUE = b"--id", b"--older", b"--after", b"--queue"
 PREFETCH, BACKOFF, DEAD_LETTERS = b"--prefetch", b"--backoff", b"--dead-letters"
 RETRIES = b"--retries"
 
