@@ -81,6 +81,10 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
     wanted = parse_publish(request.rest)
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
+    if wanted.to is not None:
+        only: Queues = {_existing(broker, "publish", [wanted.to]): None}
+        _check_publish(broker, connection, message, wanted, only)
+        return broker.publishing.publish(connection, message, only)
     queues = broker.bindings.route(wanted.event)
     if queues is None:
         return _publish_later(broker, connection, message, wanted)
@@ -462,7 +466,7 @@ ACTIONS = {
         publish,
         permits.publish,
         "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
-        "[--meta={key}={value}[&...]] {event} {data}",
+        "[--meta={key}={value}[&...]] [--to={queue}] {event} {data}",
     ),
     b"subscribe": Action(
         subscribe,

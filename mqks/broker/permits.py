@@ -54,8 +54,11 @@ def stats(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def publish(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    event = parse_publish(request.rest).event
+    wanted = parse_publish(request.rest)
+    event = wanted.event
     _require(permissions.may_publish(event), f"no permission to publish {shown(event)}")
+    if wanted.to is not None:
+        _consume(permissions, wanted.to)
 
 
 def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:

@@ -166,15 +166,20 @@ class Publishing:
         terms = Terms(due_us, wanted.at_us > 0, expires_us, clock_us)
         return terms, Parts(b"", wanted.meta, published).joined()
 
-    def publish(self, connection: Connection, message: Single) -> Work[None] | None:
-        queues = self._broker.bindings.route(message.event)
+    def publish(
+        self, connection: Connection, message: Single, only: Queues | None = None
+    ) -> Work[None] | None:
+        """`only`: the queues that get it, instead of those that are bound to its event."""
+        queues = self._broker.bindings.route(message.event) if only is None else only
         if queues is None or (message.once and self.once_unfinished):
-            return self.publish_later(connection, message)
+            return self.publish_later(connection, message, only)
         if not message.once or self.is_new(connection, message.id):
             self._publish(queues, [message.id], [message.body], message.terms)
         return None
 
-    def publish_later(self, connection: Connection, message: Single) -> Work[None]:
+    def publish_later(
+        self, connection: Connection, message: Single, only: Queues | None = None
+    ) -> Work[None]:
         """The same in turns, when others are published once, or the way to its queues is long."""
         message_id, event, body, terms, once = message
         while once and self.once_unfinished:
@@ -183,7 +188,9 @@ class Publishing:
         if once and not self._broker.once.add(once_id):
             return
         self.once_unfinished += once
-        queues = yield from self._broker.bindings.find(event)
+        queues = only
+        if queues is None:
+            queues = yield from self._broker.bindings.find(event)
         self._count(queues, 1)
         if tails := self._broker.tails.of_events:
             self._broker.tails.show(tails, [body])

@@ -150,7 +150,8 @@ class BlockingClient:
 
         It is put into its queues now, and joins them after `delay_s` seconds, or `at` a time: a
         datetime, or seconds since 1970. Where it has waited for `ttl_s` seconds it is dead. `meta`
-        are attributes, told to consumers that ask for them.
+        are attributes, told to consumers that ask for them. With `to`, only the queue of this name
+        gets it, whatever it is bound to.
         """
         session = self._session
         flags = requests.publish_flags(terms) if terms else b""
@@ -177,9 +178,9 @@ class BlockingClient:
 
         With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
         those whose ids it has seen already; with `mandatory`, it refuses those that no queue is
-        bound to. `delay_s`, `at`, `ttl_s` and `meta` are those of `publish`, the same for all.
-        Raises PublishFailed, which names those that were refused. Raises InvalidRequest
-        at the first that cannot be sent, when those before it may have been.
+        bound to. `delay_s`, `at`, `ttl_s`, `meta` and `to` are those of `publish`, for all. Raises
+        PublishFailed, which names those that were refused. Raises InvalidRequest at the first that
+        cannot be sent, when those before it may have been.
         """
 
         def batches() -> Iterator[Iterable[tuple[str, requests.Data]]]:

@@ -58,6 +58,8 @@ class Terms(TypedDict, total=False):
     """Seconds that it may wait in a queue before it is dead."""
     meta: Mapping[str, str] | None
     """Its attributes."""
+    to: str | None
+    """The queue that gets it; by default those that are bound to the event."""
 
 
 class Many(Terms, total=False):
@@ -127,6 +129,8 @@ def publish_flags(terms: Terms) -> bytes:
         flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
     if meta := terms.get("meta"):
         flags.append(b" --meta=" + _meta(meta))
+    if (to := terms.get("to")) is not None:
+        flags.append(b" --to=" + name(to))
     return b"".join(flags)
 
 

@@ -58,6 +58,8 @@ class Publish(NamedTuple):
     ttl_us: int = 0
     """0: it has no ttl of its own."""
     meta: bytes = b""
+    to: bytes | None = None
+    """The queue that gets it; None: those that are bound to the event."""
 
 
 class Settle(NamedTuple):
@@ -214,6 +216,7 @@ def parse_publish(rest: bytes) -> Publish:
         found.get(AT, 0),
         found.get(TTL, 0),
         found.get(META, b""),
+        found.get(TO),
     )
 
 
@@ -378,7 +381,7 @@ def parse_purge(rest: bytes) -> Purge:
 
 def parse_tail(rest: bytes) -> WantedTail:
     """A word with a star is a mask."""
-    words, found = _pull("tail", rest, {QUEUE: _name})
+    words, found = _pull("tail", rest, {QUEUE: _any_name})
     for word in words:
         _refuse_flag("tail", word)
     queue = found.get(QUEUE)
@@ -635,6 +638,15 @@ def _name(value: bytes) -> bytes:
     return value
 
 
+def _any_name(value: bytes) -> bytes:
+    """Of a queue that exists: what stands in a line is a name, whatever it holds."""
+    if not value:
+        raise BadRequest("a name is missing")
+    if value.startswith(b"--"):
+        raise BadRequest(f"{shown(value)} is a flag, not a name")
+    return value
+
+
 def _message_id(value: bytes) -> bytes:
     if not value:
         raise BadRequest("a message id is missing")
@@ -679,6 +691,7 @@ PUBLISH_FLAGS: dict[bytes, Reader | None] = {
     AT: _time_us,
     TTL: _duration_us,
     META: check_meta,
+    TO: _any_name,
 }
 CONSUME_FLAGS: dict[bytes, Reader | None] = {
     PREFETCH: _number(1, COUNT_MAX),
