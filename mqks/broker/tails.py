@@ -99,7 +99,9 @@ class Tails:
         self._backlog: deque[tuple[tuple[Tail, ...], list[bytes]]] = deque()
         """Messages that are still to be shown, and to whom."""
         self._backlog_messages = self._backlog_bytes = 0
-        self._is_working = self._is_telling = False
+        self._is_working = False
+        self.is_telling = False
+        """Whether the schedule has to tell tails of messages that were dropped."""
 
     def __len__(self) -> int:
         return len(self._every)
@@ -202,8 +204,8 @@ class Tails:
 
     def _drop(self, tail: Tail, count: int) -> None:
         tail.dropped += count
-        if not self._is_telling:
-            self._is_telling = True
+        if not self.is_telling:
+            self.is_telling = True
             self._shared.schedule.after(DROPPED_S, self._tell_all)
 
     def _tell_dropped(self, tail: Tail) -> None:
@@ -213,7 +215,7 @@ class Tails:
 
     def _tell_all(self, _: int) -> None:
         """Who has been shown nothing since messages were dropped."""
-        self._is_telling = False
+        self.is_telling = False
         for tail in self._every:
             if self._room(tail) > 0:
                 self._tell_dropped(tail)
