@@ -1,8 +1,8 @@
-"""Every setting, once: its default, its bounds and one line of why.
+"""Every setting, once: its default, its bounds and one line about it.
 
 The one rule: a setting is one field of `Settings`. Flags, variables, the keys of mqks.toml and
-their checks all follow from that field; a test holds mqks.toml.example and docs/operations.md
-against it.
+their checks are derived from that field; tests compare mqks.toml.example and docs/settings.md
+with it.
 """
 
 # ruff: noqa: RUF009  A default that is a call to a `_Group` makes a field.
@@ -27,6 +27,9 @@ _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # These start like settings and are none: the place of mqks.toml, and what clients connect to.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
+
+ADVANCED = "Advanced"
+"""The group of settings that few operators need."""
 
 T = TypeVar("T")
 
@@ -71,191 +74,199 @@ class _Group:
 
 
 _storage, _listening, _security = _Group("Storage"), _Group("Listening"), _Group("Security")
-_limits, _memory = _Group("Limits"), _Group("Memory and pace")
-_watching, _running = _Group("Watching"), _Group("Running")
+_limits, _memory, _monitoring = _Group("Limits"), _Group("Memory"), _Group("Monitoring")
+_process, _advanced = _Group("Process"), _Group(ADVANCED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a server is told from outside; made by `load`, which checks every value."""
+    """The settings of a server; made by `load`, which checks every value."""
 
-    db: Path = _storage(Path("mqks.db"), "The SQLite file that keeps everything that must last.")
+    db: Path = _storage(Path("mqks.db"), "Path of the database file.")
     synchronous: Literal["full", "normal", "off"] = _storage(
-        "full", "How far a commit waits for the disk; only full outlives a power cut."
+        "full", "When commits are synced to the disk; only full survives a power cut."
     )
     db_bytes_max: int = _storage(
-        0, "Where the database stops growing; 0 lets it fill the disk.", (0, 128 * TIB, "bytes")
+        0,
+        "Maximum size of the database; above it publishes are refused. 0 means no limit.",
+        (0, 128 * TIB, "bytes"),
     )
     disk_free_bytes_min: int = _storage(
         50 * MIB,
-        "Free space on its disk below which publishes are refused, as on a full disk.",
+        "Refuse publishes when the file system has less free space than this.",
         (0, 128 * TIB, "bytes"),
-    )
-    ballast_bytes: int = _storage(
-        16 * MIB,
-        "A file given back when the disk is full, so that acks can still be written.",
-        (0, 16 * GIB, "bytes"),
-    )
-    wal_checkpoint_pages: int = _storage(
-        250,
-        "How far the WAL grows before it is folded back; more slows the slowest confirms.",
-        (1, 1_000_000, "pages"),
-    )
-    wal_bytes_max: int = _storage(
-        GIB,
-        "How far the WAL may grow while another process reads; then publishes are refused.",
-        (16 * MIB, 128 * TIB, "bytes"),
     )
     once_ids_max: int = _storage(
         1_000_000,
-        "Ids of publish --once that are remembered; an older one may be published again.",
+        "Number of remembered ids of publish --once; older ids are no longer deduplicated.",
         (0, 100_000_000, "ids"),
     )
-    errors_kept_max: int = _storage(
-        1000,
-        "Errors that mqks inspect can look up; older ones are forgotten.",
-        (0, 10_000_000, "errors"),
-    )
 
-    host: str = _listening("127.0.0.1", "The address to listen on.")
-    port: int = _listening(25000, "The TCP port; 0 takes any free one and logs it.", (0, 65535, ""))
-    unix: Path | None = _listening(None, "A Unix socket to listen on as well.")
+    host: str = _listening("127.0.0.1", "Address to listen on.")
+    port: int = _listening(25000, "TCP port; 0 selects a free port and logs it.", (0, 65535, ""))
+    unix: Path | None = _listening(None, "Path of a Unix socket to listen on as well.")
     insecure: bool = _listening(
-        False, "Listen beyond loopback, where whoever can connect may do anything."
-    )
-    eval: Literal["off", "loopback", "on"] = _listening(
-        "loopback", "Who may send _eval, which looks into the running server."
+        False, "Listen beyond loopback without users: anyone who can connect may do everything."
     )
 
-    users: Path | None = _security(None, "The file of users that mqks user writes.")
+    users: Path | None = _security(None, "Users file, written by mqks user.")
     auth: Literal["remote", "always"] = _security(
-        "remote", "Who must authenticate: peers beyond loopback, or everybody."
+        "remote", "Who must authenticate: clients on other machines, or all clients."
+    )
+    tls_host: str = _security("0.0.0.0", "Address to listen on with TLS.")
+    tls_port: int = _security(0, "TCP port for TLS, usually 25001; 0 disables TLS.", (0, 65535, ""))
+    tls_cert: Path | None = _security(
+        None, "PEM file with the server certificate and the intermediate certificates."
+    )
+    tls_key: Path | None = _security(None, "PEM file with the private key of the certificate.")
+    tls_client_ca: Path | None = _security(
+        None, "PEM file with authorities; TLS clients must present a certificate of one of them."
+    )
+    eval: Literal["off", "loopback", "on"] = _security(
+        "loopback", "Who may use _eval, which can read the whole state of the server."
     )
     auth_timeout_s: float = _security(
-        10.0, "How long a peer that must authenticate may take for it.", (0.1, 3600, "seconds")
+        10.0,
+        "Close a connection that has not authenticated within this time.",
+        (0.1, 3600, "seconds"),
     )
     unauthenticated_max: int = _security(
         1000,
-        "Connections that have yet to authenticate; beyond it the oldest of them is closed.",
+        "Maximum number of unauthenticated connections; above it the oldest is closed.",
         (1, 1_000_000, "connections"),
-    )
-    tls_host: str = _security("0.0.0.0", "The address to listen on with TLS as well.")
-    tls_port: int = _security(0, "The TCP port for TLS, mostly 25001; 0 for none.", (0, 65535, ""))
-    tls_cert: Path | None = _security(None, "The server's certificate and those above it, as PEM.")
-    tls_key: Path | None = _security(None, "The certificate's private key, as PEM.")
-    tls_client_ca: Path | None = _security(
-        None, "Whose certificates clients must show over TLS, as PEM; none for all."
     )
 
     connections_max: int = _limits(
-        20_000, "Connections at once; each costs a file descriptor.", (1, 1_000_000, "connections")
+        20_000,
+        "Maximum number of connections; each uses a file descriptor.",
+        (1, 1_000_000, "connections"),
     )
     connections_per_address_max: int = _limits(
         5000,
-        "Connections at once from one IPv4 address, or from one IPv6 network of 64 bits.",
+        "Maximum number of connections from one IPv4 address or one IPv6 /64 network.",
         (1, 1_000_000, "connections"),
     )
     line_bytes_max: int = _limits(
         MIB,
-        "The longest request, without its line end; a longer one closes its connection.",
+        "Maximum length of a request; a longer one closes the connection.",
         (64, GIB, "bytes"),
     )
     name_bytes_max: int = _limits(
         255,
-        "The longest new name: a queue, an event, or the id of a request.",
+        "Maximum length of the name of a new queue or event, and of a request id.",
         (64, 64 * 1024, "bytes"),
     )
-    queues_max: int = _limits(
-        100_000,
-        "Queues at once, so that a client inventing names is stopped.",
-        (1, 100_000_000, "queues"),
-    )
+    queues_max: int = _limits(100_000, "Maximum number of queues.", (1, 100_000_000, "queues"))
     queue_messages_max: int = _limits(
         100_000_000,
-        "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
+        "Refuse publishes to a queue with this many waiting messages; 0 means no limit.",
         (0, 10**15, "messages"),
-    )
-    bindings_per_queue_max: int = _limits(
-        100_000, "Events and masks bound to one queue.", (1, 100_000_000, "bindings")
-    )
-    consumers_per_connection_max: int = _limits(
-        10_000, "Consumers on one connection.", (1, 10_000_000, "consumers")
     )
     consumer_unacked_max: int = _limits(
         100_000,
-        "Deliveries one consumer may leave unacked before it gets no more.",
-        (1, 100_000_000, "deliveries"),
+        "Maximum number of unacked messages of one consumer; delivery to it pauses there.",
+        (1, 100_000_000, "messages"),
     )
 
     memory_bytes: int = _memory(
         512 * MIB,
-        "Bodies of waiting messages kept in memory; beyond it they live on disk only.",
+        "Memory for waiting messages; above it they are only on disk.",
         (0, 128 * TIB, "bytes"),
     )
     metadata_bytes_max: int = _memory(
         512 * MIB,
-        "Queues, bindings and consumers, messages aside, above which new ones are refused.",
+        "Memory for queues, bindings and consumers; above it new ones are refused.",
         (MIB, 128 * TIB, "bytes"),
         share=1,
     )
     unacked_bytes_max: int = _memory(
         256 * MIB,
-        "Messages that consumers hold unacked, above which each gets one at a time.",
+        "Memory for unacked messages; above it each consumer gets one message at a time.",
         (MIB, 128 * TIB, "bytes"),
         share=2,
-    )
-    outbox_high_water_bytes: int = _memory(
-        MIB,
-        "Unsent replies above which a connection's consumers get nothing more.",
-        (1, 16 * GIB, "bytes"),
-    )
-    outbox_bytes_max: int = _memory(
-        16 * MIB,
-        "Unsent replies above which a slow connection is no longer read.",
-        (1, 16 * GIB, "bytes"),
     )
     outboxes_bytes_max: int = _memory(
         256 * MIB,
-        "Unsent replies of all connections, above which all wait and who takes none is closed.",
+        "Memory for unsent replies of all clients; above it delivery pauses, and clients that do "
+        "not read are disconnected.",
         (MIB, 128 * TIB, "bytes"),
         share=2,
     )
-    batch_records_max: int = _memory(
-        16_384,
-        "Records waiting for the journal before publishers are paused.",
-        (1, 10_000_000, "records"),
-    )
-    batch_bytes_max: int = _memory(
-        4 * MIB, "Bytes waiting for the journal before publishers are paused.", (1, GIB, "bytes")
-    )
 
-    http_host: str = _watching(
-        "127.0.0.1", "The address on which metrics and health are told over HTTP."
+    http_host: str = _monitoring("127.0.0.1", "Address of metrics and health over HTTP.")
+    http_port: int | None = _monitoring(
+        None, "Port of metrics and health; 0 selects a free port and logs it.", (0, 65535, "")
     )
-    http_port: int | None = _watching(
-        None, "The port of metrics and health; 0 takes any free one and logs it.", (0, 65535, "")
-    )
-    queue_age_warning_s: float = _watching(
+    queue_age_warning_s: float = _monitoring(
         0.0,
-        "How long messages may wait in a queue before the log warns of it; 0 for ever.",
+        "Log a warning when a message has waited this long; 0 disables it.",
         (0, 1e9, "seconds"),
     )
-    loop_held_s: float = _watching(
-        0.1,
-        "How long one thing may hold the event loop before it is counted and logged; 0: never.",
-        (0, 60, "seconds"),
+    log_level: Literal["debug", "info", "warning", "error"] = _monitoring(
+        "info", "Minimum log level."
+    )
+    log_format: Literal["text", "json"] = _monitoring(
+        "text", "Format of log lines: key=value text, or JSON."
     )
 
-    salvage: bool = _running(False, "Start on a damaged journal with what can still be read.")
-    drain_timeout_s: float = _running(
-        10.0, "How long a stopping server waits for its replies to be taken.", (0, 3600, "seconds")
+    salvage: bool = _process(False, "Start with a damaged journal, using what is readable.")
+    drain_timeout_s: float = _process(
+        10.0,
+        "How long a stopping server waits until clients have read their replies.",
+        (0, 3600, "seconds"),
     )
-    uvloop: bool = _running(True, "Run on uvloop where it is installed, faster than plain asyncio.")
-    log_level: Literal["debug", "info", "warning", "error"] = _running(
-        "info", "The least grave lines that are still logged."
+    uvloop: bool = _process(True, "Use uvloop if it is installed; it is faster than asyncio.")
+
+    ballast_bytes: int = _advanced(
+        16 * MIB,
+        "Size of a file that is released when the disk is full, to make space for acks.",
+        (0, 16 * GIB, "bytes"),
     )
-    log_format: Literal["text", "json"] = _running(
-        "text", "Log lines as key=value text for people, or as JSON for collectors."
+    wal_checkpoint_pages: int = _advanced(
+        250,
+        "Checkpoint the WAL at this size; larger values make the slowest confirms slower.",
+        (1, 1_000_000, "pages"),
+    )
+    wal_bytes_max: int = _advanced(
+        GIB,
+        "Refuse publishes at this size of the WAL, which grows while another process reads it.",
+        (16 * MIB, 128 * TIB, "bytes"),
+    )
+    errors_kept_max: int = _advanced(
+        1000,
+        "Number of error replies stored for mqks inspect errors.",
+        (0, 10_000_000, "errors"),
+    )
+    bindings_per_queue_max: int = _advanced(
+        100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")
+    )
+    consumers_per_connection_max: int = _advanced(
+        10_000, "Maximum number of consumers on one connection.", (1, 10_000_000, "consumers")
+    )
+    outbox_high_water_bytes: int = _advanced(
+        MIB,
+        "Pause deliveries on a connection with more unsent replies than this.",
+        (1, 16 * GIB, "bytes"),
+    )
+    outbox_bytes_max: int = _advanced(
+        16 * MIB,
+        "Stop reading requests from a connection with more unsent replies than this.",
+        (1, 16 * GIB, "bytes"),
+    )
+    batch_records_max: int = _advanced(
+        16_384,
+        "Pause publishers while this many records wait for the next commit.",
+        (1, 10_000_000, "records"),
+    )
+    batch_bytes_max: int = _advanced(
+        4 * MIB,
+        "Pause publishers while this many bytes wait for the next commit.",
+        (1, GIB, "bytes"),
+    )
+    loop_held_s: float = _advanced(
+        0.1,
+        "Log a warning when something blocks the event loop this long; 0 disables it.",
+        (0, 60, "seconds"),
     )
 
     config: Path | None = field(default=None, compare=False)

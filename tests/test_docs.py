@@ -66,7 +66,7 @@ for module in sorted(Path(mqks.__file__).parent.rglob("*.py")):
 def told_events() -> dict[str, set[str]]:
     """Name and fields of each row under "Log lines": | `name` | level | `field`, … | … |"""
     told = {}
-    for line in section(page("docs/operations.md"), "Log lines").splitlines():
+    for line in section(page("docs/monitoring.md"), "Log lines").splitlines():
         cells = line.split("|")
         if len(cells) > 5 and (name := re.fullmatch(r" `event=(\w+)` ", cells[1])):
             told[name[1]] = set(re.findall(r"`(\w+)`", cells[3]))
@@ -81,7 +81,7 @@ def test_events_are_found() -> None:
     assert {"starting", "request_failed"} <= EVENTS.keys()
 
 
-def test_the_operations_page_tells_every_log_line_with_its_fields() -> None:
+def test_the_monitoring_page_has_every_log_line_with_its_fields() -> None:
     assert told_events() == EVENTS
 
 
