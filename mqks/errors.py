@@ -48,7 +48,7 @@ Limit = Literal[
     "consumers_per_connection_max",
     "reads_waiting_max",
     "logins_waiting_max",
-    "outboxes_bytes_max",
+    "unsent_bytes_max",
     "unacked_bytes_max",
 ]
 """The limits at which a request or a connection is refused, or consumers are held back; how often

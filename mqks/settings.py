@@ -28,6 +28,13 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # These start like settings and are none: the place of mqks.toml, and what clients connect to.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
 
+RENAMED = {
+    "consumer_unacked_max": "prefetch_max",
+    "outbox_high_water_bytes": "delivery_pause_bytes",
+    "outbox_bytes_max": "output_buffer_bytes_max",
+    "outboxes_bytes_max": "unsent_bytes_max",
+}
+"""Old names of settings and what they are called now. The old ones are refused."""
 ADVANCED = "Advanced"
 """The group of settings that few operators need."""
 
@@ -162,7 +169,7 @@ class Settings:
         "Refuse publishes to a queue with this many waiting messages; 0 means no limit.",
         (0, 10**15, "messages"),
     )
-    consumer_unacked_max: int = _limits(
+    prefetch_max: int = _limits(
         100_000,
         "Maximum number of unacked messages of one consumer; delivery to it pauses there.",
         (1, 100_000_000, "messages"),
@@ -185,7 +192,7 @@ class Settings:
         (MIB, 128 * TIB, "bytes"),
         share=2,
     )
-    outboxes_bytes_max: int = _memory(
+    unsent_bytes_max: int = _memory(
         256 * MIB,
         "Memory for unsent replies of all clients; above it delivery pauses, and clients that do "
         "not read are disconnected.",
@@ -243,12 +250,12 @@ class Settings:
     consumers_per_connection_max: int = _advanced(
         10_000, "Maximum number of consumers on one connection.", (1, 10_000_000, "consumers")
     )
-    outbox_high_water_bytes: int = _advanced(
+    delivery_pause_bytes: int = _advanced(
         MIB,
         "Pause deliveries on a connection with more unsent replies than this.",
         (1, 16 * GIB, "bytes"),
     )
-    outbox_bytes_max: int = _advanced(
+    output_buffer_bytes_max: int = _advanced(
         16 * MIB,
         "Stop reading requests from a connection with more unsent replies than this.",
         (1, 16 * GIB, "bytes"),
@@ -286,9 +293,19 @@ class Settings:
         }
 
 
+def flag_of(name: str) -> str:
+    """The flag of the setting with this name."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of the setting with this name."""
+    return "MQKS_" + name.upper()
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of `Settings` as the command line, the variables and the documents see it."""
+    """One field of `Settings`, for the command line, the variables and the documents."""
 
     name: str
     type: Any  # bool, int, float, str, Path, a Literal of words; int or Path | None
@@ -302,11 +319,11 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def variable(self) -> str:
-        return "MQKS_" + self.name.upper()
+        return variable_of(self.name)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -546,18 +563,32 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
+    known = {setting.flag: setting for setting in SETTINGS.values()}
     for name, value in flags.items():
         if value is not None:
-            setting = _known(SETTINGS, name, name)
+            setting = _known(known, flag_of(name), flag_of(name))
             yield setting.flag, setting, value
 
 
 def _known(settings: Mapping[str, T], key: str, place: str) -> T:
     if key in settings:
         return settings[key]
+    if new := _renamed(key):
+        raise ConfigurationError(f"{place}: this setting was renamed. Write {new}")
     near = get_close_matches(key, settings, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigurationError(f"{place}: unknown setting{hint}")
+
+
+def _renamed(key: str) -> str:
+    """The new name of a setting, written as `key` is: as a flag, as a variable or as in mqks.toml;
+    empty if it was not renamed."""
+    forms = [
+        RENAMED,
+        {variable_of(old): variable_of(new) for old, new in RENAMED.items()},
+        {flag_of(old): flag_of(new) for old, new in RENAMED.items()},
+    ]
+    return next((form[key] for form in forms if key in form), "")
 
 
 def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
@@ -577,9 +608,9 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
             f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP asks nobody "
             "who they are: set insecure to let everyone who can connect see queues and numbers"
         )
-    if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
-        place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
-        raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")
+    if settings.delivery_pause_bytes > settings.output_buffer_bytes_max:
+        place = places.get("delivery_pause_bytes") or places["output_buffer_bytes_max"]
+        raise ConfigurationError(f"{place}: delivery_pause_bytes is above output_buffer_bytes_max")
 
 
 def check_reach(settings: Settings, host: str, place: str) -> None:

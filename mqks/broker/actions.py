@@ -134,7 +134,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
         connection,
         queue,
         wanted.manual_ack,
-        broker.settings.consumer_unacked_max,
+        broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
     )

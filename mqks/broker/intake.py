@@ -124,7 +124,7 @@ class Intake:
         publishing, gathering = self._publishing, self._publishing.gathering
         publishing.works = works
         groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
-        room = min(broker.settings.outbox_bytes_max, broker.shared.outboxes.room)
+        room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
         others: list[bytes] = []
         event, middle, ids, bodies = NO_GROUP

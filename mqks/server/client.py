@@ -138,7 +138,8 @@ class Client(Resting, asyncio.Protocol):
         else:
             self.transport.write(data)
         if self.paused and (
-            self._server.unsent.full or self.waiting_bytes > self._server.settings.outbox_bytes_max
+            self._server.unsent.full
+            or self.waiting_bytes > self._server.settings.output_buffer_bytes_max
         ):
             self.rest(Hold.OUTBOX)
 

@@ -21,7 +21,7 @@ from mqks.journal.histogram import Histogram
 from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings
 
-BUDGETS: Final = ("memory_bytes", "outbox_high_water_bytes")
+BUDGETS: Final = ("memory_bytes", "delivery_pause_bytes")
 """Settings that are limits and whose names do not end so."""
 SLICE_QUEUES: Final = 500
 """Queues written before other tasks run: a quarter of a millisecond."""

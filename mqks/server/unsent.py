@@ -38,10 +38,10 @@ class Unsent:
         self._flush = flush
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
-        self._bytes_max = broker.settings.outboxes_bytes_max
+        self._bytes_max = broker.settings.unsent_bytes_max
         self.full = False
         """Nearly: who has anything unsent is not read, either."""
-        self.high_water_bytes = broker.settings.outbox_high_water_bytes
+        self.high_water_bytes = broker.settings.delivery_pause_bytes
         """From how much on a client is slow: any at all, when all together have much."""
         self.look_due_bytes: float = 0
         """`look` is wanted when the broker counts more than this."""
@@ -87,9 +87,9 @@ class Unsent:
                 break
             if now_s - client.moved_s >= STUCK_S:
                 freed_bytes += client.unsent_bytes
-                self._broker.limits_reached["outboxes_bytes_max"] += 1
+                self._broker.limits_reached["unsent_bytes_max"] += 1
                 reason = f"{client.unsent_bytes} bytes were not taken, and all wait for room"
-                self._drop(client, LimitExceeded("outboxes_bytes_max", reason))
+                self._drop(client, LimitExceeded("unsent_bytes_max", reason))
         return freed_bytes
 
     def _tell(self, unsent_bytes: int) -> None:
@@ -106,7 +106,7 @@ class Unsent:
             # Not 0: a TLS transport would count as slow with nothing in it, and not come back.
             high_water_bytes = 1
         elif unsent_bytes <= self._bytes_max // 4:
-            high_water_bytes = self._broker.settings.outbox_high_water_bytes
+            high_water_bytes = self._broker.settings.delivery_pause_bytes
         if high_water_bytes != self.high_water_bytes:
             self.high_water_bytes = high_water_bytes
             for client in self._clients.values():
