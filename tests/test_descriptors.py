@@ -210,7 +210,7 @@ def test_a_path_at_which_somebody_answers_is_refused(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "mqks.db", "--unix", str(path)) as server:
         code, log = refusal(tmp_path / "other.db", "--unix", str(path))
         assert code == EXIT_IN_USE, log
-        assert f"can't listen on {path}: another process does" in log
+        assert f"can't listen on {path}: another process listens there" in log
         assert asked(path) == b"p ok \n"
         assert server.stop() == 0
     assert not path.exists()

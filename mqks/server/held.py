@@ -47,7 +47,7 @@ class HeldWatch:
         self._thread = threading.Thread(target=self._watch, name="mqks-held", daemon=True)
         self._ticks = 0
         self._seen: Seen | None = None
-        self._lines = self._untold = 0
+        self._lines = self._suppressed = 0
         """Of the minute that began with the first."""
         self._minute_s = 0.0
         self._next_tick()
@@ -92,15 +92,15 @@ class HeldWatch:
             self._minute_s, self._lines = now_s, 0
         self._lines += 1
         if self._lines > LOOP_HELD_LINES_MAX:
-            self._untold += 1
+            self._suppressed += 1
             return
-        untold, self._untold = self._untold, 0
+        suppressed, self._suppressed = self._suppressed, 0
         log.warning(
             "loop_held",
             ms=round(late_s * 1000),
             cpu_ms=round(cpu_s * 1000),
             where=where or "-",
-            untold=untold,
+            suppressed=suppressed,
         )
 
     # -- on the thread

@@ -49,5 +49,5 @@ def _listening(descriptor: int, name: str) -> socket.socket:
         or inherited.type != socket.SOCK_STREAM
         or not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ):
-        raise ConfigurationError(f"{place} is no listening TCP or Unix stream socket")
+        raise ConfigurationError(f"{place} is not a listening TCP or Unix stream socket")
     return inherited

@@ -48,7 +48,7 @@ class Notify:
                 sender.connect(self._address)
                 sender.send("\n".join(assignments).encode())
         except OSError as error:
-            log.warning("not_notified", reason=error, told=" ".join(assignments))
+            log.warning("not_notified", reason=error, notification=" ".join(assignments))
 
     @contextmanager
     def reloading(self) -> Iterator[None]:

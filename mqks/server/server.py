@@ -229,7 +229,9 @@ class Server:
             # Its password is being verified, or others before it.
             self._await_auth(client)
             return
-        self._broker.refusals.expel(client.connection, "no authentication within auth_timeout_s")
+        seconds = self.settings.auth_timeout_s
+        reason = f"the connection did not authenticate within {seconds:g} s (auth_timeout_s)"
+        self._broker.refusals.expel(client.connection, reason)
         self._expelled(client)
 
     def _look_at_auth(self, client: Client) -> None:
@@ -269,7 +271,7 @@ class Server:
 
     def _crowded_out(self, client: Client) -> None:
         """A stranger; others need its place."""
-        reason = "others came later, and need the place of one that has not authenticated"
+        reason = "closed to admit a newer connection, because it had not authenticated"
         self._drop(client, LimitExceeded("unauthenticated_max", reason))
 
     def _drop(self, client: Client, failure: LimitExceeded) -> None:
@@ -310,7 +312,7 @@ class Server:
             log.warning(
                 "line_dropped",
                 connection=connection.address,
-                reason="the stream ended before the line did",
+                reason="the client closed the connection before the end of the line",
                 line_bytes=connection.splitter.tail_bytes,
             )
 
@@ -443,7 +445,7 @@ class Server:
 
     async def _watch(self) -> None:
         await self._failed.wait()
-        raise MqksError("an internal error, told above, has ended the server") from self._failure
+        raise MqksError("the server ended because of the internal error above") from self._failure
 
     def why_not_ready(self) -> str:
         """Why this server is no good for publishers now; nothing when it is."""
@@ -489,7 +491,7 @@ class Server:
                 continue
             user = users.get(name)
             if user is None:
-                self._broker.refusals.expel(client.connection, "its user was removed")
+                self._broker.refusals.expel(client.connection, "the user was removed")
                 self._expelled(client)
             else:
                 self._broker.access.grant(client.connection, user.permissions)
@@ -686,7 +688,7 @@ async def serve(
             log.event("few_open_files", open_files=open_files, connections_max=connections_max)
         broker.start_timers()
         if not await journal.store.hold_reserves():
-            log.warning("no_ballast", reason="the disk has no room for it")
+            log.warning("no_ballast", reason="the disk has no space for the ballast file")
         # What was recovered stays: collections need not look at it again and again.
         gc.collect()
         gc.freeze()

@@ -49,13 +49,15 @@ class UnixPath:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(found.st_mode):
-            raise AddressUnavailable(f"can't listen on {self._path}: it is there, and no socket")
+            raise AddressUnavailable(f"can't listen on {self._path}: it exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.setblocking(False)
             # 0: somebody answers; EAGAIN: so many ask already; anything else is no sign of a
             # socket that was left behind.
             if asking.connect_ex(str(self._path)) != errno.ECONNREFUSED:
-                raise AddressUnavailable(f"can't listen on {self._path}: another process does")
+                raise AddressUnavailable(
+                    f"can't listen on {self._path}: another process listens there"
+                )
         self._path.unlink()
 
 

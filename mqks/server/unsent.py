@@ -88,7 +88,10 @@ class Unsent:
             if now_s - client.moved_s >= STUCK_S:
                 freed_bytes += client.unsent_bytes
                 self._broker.limits_reached["unsent_bytes_max"] += 1
-                reason = f"{client.unsent_bytes} bytes were not taken, and all wait for room"
+                reason = (
+                    f"{client.unsent_bytes} bytes of replies were not read for {STUCK_S:g} s, and "
+                    "the server has reached unsent_bytes_max"
+                )
                 self._drop(client, LimitExceeded("unsent_bytes_max", reason))
         return freed_bytes
 

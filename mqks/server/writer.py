@@ -22,7 +22,7 @@ IDLE_S = 0.2
 """After this long without anything to write, the journal tidies up."""
 LOOK_S = 1.0
 """How often the names of the files are looked at."""
-TODO = "move it back, or save what is there with mqks export, then stop the server"
+TODO = "move it back, or save the messages with mqks export and stop the server"
 STALL_S = 10.0
 """A commit or another step of the journal that takes longer is told as a stall."""
 AT_ONCE_RECORDS_MAX = 64
