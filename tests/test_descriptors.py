@@ -229,7 +229,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_text("precious")
     code, log = refusal(tmp_path / "mqks.db", "--unix", str(path))
-    assert (code, "no socket" in log) == (EXIT_IN_USE, True), log
+    assert (code, "it exists and is not a socket" in log) == (EXIT_IN_USE, True), log
     assert path.read_text() == "precious"
 
 

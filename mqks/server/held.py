@@ -1,7 +1,7 @@
-"""A watchdog of the event loop: what holds it for long is counted, and told with its place.
+"""A watchdog of the event loop: what blocks it for long is counted, and logged with its stack.
 
-The one rule: what is watched pays nothing. A timer of the loop notes that it turns, some twenty
-times a second; a thread looks at that, and where it stands for too long, at the loop's stack.
+The one rule: the event loop pays nothing. A timer on the loop counts about twenty ticks a second; a
+thread watches the count, and reads the loop's stack when the ticks stop for too long.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ MINUTE_S: Final = 60.0
 
 
 class Seen(NamedTuple):
-    """What the thread saw when the loop stood still; `on_time`: the thread itself was awake, so
-    neither the process nor the machine had been stopped."""
+    """What the thread saw while the loop was blocked. `on_time`: the thread itself was awake, so
+    neither the process nor the machine was suspended."""
 
     tick: int
     where: str
@@ -33,8 +33,8 @@ class Seen(NamedTuple):
 
 
 class HeldWatch:
-    """Counts into the broker: `loop_held`, what took the loop's thread more than `held_s` of the
-    processor; `loop_late`, what took so long by the clock, be it for a slow disk or a busy
+    """Counts in the broker: `loop_held`, when the loop's thread used more than `held_s` of CPU
+    time; `loop_late`, when it was blocked for so long by the clock, also by a slow disk or a busy
     machine."""
 
     def __init__(self, broker: Broker, held_s: float) -> None:
@@ -48,7 +48,7 @@ class HeldWatch:
         self._ticks = 0
         self._seen: Seen | None = None
         self._lines = self._suppressed = 0
-        """Of the minute that began with the first."""
+        """Since the first of this minute."""
         self._minute_s = 0.0
         self._next_tick()
 
@@ -120,7 +120,7 @@ class HeldWatch:
 
 
 def place(frame: FrameType | None) -> str:
-    """The innermost frames of ours, the one that runs first: file:function:line."""
+    """The innermost frames of MQKS, innermost first: file:function:line."""
     places: list[str] = []
     while frame is not None and len(places) < FRAMES_MAX:
         code = frame.f_code

@@ -1,6 +1,6 @@
 """One line per event to standard error, as key=value or JSON.
 
-The one rule: a line says what happened to whom, and never holds a payload.
+The one rule: a line says what happened and to whom, and never contains message data.
 """
 
 import json
@@ -43,7 +43,7 @@ def _value(value: object) -> str:
 
 
 def name(of_queue: bytes) -> str:
-    """A queue's name as it is told in a line."""
+    """The name of a queue as text."""
     return of_queue.decode("utf-8", "backslashreplace")
 
 
@@ -66,5 +66,5 @@ def warning(name: str, **fields: object) -> None:
 
 
 def error(name: str, *, exception: BaseException | None = None, **fields: object) -> None:
-    """`exception` is told with its traceback."""
+    """`exception` is logged with its traceback."""
     _log.error(name, exc_info=exception, extra={"fields": fields})
