@@ -430,8 +430,8 @@ class Server:
             self._flush()
 
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """An exception in a call by the event loop. A system error concerns one connection; after any
-        other the state of the broker is unknown, and the server ends rather than confirm anything."""
+        """An exception in a call by the event loop. A system error concerns one connection; after
+        any other the state of the broker is unknown, and the server ends."""
         failure = context.get("exception")
         if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
             return
@@ -586,8 +586,8 @@ SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 async def _signalled(reload: Callable[[], None]) -> None:
-    """Wait for SIGTERM or SIGINT; SIGHUP reloads. Afterwards all three are ignored until the process
-    ends."""
+    """Wait for SIGTERM or SIGINT; SIGHUP reloads. Afterwards all three are ignored until the
+    process ends."""
     loop, stop = asyncio.get_running_loop(), anyio.Event()
 
     def receive(number: int) -> None:
@@ -621,9 +621,9 @@ async def serve(
     """Serve until `until` returns; the task status is started with the TCP port.
 
     `environ` may name the notification socket and the listening sockets of a service manager; a
-    server inside another program has none. `open_files` is the number of descriptors that the process
-    may open. It limits the connections, so that refused clients get an error, and the journal always
-    has a descriptor.
+    server inside another program has none. `open_files` is the number of descriptors that the
+    process may open. It limits the connections, so that refused clients get an error, and the
+    journal always has a descriptor.
     """
     other_files = min(OTHER_FILES, open_files // 2)
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
@@ -749,7 +749,7 @@ def _raise_open_files_limit() -> int:
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal stops the server; return the exit code. Raises MqksError with its exit code."""
+    """Serve until a signal; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
     open_files = _raise_open_files_limit()
     # Nobody handles it yet, and it must never end the server.
