@@ -22,10 +22,10 @@ from mqks.protocol.requests import POLICY_FIELDS, policy_value
 
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
-"""The least that a budget shrinks to with `memory_bytes`."""
+"""Minimum of a limit that shrinks with `memory_bytes`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-# These start like settings and are none: the place of mqks.toml, and what clients connect to.
+# Not settings: the path of mqks.toml, and the URL that clients use.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
 
 RENAMED = {
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class QueueTable(NamedTuple):
-    """One `[[queue]]` of mqks.toml: fields of the policies of the queues that `name` matches."""
+    """One `[[queue]]` table of mqks.toml: policy fields for queues that the mask `name` matches."""
 
     name: str
     fields: dict[str, Any]
@@ -50,19 +50,19 @@ class QueueTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a field of `Settings` says of itself beyond its type and default."""
+    """The description of a setting, beyond its type and default."""
 
     group: str
     why: str
     unit: str
     bounds: tuple[float, float]  # of numbers, both included
     share: int
-    """What part of a smaller `memory_bytes` it is unless it is set: 2 for a half, 0 for none."""
+    """Unless it is set, it is at most this part of `memory_bytes`: 2 is a half, 0 none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Settings that are shown together; calling it makes a field."""
+    """Settings that are listed together; calling it creates a field."""
 
     name: str
 
@@ -74,7 +74,7 @@ class _Group:
         *,
         share: int = 0,
     ) -> T:
-        """`bounds` are the least and the greatest number, and the unit."""
+        """`bounds` are the minimum, the maximum and the unit."""
         low, high, unit = bounds
         about = About(self.name, why, unit, (low, high), share)
         return field(default=default, metadata={"about": about})
@@ -277,16 +277,16 @@ class Settings:
     )
 
     config: Path | None = field(default=None, compare=False)
-    """The mqks.toml that was read."""
+    """The settings file that was read."""
     queue_tables: tuple[QueueTable, ...] = ()
-    """What holds for queues unless `set_queue` says otherwise: the first that matches counts."""
+    """Defaults for policies of queues; the first table that matches applies."""
 
     def needs_auth(self, *, local: bool) -> bool:
-        """Whether a peer must say who it is before anything else."""
+        """Whether a client must authenticate before anything else."""
         return self.auth == "always" or not (local or self.users is None)
 
     def public(self) -> dict[str, object]:
-        """Every setting that a client may see, in plain values."""
+        """All settings as plain values."""
         values = {name: getattr(self, name) for name in SETTINGS}
         return {
             name: str(value) if isinstance(value, Path) else value for name, value in values.items()
@@ -327,16 +327,16 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed words; empty where the type alone decides."""
+        """The allowed words; empty if the type alone decides."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def default_text(self) -> str:
-        """The default as one writes it."""
+        """The default as text."""
         return self.text_of(self.default)
 
     def text_of(self, value: Any) -> str:
-        """A value as one writes it: sizes in their largest unit, nothing for none."""
+        """A value as text: sizes in their largest unit, None as an empty string."""
         if self.about.unit == "bytes":
             for name, size in _SIZES.items():
                 if value and value % size == 0:
@@ -346,9 +346,9 @@ class Setting:
         return "" if value is None else str(value)
 
     def parse(self, value: object) -> object:
-        """Turn text, or a native TOML value, into this setting's type.
+        """Convert text, or a TOML value, to the type of this setting.
 
-        Raises ValueError with the reason alone; the caller knows the place.
+        Raises ValueError with the reason; the caller adds the place.
         """
         if value == "" and self.default is None:
             return None
@@ -373,7 +373,7 @@ class Setting:
 
     def _parse_number(self, value: Any) -> Any:
         number = self._read_number(value) if isinstance(value, str) else value
-        # bool is an int to Python; a float is never cut down to an int unasked.
+        # bool is an int in Python; a float is never truncated to an int.
         if type(number) not in (int, self.kind):
             kind = "a whole number" if self.kind is int else "a number"
             of_unit = f" of {self.about.unit}" if self.about.unit else ""
@@ -413,7 +413,7 @@ def load(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> Settings:
-    """The settings alone; otherwise as `gather`."""
+    """Return the settings; otherwise like `gather`."""
     return gather(flags, environ, config)[0]
 
 
@@ -422,8 +422,8 @@ def gather(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default. Tell
-    the places, too, of those that are no defaults.
+    """Return the settings, and the places of those that are not defaults. A flag takes precedence
+    over a variable, a variable over mqks.toml.
 
     `flags` maps names of settings to values, None for a flag not given. `config` is the file;
     without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
@@ -462,9 +462,9 @@ def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None
 
 
 def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
-    """With less `memory_bytes` than by default the budgets beside it shrink, too, unless they are
-    set themselves. With more they stay: how much may be unacked is bounded by what a commit can
-    hold, and the others do not grow with the messages."""
+    """With a smaller `memory_bytes` the other memory limits shrink too, unless they are set. With a
+    larger one they do not grow: a commit limits the unacked bytes, and the others do not depend on
+    the messages."""
     for name, setting in SETTINGS.items() if "memory_bytes" in values else ():
         if setting.about.share and name not in values:
             part = max(SHARE_BYTES_MIN, values["memory_bytes"] // setting.about.share)
@@ -486,7 +486,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_queue_tables(settings: Settings) -> tuple[QueueTable, ...]:
-    """Those of the same mqks.toml as it is now. Raises ConfigurationError."""
+    """Read the tables of the same mqks.toml again. Raises ConfigurationError."""
     path = settings.config
     if path is None:
         return settings.queue_tables
@@ -497,9 +497,9 @@ def read_queue_tables(settings: Settings) -> tuple[QueueTable, ...]:
 
 def _queue_tables(path: Path | None, tables: object) -> tuple[QueueTable, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigurationError(f"{path}: queue: write [[queue]] for a table")
+        raise ConfigurationError(f"{path}: queue: write queue defaults as tables, [[queue]]")
     if len(tables) > QUEUE_TABLES_MAX:
-        raise ConfigurationError(f"{path}: queue: there may be {QUEUE_TABLES_MAX} tables at most")
+        raise ConfigurationError(f"{path}: queue: more than {QUEUE_TABLES_MAX} tables")
     return tuple(
         _queue_table(f"{path}: queue {number}", table) for number, table in enumerate(tables, 1)
     )
@@ -529,7 +529,7 @@ _POLICY_KEYS = {flag[2:].decode().replace("-", "_"): flag for flag in POLICY_FIE
 
 
 def _in_bytes(key: str, value: Any) -> Any:
-    """A size like 64MiB as a number; all else as it is."""
+    """Convert a size like 64MiB to a number; return other values unchanged."""
     if key == "bytes_max" and isinstance(value, str):
         for suffix, size in _SIZES.items():
             number = value.removesuffix(suffix)
@@ -539,13 +539,13 @@ def _in_bytes(key: str, value: Any) -> Any:
 
 
 def _check_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> None:
-    """Names that would be refused if a client had set them."""
+    """Refuse names that would be refused in `set_queue`."""
     for number, table in enumerate(tables, 1):
         name = table.fields.get("dead_letters", b"")
         if len(name) > settings.name_bytes_max:
             raise ConfigurationError(
-                f"{settings.config}: queue {number}: dead_letters: has {len(name)} bytes, a name "
-                f"may have {settings.name_bytes_max} at most"
+                f"{settings.config}: queue {number}: dead_letters: the name has {len(name)} "
+                f"bytes; name_bytes_max is {settings.name_bytes_max}"
             )
 
 
@@ -598,34 +598,38 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
         check_reach(settings, settings.tls_host, places.get("tls_host", "tls_host"))
         check_certificate(settings, places["tls_port"])
     if settings.auth == "always" and settings.users is None:
-        raise ConfigurationError(f"{places['auth']}: nobody can authenticate without users")
+        raise ConfigurationError(
+            f"{places['auth']}: nobody can authenticate. Set users to a users file, too"
+        )
     if (
         settings.http_port is not None
         and not settings.insecure
         and not _is_loopback(settings.http_host)
     ):
         raise ConfigurationError(
-            f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP asks nobody "
-            "who they are: set insecure to let everyone who can connect see queues and numbers"
+            f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP has no "
+            "authentication. Set insecure to let everyone who can connect read the metrics"
         )
     if settings.delivery_pause_bytes > settings.output_buffer_bytes_max:
         place = places.get("delivery_pause_bytes") or places["output_buffer_bytes_max"]
-        raise ConfigurationError(f"{place}: delivery_pause_bytes is above output_buffer_bytes_max")
+        raise ConfigurationError(
+            f"{place}: delivery_pause_bytes must not be above output_buffer_bytes_max"
+        )
 
 
 def check_reach(settings: Settings, host: str, place: str) -> None:
-    """Raises ConfigurationError when listening on `host` would let in whom it should not."""
+    """Raises ConfigurationError if listening on `host` would allow everything to other machines."""
     if settings.users is None and not settings.insecure and not _is_loopback(host):
         raise ConfigurationError(
-            f"{place}: {host!r} is not loopback: set users, so that clients must authenticate, or "
-            "insecure to let everyone who can connect do anything"
+            f"{place}: {host!r} is not loopback. Set users, so that clients must authenticate, "
+            "or insecure, so that everyone who can connect may do everything"
         )
 
 
 def check_certificate(settings: Settings, place: str) -> None:
-    """Raises ConfigurationError when there is none for TLS."""
+    """Raises ConfigurationError if TLS has no certificate."""
     if not (settings.tls_cert and settings.tls_key):
-        raise ConfigurationError(f"{place}: tls_cert and tls_key are needed")
+        raise ConfigurationError(f"{place}: TLS needs the settings tls_cert and tls_key")
 
 
 def _is_loopback(host: str) -> bool:

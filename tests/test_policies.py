@@ -203,8 +203,8 @@ def test_tables_are_read(config: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("queue = 1", "queue: write [[queue]]"),
-        ("[queue]\nname = 'x'", "queue: write [[queue]]"),
+        ("queue = 1", "queue: write queue defaults as tables, [[queue]]"),
+        ("[queue]\nname = 'x'", "queue: write queue defaults as tables, [[queue]]"),
         ("[[queue]]", "queue 1: name: must be a mask"),
         ("[[queue]]\nname = 5", "queue 1: name: must be a mask"),
         (f"[[queue]]\nname = '{'x' * 2000}'", "queue 1: name: an event mask may have 1024 bytes"),

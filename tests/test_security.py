@@ -769,8 +769,11 @@ def test_who_must_authenticate(settings: dict[str, Any], local: bool, asked: boo
     [
         ({"host": "0.0.0.0"}, "--host: '0.0.0.0' is not loopback"),
         ({"tls_port": "1", "tls_cert": "c", "tls_key": "k"}, "tls_host: '0.0.0.0' is not loopback"),
-        ({"tls_port": "1", "users": "u"}, "--tls-port: tls_cert and tls_key are needed"),
-        ({"auth": "always"}, "--auth: nobody can authenticate without users"),
+        (
+            {"tls_port": "1", "users": "u"},
+            "--tls-port: TLS needs the settings tls_cert and tls_key",
+        ),
+        ({"auth": "always"}, "--auth: nobody can authenticate. Set users to a users file, too"),
     ],
 )
 def test_settings_that_would_be_unsafe(given: dict[str, object], reason: str) -> None:

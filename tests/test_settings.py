@@ -225,7 +225,7 @@ def test_anything_else_needs_insecure(host: str) -> None:
 
 def test_the_high_water_mark_is_not_above_the_limit() -> None:
     assert refusal({"output_buffer_bytes_max": "1KiB"}) == (
-        "--output-buffer-bytes-max: delivery_pause_bytes is above output_buffer_bytes_max"
+        "--output-buffer-bytes-max: delivery_pause_bytes must not be above output_buffer_bytes_max"
     )
     both = {"output_buffer_bytes_max": "1KiB", "delivery_pause_bytes": "1KiB"}
     assert load(both, {}).delivery_pause_bytes == 1024
