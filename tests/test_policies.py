@@ -207,7 +207,10 @@ def test_tables_are_read(config: Path) -> None:
         ("[queue]\nname = 'x'", "queue: write [[queue]]"),
         ("[[queue]]", "queue 1: name: must be a mask"),
         ("[[queue]]\nname = 5", "queue 1: name: must be a mask"),
-        (f"[[queue]]\nname = '{'x' * 2000}'", "queue 1: name: an event mask may have 1024 bytes"),
+        (
+            f"[[queue]]\nname = '{'x' * 2000}'",
+            "queue 1: name: the mask has 2000 bytes, the limit is 1024",
+        ),
         ("[[queue]]\nname = 'x'\nttls = 1", "queue 1: ttls: unknown setting; did you mean ttl?"),
         ("[[queue]]\nname = 'x'\nttl_s = 1", "queue 1: ttl_s: unknown setting"),
         ("[[queue]]\nname = 'x'\nttl = 0", "queue 1: ttl: "),

@@ -20,7 +20,7 @@ def check_meta(meta: bytes) -> bytes:
     if len(meta) > META_BYTES_MAX:
         raise BadRequest(f"the attributes have {len(meta)} bytes, the limit is {META_BYTES_MAX}")
     if not _ALLOWED.fullmatch(meta):
-        raise BadRequest(f"{_shown(meta)} is not percent-encoded, as in key=value&key=a%20b")
+        raise BadRequest(f"attributes {_shown(meta)} are not percent-encoded, as in a=1&b=x%20y")
     keys = set()
     for pair in meta.split(b"&"):
         name, equals, _ = pair.partition(b"=")

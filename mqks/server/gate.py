@@ -58,16 +58,14 @@ class Gate:
             self._reached["connections_per_address_max"] += 1
             raise LimitExceeded(
                 "connections_per_address_max",
-                f"the limit of {self._settings.connections_per_address_max} connections from one "
-                "address is reached (connections_per_address_max)",
+                f"{count} connections from this address are open already",
             )
         if self.connections >= self._settings.connections_max:
             self._reached["connections_max"] += 1
             if not self.make_room():
                 raise LimitExceeded(
                     "connections_max",
-                    f"the limit of {self._settings.connections_max} connections is reached "
-                    "(connections_max)",
+                    f"{self._settings.connections_max} connections are open already",
                 )
         self.connections += 1
         self._counts[peer.network] = count + 1

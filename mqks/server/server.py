@@ -269,7 +269,7 @@ class Server:
 
     def _crowded_out(self, client: Client) -> None:
         """A stranger; others need its place."""
-        reason = "the oldest unauthenticated connection is closed at unauthenticated_max"
+        reason = "others came later, and need the place of one that has not authenticated"
         self._drop(client, LimitExceeded("unauthenticated_max", reason))
 
     def _drop(self, client: Client, failure: LimitExceeded) -> None:

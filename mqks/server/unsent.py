@@ -88,9 +88,7 @@ class Unsent:
             if now_s - client.moved_s >= STUCK_S:
                 freed_bytes += client.unsent_bytes
                 self._broker.limits_reached["outboxes_bytes_max"] += 1
-                reason = (
-                    f"the client did not read {client.unsent_bytes} bytes at outboxes_bytes_max"
-                )
+                reason = f"{client.unsent_bytes} bytes were not taken, and all wait for room"
                 self._drop(client, LimitExceeded("outboxes_bytes_max", reason))
         return freed_bytes
 
