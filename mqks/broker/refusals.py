@@ -50,7 +50,7 @@ class Refusals:
         if connection.permissions is STRANGER:
             connection.stranger_errors += 1
             if connection.stranger_errors >= STRANGER_ERRORS_MAX:
-                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
+                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors without authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: with its traceback it would keep what was sent.
             connection.kept, connection.overrun, connection.expelled = [], False, True

@@ -278,6 +278,9 @@ def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> 
         yield [row(things[key]) for key in some if key in things]
 
 
+WHAT = "queues, queue NAME, bindings, consumers, connections, unacked, errors and journal"
+
+
 def _number(key: bytes) -> int:
     """What a list of numbers goes on after; 0 begins it."""
     return parse_number("stats", key, 0, SEQ_MAX) if key else 0
@@ -310,4 +313,4 @@ def ask(
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
             return broker.shared.facts.journal()
-    raise BadRequest(f"stats: there is nothing to tell of {shown(b' '.join(words))}")
+    raise BadRequest(f"stats: unknown statistics {shown(b' '.join(words))}; there are {WHAT}")
