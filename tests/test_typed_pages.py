@@ -14,7 +14,7 @@ from tests.typist import Typist, blocks, commands, pattern
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("page", "least"), [("README.md", 14)])
+@pytest.mark.parametrize(("page", "least"), [("README.md", 14), ("docs/client.md", 15)])
 def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "mqks.db") as server,
