@@ -38,7 +38,7 @@ LIVE = {"mqks top"}
 """Ended by Ctrl-C once they show something."""
 FENCES = {"sh", "console", "python", "output", "text", "ini", "toml", "mermaid"}
 NETCAT = f'#!/bin/sh\nexec {sys.executable} {HERE / "netcat.py"} "$@"\n'
-SPARK = re.compile(r"mqks pipeline|mqks\.pipeline|\bspark\b|^import (?:pandas|pyarrow)|lake")
+SPARK = re.compile(r"mqks pipeline|mqks\.pipeline|\bspark\b|\"mqks\"|\blake\b")
 
 
 class Block(NamedTuple):
