@@ -15,8 +15,6 @@ from mqks.broker.actions import ACTIONS
 from mqks.broker.evaluate.state import State
 from mqks.broker.pending import Mark
 from mqks.journal.segment import checksum, decode
-from tests.line_client import LineClient
-from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -34,11 +32,6 @@ def page(name: str) -> str:
 def section(text: str, heading: str) -> str:
     """What stands under a heading of the second rank."""
     return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-
-
-def blocks(text: str) -> list[list[str]]:
-    """The lines of each fenced block."""
-    return [block.splitlines() for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.M | re.S)]
 
 
 # ------------------------------------------------------------------------------- what is logged
@@ -155,34 +148,6 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 
 
 # ------------------------------------------------------------------------------------- examples
-
-
-def test_hello_world_of_the_readme(tmp_path: Path) -> None:
-    first, second, shown = blocks(section(page("README.md"), "Hello world"))
-    assert first.pop(0) == second.pop(0) == "nc localhost 25000"
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as one,
-        LineClient(server.address) as two,
-    ):
-        one.send("".join(f"{line}\n" for line in first).encode())
-        assert one.ask(b"p ping") == b"p ok "
-        two.send("".join(f"{line}\n" for line in second).encode())
-        assert two.ask(b"p ping") == b"p ok "
-        assert [one.line().decode() for _ in shown] == shown
-        assert one.ask(b"p ping") == b"p ok "
-
-
-def test_publish_consume_ack_of_the_readme(tmp_path: Path) -> None:
-    [session] = blocks(section(page("README.md"), "Publish, consume, ack"))
-    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
-        for line in session:
-            if line.split()[1] == "ok":
-                # The space at the end of a confirm cannot be seen on a page.
-                assert client.line().decode().rstrip() == line
-            else:
-                client.send(f"{line}\n".encode())
-        assert client.ask(b"ev _eval state.messages_by_consumer_ids") == b'ev ok {"w1": []}'
 
 
 def test_the_dumped_segment_is_one() -> None:

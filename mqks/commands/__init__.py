@@ -25,8 +25,8 @@ from mqks.commands.serve import serve
 from mqks.commands.top import top
 from mqks.errors import MqksError, reason
 
-RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
-KEEP, PIPELINE = "Keep", "Pipeline"
+RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
+KEEP, PIPELINE = "Maintenance", "Pipeline"
 
 app = typer.Typer(
     help="Message Queue Kept Simple: a message broker with a line protocol, journaled to SQLite.",
