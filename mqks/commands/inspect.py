@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import Timeout, limited
 from mqks.commands.options import AsJson, Database, Url, duration, note, table, tell
 from mqks.errors import InspectionFailed, MqksError
@@ -47,7 +48,9 @@ MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")]
+Name = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=complete.queues)
+]
 
 app = typer.Typer(
     help="Look into a server, or into its database while it does not run. Consumes nothing.",
@@ -180,7 +183,10 @@ def messages(
 def unacked(
     source: "Source",
     as_json: bool,
-    name: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only of this.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[QUEUE]", help="Only of this.", autocompletion=complete.queues),
+    ] = None,
 ) -> None:
     """List the messages that consumers hold, or held when the server ended."""
     _list(source.unacked(name), UNACKED, as_json)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from mqks import users_file
+from mqks.commands import complete
 from mqks.commands.options import AsJson, Row, table, tell
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.settings import load
@@ -42,7 +43,7 @@ UsersFile = Annotated[
     Path | None,
     typer.Option("--users", metavar="PATH", help="The file; as for serve.", readable=False),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.users)]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
@@ -61,7 +62,7 @@ Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
 @app.command(epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users")
 def add(
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     users: UsersFile = None,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
     password_file: PasswordFile = None,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Self
 
@@ -13,6 +14,10 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed
 from mqks.inspection.source import Row, error_row, message_row
+from mqks.inspection.text import did_you_mean
+
+COMPARED_MAX = 10_000
+"""So many names of queues may be meant by one that does not exist."""
 
 
 class Live:
@@ -41,8 +46,12 @@ class Live:
     def queue(self, name: str) -> Row:
         try:
             return self._object(b"queue", requests.name(name))
-        except RequestFailed:
-            raise InspectionFailed(f"{self._server.address}: there is no queue {name}") from None
+        except RequestFailed as error:
+            if "there is no queue" not in (self._server.reason(error.error_id) or ""):
+                raise
+            near = did_you_mean(name, islice((row["name"] for row in self.queues()), COMPARED_MAX))
+            where = self._server.address
+            raise InspectionFailed(f"{where}: there is no queue {name}{near}") from None
 
     def bindings(self, event: str | None) -> Iterator[Row]:
         return self._rows([b"bindings", *_given(event)], "queue", "event", "mask")
@@ -54,6 +63,8 @@ class Live:
         return self._rows([b"connections"], "id")
 
     def unacked(self, queue: str | None) -> Iterator[Row]:
+        if queue is not None:
+            self.queue(queue)
         return self._rows([b"unacked", *_given(queue)], "queue", "seq")
 
     def journal(self) -> Row:
