@@ -463,11 +463,9 @@ ACTIONS = {
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
     ),
     b"purge": Action(purge, permits.admin, "{queue} [--scheduled]"),
-    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
-    b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
-    b"read": Action(
-        read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"
-    ),
+    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
+    b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
+    b"read": Action(read, permits.read, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
         tell_stats,

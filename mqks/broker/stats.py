@@ -224,8 +224,9 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
 def errors(
     broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
 ) -> Rows:
-    """The last ones, or those that came after one. Only administrators are told others' errors."""
-    sees_all = viewer.permissions is None or viewer.permissions.admin
+    """The last ones, or those that came after one. Those of others need the permission
+    monitoring."""
+    sees_all = viewer.permissions is None or viewer.permissions.monitoring
     wanted, last = error_id and _text(error_id), _text(after)
     found = sorted(
         record

@@ -23,8 +23,8 @@ from mqks.settings import load
 from mqks.users import (
     SALT_BYTES,
     TOKEN_BYTES,
-    Permissions,
     User,
+    allows,
     check_word,
     hash_password,
     hash_token,
@@ -36,7 +36,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+COLUMNS = [
+    *("name", "password", "token", "publish", "consume", "read", "bind"),
+    *("monitoring", "admin", "eval"),
+]
 SHOWN = {True: "yes", False: "no"}
 
 UsersFile = Annotated[
@@ -55,8 +58,16 @@ Publish = Annotated[
     Masks, typer.Option(metavar="MASK", help="Events it may publish; may be repeated.")
 ]
 Consume = Annotated[Masks, typer.Option(metavar="MASK", help="Queues it may consume.")]
+Read = Annotated[
+    Masks, typer.Option(metavar="MASK", help="Queues it may read without consuming them.")
+]
 Bind = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may bind to its queues.")]
-Admin = Annotated[bool, typer.Option("--admin", help="It may delete, purge, see all.")]
+Monitoring = Annotated[
+    bool, typer.Option("--monitoring", help="It may inspect everything but messages.")
+]
+Admin = Annotated[
+    bool, typer.Option("--admin", help="It may delete and purge queues; with --monitoring.")
+]
 Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
 
@@ -69,7 +80,9 @@ def add(
     token: Annotated[bool, typer.Option("--token", help="Make a token, and print it.")] = False,
     publish: Publish = None,
     consume: Consume = None,
+    read: Read = None,
     bind: Bind = None,
+    monitoring: Monitoring = False,
     admin: Admin = False,
     eval: Eval = False,
     as_json: AsJson = False,
@@ -88,7 +101,7 @@ def add(
     name_bytes_max = load({"users": users}, os.environ).name_bytes_max
     if len(name.encode()) > name_bytes_max:
         raise typer.BadParameter(f"the name may have {name_bytes_max} bytes at most")
-    _check_masks(publish, consume, bind)
+    _check_masks(publish, consume, read, bind)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""
     user = User(
@@ -97,7 +110,9 @@ def add(
         hash_token(new) if new else "",
         publish or [],
         consume or [],
+        read or [],
         ["**"] if bind is None else bind,
+        monitoring,
         admin,
         eval,
     )
@@ -138,18 +153,21 @@ def grant(
     users: UsersFile = None,
     publish: Publish = None,
     consume: Consume = None,
+    read: Read = None,
     bind: Bind = None,
+    monitoring: Monitoring = False,
     admin: Admin = False,
     eval: Eval = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a user do more than before; its password and token stay."""
-    given = {"publish": publish, "consume": consume, "bind": bind}
+    given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     _check_masks(*given.values())
     with _changed(users, name) as (user, _):
         for what, masks in given.items():
             kept: list[str] = getattr(user, what)
             kept += [mask for mask in masks or [] if mask not in kept]
+        user.monitoring |= monitoring
         user.admin |= admin
         user.eval |= eval
     tell(_row(user, as_lists=True), as_json)
@@ -161,13 +179,15 @@ def revoke(
     users: UsersFile = None,
     publish: Publish = None,
     consume: Consume = None,
+    read: Read = None,
     bind: Bind = None,
+    monitoring: Monitoring = False,
     admin: Admin = False,
     eval: Eval = False,
     as_json: AsJson = False,
 ) -> None:
     """Take from a user some of what `list` shows, mask for mask; password and token stay."""
-    given = {"publish": publish, "consume": consume, "bind": bind}
+    given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     with _changed(users, name) as (user, _):
         for what, masks in given.items():
             kept: list[str] = getattr(user, what)
@@ -175,6 +195,7 @@ def revoke(
                 if mask not in kept:
                     raise ConfigurationError(f"user {name} has no mask {mask} for --{what}")
                 kept.remove(mask)
+        user.monitoring &= not monitoring
         user.admin &= not admin
         user.eval &= not eval
     tell(_row(user, as_lists=True), as_json)
@@ -243,7 +264,7 @@ def _check_masks(*given: Masks) -> None:
     for mask in chain.from_iterable(masks or [] for masks in given):
         _check("mask", mask)
     try:
-        Permissions(*(masks or [] for masks in given))
+        allows(chain.from_iterable(masks or [] for masks in given))
     except BadRequest as error:
         raise typer.BadParameter(str(error)) from None
 

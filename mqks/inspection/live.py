@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -47,9 +48,16 @@ class Live:
         try:
             return self._object(b"queue", requests.name(name))
         except RequestFailed as error:
-            if "there is no queue" not in (self._server.reason(error.error_id) or ""):
-                raise
-            near = did_you_mean(name, islice((row["name"] for row in self.queues()), COMPARED_MAX))
+            self._check(name, error)
+            raise
+
+    def _check(self, name: str, error: RequestFailed) -> None:
+        """Raise InspectionFailed if the reason is that there is no such queue."""
+        if "there is no queue" in (self._server.reason(error.error_id) or ""):
+            near = ""
+            with suppress(RequestFailed):
+                names = (row["name"] for row in self.queues())
+                near = did_you_mean(name, islice(names, COMPARED_MAX))
             where = self._server.address
             raise InspectionFailed(f"{where}: there is no queue {name}{near}") from None
 
@@ -76,14 +84,22 @@ class Live:
         return list(map(error_row, reversed(rows)))
 
     def messages(self, queue: str, after: int) -> Iterator[Row]:
-        self.queue(queue)
-        name = requests.name(queue)
+        name = self._readable(queue)
         waiting = self._peeked(b"peek %b" % name, after)
         return merge(waiting, self.scheduled(queue, after), key=itemgetter("seq"))
 
     def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        self.queue(queue)
-        return self._peeked(b"peek %b --scheduled" % requests.name(queue), after)
+        return self._peeked(b"peek %b --scheduled" % self._readable(queue), after)
+
+    def _readable(self, queue: str) -> bytes:
+        """The name of a queue that exists. It takes the permission that reading it takes."""
+        name = requests.name(queue)
+        try:
+            self._server.ask(b"range " + name)
+        except RequestFailed as error:
+            self._check(queue, error)
+            raise
+        return name
 
     def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
         """A page at a time, whole: another one may be asked for before it is taken."""
