@@ -187,6 +187,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"stats bindings errors", {"root", "watcher"}),
     (b"_eval 1", {"root"}),
     (b"ping x", EVERYBODY),
+    (b"set_name --confirm web-1", EVERYBODY),
     (b"help", EVERYBODY),
     (b"help publish", EVERYBODY),
     (b"auth --confirm noneT", EVERYBODY),

@@ -366,6 +366,12 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
     connection.write(replies.ok(request.id, usage.encode()))
 
 
+def set_name(broker: Broker, connection: Connection, request: Request) -> None:
+    name = parse_name("set_name", request.rest)
+    broker.metadata.check_names("name", [name])
+    connection.name = name.decode("utf-8", "surrogateescape")
+
+
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
     access = broker.access
     name, secret = parse_auth(request.rest)
@@ -474,6 +480,7 @@ ACTIONS = {
     ),
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
+    b"set_name": Action(set_name, permits.nothing, "{name}"),
     b"ping": Action(ping, permits.nothing, "{data}"),
     b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
 }

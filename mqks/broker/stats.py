@@ -163,6 +163,7 @@ def _consumer_row(consumer: Consumer) -> Row:
         "queue": _text(consumer.queue.name),
         "connection": consumer.connection.id,
         "address": consumer.connection.address,
+        "client": consumer.connection.name,
         "manual_ack": consumer.manual_ack,
         "prefetch": consumer.prefetch or None,
         "meta": consumer.meta,
@@ -181,6 +182,7 @@ def _connection_row(connection: Connection) -> Row:
     return {
         "id": connection.id,
         "address": connection.address,
+        "name": connection.name,
         "user": connection.user,
         "consumers": len(connection.consumers),
         "unconfirmed": connection.unconfirmed,
@@ -240,6 +242,7 @@ def errors(
             "id": record.id,
             "time_us": record.time_us,
             "connection": record.connection,
+            "client": record.client,
             "user": record.user,
             "request_id": _text(record.request_id),
             "action": _text(record.action),

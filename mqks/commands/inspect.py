@@ -36,11 +36,11 @@ REASON_S = 0.2
 QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
-    *("id", "queue", "connection", "address", "manual_ack", "prefetch", "meta"),
+    *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch", "meta"),
     *("unacked", "unacked_bytes", "blocked"),
 )
 CONNECTION = (
-    *("id", "address", "user", "consumers", "unacked"),
+    *("id", "name", "address", "user", "consumers", "unacked"),
     *("unconfirmed", "outbox_bytes", "blocked"),
 )
 UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")

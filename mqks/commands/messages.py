@@ -272,6 +272,10 @@ def consume(
     meta: Annotated[
         bool, typer.Option("--meta", help="With --json tell attributes, and why letters died.")
     ] = False,
+    client_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Its name in mqks inspect connections."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the messages of a queue, each on a line, until Ctrl-C.
@@ -290,7 +294,7 @@ def consume(
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
     with (
-        connected(url) as client,
+        connected(url, client_name=client_name) as client,
         client.consume(
             queue,
             events or (),
