@@ -550,7 +550,7 @@ def test_scheduled_messages_and_dead_letters(
         rows = map(json.loads, told("inspect", "messages", *words, "--json").splitlines())
         return [row["id"] for row in rows]
 
-    told("set-queue", "q", "--retries", 1, "--dead-letters", "dead")
+    told("set-queue", "q", "--create", "--retries", 1, "--dead-letters", "dead")
     told("subscribe", "q", "e", "f.a")
     told("publish", "e", "1", "--id", "m1", "--delay", 3600)
     told("publish", "e", "2", "--id", "m2", "--at", "2200-01-31T09:00+01:00", "--meta", "k=v=1,&")

@@ -370,6 +370,12 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
     connection.write(replies.ok(request.id, usage.encode()))
 
 
+def set_name(broker: Broker, connection: Connection, request: Request) -> None:
+    name = parse_name("set_name", request.rest)
+    broker.metadata.check_names("name", [name])
+    connection.name = name.decode("utf-8", "surrogateescape")
+
+
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
     access = broker.access
     name, secret = parse_auth(request.rest)
@@ -468,11 +474,9 @@ ACTIONS = {
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
     ),
     b"purge": Action(purge, permits.admin, "{queue} [--scheduled]"),
-    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
-    b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
-    b"read": Action(
-        read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"
-    ),
+    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
+    b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
+    b"read": Action(read, permits.read, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
         tell_stats,
@@ -481,6 +485,7 @@ ACTIONS = {
     ),
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
+    b"set_name": Action(set_name, permits.nothing, "{name}"),
     b"ping": Action(ping, permits.nothing, "{data}"),
     b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
 }

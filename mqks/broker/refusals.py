@@ -67,6 +67,7 @@ class Refusals:
             reason,
             stranger=connection.permissions is STRANGER,
             user=connection.user,
+            client=connection.name,
         )
         if not connection.closed:
             connection.write(reply)
@@ -80,6 +81,7 @@ class Refusals:
         *,
         stranger: bool,
         user: str | None = None,
+        client: str | None = None,
     ) -> bytes:
         """Record an error under a new id and return the reply that tells it. Strangers fill the
         database no faster than the log."""
@@ -94,6 +96,7 @@ class Refusals:
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
             user,
+            client,
         )
         told = self._on_error(record)
         if told or not stranger:

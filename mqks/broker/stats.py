@@ -163,6 +163,7 @@ def _consumer_row(consumer: Consumer) -> Row:
         "queue": _text(consumer.queue.name),
         "connection": consumer.connection.id,
         "address": consumer.connection.address,
+        "client": consumer.connection.name,
         "manual_ack": consumer.manual_ack,
         "prefetch": consumer.prefetch or None,
         "meta": consumer.meta,
@@ -181,6 +182,7 @@ def _connection_row(connection: Connection) -> Row:
     return {
         "id": connection.id,
         "address": connection.address,
+        "name": connection.name,
         "user": connection.user,
         "consumers": len(connection.consumers),
         "unconfirmed": connection.unconfirmed,
@@ -224,8 +226,9 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
 def errors(
     broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
 ) -> Rows:
-    """The last ones, or those that came after one. Only administrators are told others' errors."""
-    sees_all = viewer.permissions is None or viewer.permissions.admin
+    """The last ones, or those that came after one. Those of others need the permission
+    monitoring."""
+    sees_all = viewer.permissions is None or viewer.permissions.monitoring
     wanted, last = error_id and _text(error_id), _text(after)
     found = sorted(
         record
@@ -239,6 +242,7 @@ def errors(
             "id": record.id,
             "time_us": record.time_us,
             "connection": record.connection,
+            "client": record.client,
             "user": record.user,
             "request_id": _text(record.request_id),
             "action": _text(record.action),

@@ -159,7 +159,12 @@ class Server:
             budget.leave(client)
         self._gate.leave(client.peer)
         self._forget_stranger(client)
-        log.event("disconnected", logging.DEBUG, connection=connection.address)
+        log.event(
+            "disconnected",
+            logging.DEBUG,
+            connection=connection.address,
+            client=log.client(connection.name),
+        )
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
         connection.closed = True
@@ -312,6 +317,7 @@ class Server:
             log.warning(
                 "line_dropped",
                 connection=connection.address,
+                client=log.client(connection.name),
                 reason="the client closed the connection before the end of the line",
                 line_bytes=connection.splitter.tail_bytes,
             )
