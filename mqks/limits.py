@@ -202,6 +202,9 @@ LINGER_BYTES_MAX: Final = 1024 * 1024
 ERRORS_TOLD_MAX: Final = 1000
 """Failed requests, the last ones, that are kept in memory for stats."""
 
+ERRORS_BURST_US: Final = 10_000_000
+"""Failed requests of one connection with shorter pauses are a burst, whose first one is kept."""
+
 LOOP_HELD_LINES_MAX: Final = 10
 """Log lines in one minute of what held the event loop."""
 

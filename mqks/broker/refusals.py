@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mqks.broker.connection import Connection
 from mqks.broker.pending import ErrorRecord
 from mqks.errors import BadRequest, Expelled, LimitExceeded
-from mqks.limits import REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
+from mqks.limits import ERRORS_BURST_US, REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import request_id_of
 from mqks.users import STRANGER
@@ -60,7 +60,7 @@ class Refusals:
         self.fail(connection, b"-", b"", Expelled(reason))
 
     def tell(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
-        reply = self.reply(
+        record = self._record(
             connection.address,
             request_id,
             action,
@@ -68,8 +68,12 @@ class Refusals:
             stranger=connection.permissions is STRANGER,
             user=connection.user,
         )
+        pause_us = record.time_us - connection.last_error_us
+        if connection.first_error is None or pause_us > ERRORS_BURST_US:
+            connection.first_error = record
+        connection.last_error_us = record.time_us
         if not connection.closed:
-            connection.write(reply)
+            connection.write(replies.error(request_id, record.id))
 
     def reply(
         self,
@@ -81,8 +85,21 @@ class Refusals:
         stranger: bool,
         user: str | None = None,
     ) -> bytes:
-        """Record an error under a new id and return the reply that tells it. Strangers fill the
-        database no faster than the log."""
+        """Record an error that no connection has made and return the reply for it."""
+        record = self._record(address, request_id, action, reason, stranger=stranger, user=user)
+        return replies.error(request_id, record.id)
+
+    def _record(
+        self,
+        address: str,
+        request_id: bytes,
+        action: bytes,
+        reason: str,
+        *,
+        stranger: bool,
+        user: str | None,
+    ) -> ErrorRecord:
+        """Record an error under a new id. Strangers fill the database no faster than the log."""
         broker = self._broker
         broker.errors += 1
         error_id, time_us = self._new_error_id()
@@ -99,4 +116,4 @@ class Refusals:
         if told or not stranger:
             broker.last_errors.append(record)
             broker.pending.add_error(record)
-        return replies.error(request_id, error_id)
+        return record
