@@ -65,6 +65,9 @@ GROUPS_COPIES_MAX: Final = 16 * 1024
 """Messages times queues of what gathers side by side: it is published within one turn, in a few
 milliseconds, so that nobody sees later messages of a connection without the earlier ones."""
 
+GATHERED_MAX: Final = GROUPS_COPIES_MAX + LINES_MAX
+"""Messages for one queue that gather before they are published."""
+
 ROUTE_QUEUES: Final = 256
 """Queues that get their copies before the time is looked at: half a millisecond."""
 

@@ -355,7 +355,9 @@ async def test_a_bulk_publish_that_fails_names_its_first_cause(
 
     assert failure.value.confirmed == 0
     assert [each.number for each in failure.value.failed] == [*range(5001)]
-    assert failure.value.reason == "1 messages wait in a queue bound to 'full'"
+    assert failure.value.reason == (
+        "queue_messages_max is 1, and 1 messages wait in a queue bound to 'full'"
+    )
     assert str(failure.value).endswith(f": {failure.value.reason}")
 
 

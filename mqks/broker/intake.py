@@ -122,7 +122,7 @@ class Intake:
         """
         broker, turns, works = self._broker, self._turns, connection.works
         publishing, gathering = self._publishing, self._publishing.gathering
-        publishing.works = works
+        publishing.works, publishing.lines = works, len(lines)
         groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
         room = min(broker.settings.outbox_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
