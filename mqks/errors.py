@@ -96,6 +96,15 @@ class Unwritable(BadRequest):
 class DiskFull(Unwritable):
     """The same for want of room."""
 
+    state: ClassVar[str] = "disk full"
+    """What publishers and `/readyz` get to know."""
+
+
+class LowDiskSpace(DiskFull):
+    """The same: the disk has less free space than `disk_free_bytes_min`."""
+
+    state = "low disk space"
+
 
 class ConfigurationError(MqksError, exit_code=78):
     """A setting that is unknown, bad or unsafe; the message tells its place and the reason."""

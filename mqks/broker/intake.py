@@ -293,8 +293,8 @@ class Intake:
         if self._broker.unwritable:
             for message_id in confirms:
                 connection.unconfirmed -= 1
-                reason = f"{self._broker.unwritable}: it is not durable yet"
-                self._refusals.tell(connection, message_id, b"publish", reason)
+                failure = Unwritable(f"{self._broker.unwritable}: it is not durable yet")
+                self._refusals.tell(connection, message_id, b"publish", failure)
             confirms = []
         self._remember(connection, confirms, others, once_ids)
         yield GOES_ON

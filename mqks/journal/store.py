@@ -173,6 +173,9 @@ class Store(Protocol):
     async def has_room(self) -> bool:
         """Whether there is room for a batch or two in addition to the reserves."""
 
+    def check_free_space(self) -> None:
+        """Raise LowDiskSpace when messages find no room, whatever their size."""
+
     def look(self) -> str:
         """Why what is written may not be found again; empty while all is well."""
 

@@ -516,6 +516,7 @@ class Server:
                 # Before anybody can know that it listens: a signal must find its receiver.
                 tasks.start_soon(wait)
                 await anyio.lowlevel.checkpoint()
+                self._writer.check_free_space()
                 self._listeners.open(tasks)
                 tasks.start_soon(self._page)
                 tasks.start_soon(self._reads.run)

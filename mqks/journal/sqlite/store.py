@@ -18,7 +18,13 @@ import anyio
 from anyio.to_thread import run_sync
 
 from mqks.broker.pending import Entry
-from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.errors import (
+    ConfigurationError,
+    DiskFull,
+    JournalDamaged,
+    JournalFailed,
+    LowDiskSpace,
+)
 from mqks.files import identity
 from mqks.journal.segment import checksum
 from mqks.journal.sqlite import opening
@@ -389,13 +395,15 @@ class SqliteStore:
 
     def _check_floor(self, segments: Sequence[NewSegment]) -> None:
         """Raise DiskFull for messages while the disk has less space than must stay free; 1 µs."""
-        if (
-            self._free_bytes_min
-            and self._free_bytes() < self._free_bytes_min
-            and any(segment.texts for segment in segments)
-        ):
-            raise DiskFull(
-                f"less than {self._free_bytes_min} bytes are free on the disk of {self.name}"
+        if self._free_bytes_min and any(segment.texts for segment in segments):
+            self.check_free_space()
+
+    def check_free_space(self) -> None:
+        least = self._free_bytes_min
+        if least and (free := self._free_bytes()) < least:
+            raise LowDiskSpace(
+                f"{free} bytes are free on the disk of {self.name}, and disk_free_bytes_min is "
+                f"{least}"
             )
 
     def _free_bytes(self) -> int:
