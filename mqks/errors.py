@@ -107,7 +107,12 @@ class LowDiskSpace(DiskFull):
 
 
 class ConfigurationError(MqksError, exit_code=78):
-    """A setting that is unknown, bad or unsafe; the message tells its place and the reason."""
+    """A setting that is unknown, bad or unsafe; the message has its place and the reason. `others`
+    are further mistakes, a line each."""
+
+    def __init__(self, message: str, *others: str) -> None:
+        super().__init__(message)
+        self.others = others
 
 
 class DatabaseLocked(MqksError, exit_code=69):

@@ -110,6 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except MqksError as error:
         note(_told(error))
+        for other in getattr(error, "others", ()):
+            note(other)
         return error.exit_code
     except OSError as error:
         told = reason(error)
