@@ -95,9 +95,23 @@ class Unwritable(BadRequest):
 class DiskFull(Unwritable):
     """The journal cannot be written because the disk is full."""
 
+    state: ClassVar[str] = "disk full"
+    """What publishers and `/readyz` get to know."""
+
+
+class LowDiskSpace(DiskFull):
+    """The same: the disk has less free space than `disk_free_bytes_min`."""
+
+    state = "low disk space"
+
 
 class ConfigurationError(MqksError, exit_code=78):
-    """A setting is unknown, invalid or unsafe; the message contains its place and the reason."""
+    """A setting is unknown, invalid or unsafe; the message contains its place and the reason.
+    `others` are further mistakes, a line each."""
+
+    def __init__(self, message: str, *others: str) -> None:
+        super().__init__(message)
+        self.others = others
 
 
 class DatabaseLocked(MqksError, exit_code=69):

@@ -712,7 +712,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     assert code == 65
     error_id = err.split()[-3]
     assert err == (
-        f"mqks: the server refused us, error {error_id}; "
+        f"mqks: the server refused the credentials, error {error_id}; "
         f"see on the server's machine: mqks inspect error {error_id} --db FILE\n"
     )
 

@@ -75,19 +75,21 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
     queues = broker.bindings.route(wanted.event)
-    if queues is None:
+    if queues is None or (message.once and broker.publishing.once_unfinished):
         return _publish_later(broker, connection, message, wanted)
     _check_publish(broker, connection, message, wanted, queues)
-    return broker.publishing.publish(connection, message)
+    broker.publishing.publish(connection, message, queues)
+    return None
 
 
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """When there are so many masks that its queues are not found at once."""
-    queues = yield from broker.bindings.find(wanted.event)
+    """When there are so many masks that its queues are not found at once, or others are published
+    once. Between the check and the places in its queues nobody else has a turn."""
+    queues = yield from broker.publishing.find(message)
     _check_publish(broker, connection, message, wanted, queues)
-    yield from broker.publishing.publish_later(connection, message)
+    yield from broker.publishing.publish_later(connection, message, queues)
 
 
 def _check_publish(

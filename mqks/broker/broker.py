@@ -233,7 +233,7 @@ class Broker:
     def read_failed(self, connection: Connection, read: Read) -> None:
         """The queue was deleted before the answer could be told."""
         reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
-        self.refusals.tell(connection, read.request_id, read.form.encode(), reason)
+        self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
 
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
@@ -547,7 +547,7 @@ class Broker:
         for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
-                self.refusals.tell(connection, request_id, b"", str(failure))
+                self.refusals.tell(connection, request_id, b"", failure)
         for consumer in waiters.held:
             if not consumer.deleted:
                 self.end_consumers([consumer])

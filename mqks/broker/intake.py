@@ -122,7 +122,7 @@ class Intake:
         """
         broker, turns, works = self._broker, self._turns, connection.works
         publishing, gathering = self._publishing, self._publishing.gathering
-        publishing.works = works
+        publishing.works, publishing.lines = works, len(lines)
         groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
@@ -293,8 +293,8 @@ class Intake:
         if self._broker.unwritable:
             for message_id in confirms:
                 connection.unconfirmed -= 1
-                reason = f"{self._broker.unwritable}: the message is not durable"
-                self._refusals.tell(connection, message_id, b"publish", reason)
+                failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
+                self._refusals.tell(connection, message_id, b"publish", failure)
             confirms = []
         self._remember(connection, confirms, others, once_ids)
         yield GOES_ON

@@ -227,12 +227,16 @@ def errors(
     broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
 ) -> Rows:
     """The last ones, or those that came after one. Those of others need the permission
-    monitoring."""
+    monitoring. Of its own errors a connection may also ask for the first one of a burst."""
     sees_all = viewer.permissions is None or viewer.permissions.monitoring
     wanted, last = error_id and _text(error_id), _text(after)
+    first = viewer.first_error
+    known = {record.id: record for record in broker.last_errors}
+    if first is not None and wanted == first.id:
+        known[first.id] = first
     found = sorted(
         record
-        for record in broker.last_errors
+        for record in known.values()
         if (sees_all or record.user == viewer.user)
         and wanted in (None, record.id)
         and record.id > last
