@@ -47,7 +47,7 @@ def shown(world: BareWorld) -> list[bytes]:
 
 
 def test_what_a_slow_client_misses_is_counted() -> None:
-    world = bare(tail_outbox_bytes_max=200)
+    world = bare(tail_buffer_bytes_max=200)
     world.send("t", b"t tail e\n")
     tail = world.connection("t").tails[b"t"]
     line = b"m%d publish e 0123456789\n"
@@ -66,7 +66,7 @@ def test_what_a_slow_client_misses_is_counted() -> None:
 
 
 def test_who_is_shown_nothing_more_is_told_what_it_missed() -> None:
-    world = bare(tail_outbox_bytes_max=1)
+    world = bare(tail_buffer_bytes_max=1)
     world.send("t", b"t tail e\n")
     world.send("k", b"m1 publish e x\nm2 publish e x\n")
     assert shown(world) == [b"m1"]
@@ -77,7 +77,7 @@ def test_who_is_shown_nothing_more_is_told_what_it_missed() -> None:
 
 
 def test_a_slow_client_misses_all_until_it_takes_its_replies() -> None:
-    world = bare(tail_outbox_bytes_max=1)
+    world = bare(tail_buffer_bytes_max=1)
     world.send("t", b"t tail e\n")
     world.connection("t").outbox_bytes = 10
     world.send("k", b"m1 publish e x\n")

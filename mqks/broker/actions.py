@@ -22,7 +22,7 @@ from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.selection import Chosen
 from mqks.broker.tails import Tail
-from mqks.broker.turns import GOES_ON, Work, slices
+from mqks.broker.turns import GOES_ON, WAITS, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
@@ -82,23 +82,34 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
     if wanted.to is not None:
-        only: Queues = {_existing(broker, "publish", [wanted.to]): None}
-        _check_publish(broker, connection, message, wanted, only)
-        return broker.publishing.publish(connection, message, only)
+        return _publish_to(broker, connection, message, wanted, wanted.to)
     queues = broker.bindings.route(wanted.event)
-    if queues is None:
+    if queues is None or (message.once and broker.publishing.once_unfinished):
         return _publish_later(broker, connection, message, wanted)
     _check_publish(broker, connection, message, wanted, queues)
-    return broker.publishing.publish(connection, message)
+    broker.publishing.publish(connection, message, queues)
+    return None
+
+
+def _publish_to(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish, name: bytes
+) -> Work[None]:
+    """To one queue, whatever its event is bound to."""
+    while message.once and broker.publishing.once_unfinished:
+        yield WAITS
+    only: Queues = {_existing(broker, "publish", [name]): None}
+    _check_publish(broker, connection, message, wanted, only)
+    broker.publishing.publish(connection, message, only)
 
 
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """When there are so many masks that its queues are not found at once."""
-    queues = yield from broker.bindings.find(wanted.event)
+    """When there are so many masks that its queues are not found at once, or others are published
+    once. Between the check and the places in its queues nobody else has a turn."""
+    queues = yield from broker.publishing.find(message)
     _check_publish(broker, connection, message, wanted, queues)
-    yield from broker.publishing.publish_later(connection, message)
+    yield from broker.publishing.publish_later(connection, message, queues)
 
 
 def _check_publish(
@@ -124,9 +135,11 @@ def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[
 def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     wanted = parse_consume(request.rest)
     count = len(connection.consumers) - (request.id in connection.consumers)
-    if count >= broker.settings.consumers_per_connection_max:
+    limit = broker.settings.consumers_per_connection_max
+    if count >= limit:
         raise LimitExceeded(
-            "consumers_per_connection_max", f"this connection has {count} consumers already"
+            "consumers_per_connection_max",
+            f"the limit of {limit} consumers is reached (consumers_per_connection_max)",
         )
     broker.check_consumer(request.id)
     is_kept = wanted.keep and wanted.queue in broker.queues
@@ -151,7 +164,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
         connection,
         queue,
         wanted.manual_ack,
-        broker.settings.consumer_unacked_max,
+        broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
     )
@@ -211,7 +224,7 @@ def release(broker: Broker, connection: Connection, request: Request) -> Work[No
 
 def _check_writable(broker: Broker, request: Request) -> None:
     if request.confirm and broker.unwritable:
-        raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
+        raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
 
 
 def touch(broker: Broker, connection: Connection, request: Request) -> None:
@@ -286,7 +299,9 @@ def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -
 def trim(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
     if len(words) != 2:
-        raise BadRequest("trim: a queue and a sequence number are needed")
+        raise BadRequest(
+            f"trim: needs a queue and a sequence number; arguments found: {len(words)}"
+        )
     name, number = words[0], parse_number("trim", words[1], 0, SEQ_MAX)
     queue, epoch = broker.queues.get(name), texts.get(b"--epoch")
     if (
@@ -294,7 +309,7 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
         and epoch is not None
         and epoch != broker.shared.facts.epoch_of(queue.id).encode()
     ):
-        raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
+        raise BadRequest(f"trim: the queue was created again: its epoch is not {shown(epoch)}")
     return broker.trim(name, number)
 
 
@@ -331,7 +346,7 @@ def read(broker: Broker, connection: Connection, request: Request) -> None:
     )
     queue = _existing(broker, "read", names)
     if b"--from" not in numbers:
-        raise BadRequest("read: --from={seq} is missing")
+        raise BadRequest("read: --from is missing, as in: read orders --from=1")
     limit = numbers.get(b"--limit", READ_ROWS_DEFAULT)
     end = numbers.get(b"--to")
     first, has_meta = numbers[b"--from"], META in numbers
@@ -407,9 +422,15 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
         return
     action = ACTIONS.get(words[0])
     if action is None:
-        raise BadRequest(f"help: there is no action {shown(words[0])}")
+        raise BadRequest(f"help: there is no action {shown(words[0])}; 'help' lists all")
     usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
     connection.write(replies.ok(request.id, usage.encode()))
+
+
+def set_name(broker: Broker, connection: Connection, request: Request) -> None:
+    name = parse_name("set_name", request.rest)
+    broker.metadata.check_names("name", [name])
+    connection.name = name.decode("utf-8", "surrogateescape")
 
 
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
@@ -428,11 +449,12 @@ def ping(broker: Broker, connection: Connection, request: Request) -> None:
 def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     settings = broker.settings
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
-        raise BadRequest("_eval is not allowed here")
+        raise BadRequest(f"_eval is not allowed: the setting eval is {settings.eval}")
     source = parse_eval(request.rest)
     if connection.eval_steps is None:
         connection.eval_steps = expression.Allowance(
-            expression.LIMITS.steps_max, "the expression takes too many steps"
+            expression.LIMITS.steps_max,
+            "the expression takes too many steps",
         )
     names = {
         "state": State(broker, connection.eval_steps.spend),
@@ -449,7 +471,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     try:
         while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
             if connection.rests & Slow.END:
-                raise BadRequest("_eval: the server stops")
+                raise BadRequest("_eval: the server is stopping")
             try:
                 next(work)
             except StopIteration as end:
@@ -490,8 +512,9 @@ ACTIONS = {
     b"reject": Action(
         reject,
         permits.consumer,
-        "{consumer_id} {msg_id}|--all [--delay={seconds}|--dead] [--retries={n}] "
-        "[--backoff={first}[,{max}]] [--event={mask}] [--id={msg_id}] [--older={seconds}]",
+        "{consumer_id} {msg_id}|--all "
+        "[--dead | [--retries={n}] [--delay={seconds} | --backoff={first}[,{max}]]] "
+        "[--event={mask}] [--id={msg_id}] [--older={seconds}]",
     ),
     b"release": Action(
         release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"
@@ -511,12 +534,10 @@ ACTIONS = {
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
     ),
     b"purge": Action(purge, permits.admin, "{queue} [--scheduled] " + SELECTION),
-    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
+    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
     b"tail": Action(tail, permits.tail, "[--queue={queue}] [{event}|{mask} ...]"),
-    b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
-    b"read": Action(
-        read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"
-    ),
+    b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
+    b"read": Action(read, permits.read, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
         tell_stats,
@@ -525,6 +546,7 @@ ACTIONS = {
     ),
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
+    b"set_name": Action(set_name, permits.nothing, "{name}"),
     b"ping": Action(ping, permits.nothing, "{data}"),
     b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
 }

@@ -79,7 +79,7 @@ class Broker:
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
         self.consumers: dict[bytes, Consumer] = {}
-        self._replaced: dict[Consumer, str] = {}
+        self._replaced: dict[Consumer, BadRequest] = {}
         """Whose id another connection uses, and why that is to be told: after their confirm."""
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
@@ -226,7 +226,7 @@ class Broker:
         if len(connection.reads) >= READS_WAITING_MAX:
             raise LimitExceeded(
                 "reads_waiting_max",
-                f"{READS_WAITING_MAX} reads of this connection are waiting already",
+                f"the limit of {READS_WAITING_MAX} unanswered peek, range and read is reached",
             )
         connection.reads.append(read)
         if len(connection.reads) == 1 and not connection.rests:
@@ -239,8 +239,8 @@ class Broker:
 
     def read_failed(self, connection: Connection, read: Read) -> None:
         """The queue was deleted before the answer could be told."""
-        reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
-        self.refusals.tell(connection, read.request_id, read.form.encode(), reason)
+        reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
+        self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
 
     def end_tails(self, tails: Sequence[Tail]) -> None:
         """They are shown nothing any more."""
@@ -375,7 +375,10 @@ class Broker:
             return
         self.metadata.check_names("queue", new)
         if len(self.queues) + len(new) > self.settings.queues_max:
-            raise LimitExceeded("queues_max", f"there are {len(self.queues)} queues already")
+            raise LimitExceeded(
+                "queues_max",
+                f"the limit of {self.settings.queues_max} queues is reached (queues_max)",
+            )
         self.metadata.check_room(sum(map(queue_bytes, new)))
 
     def check_consumer(self, consumer_id: bytes) -> None:
@@ -449,7 +452,9 @@ class Broker:
         self._attach(consumer.queue, consumer)
         if earlier is not None:
             if not (earlier.deleted or earlier.connection is consumer.connection):
-                reason = f"consume: {consumer.connection.address} consumes under this id now"
+                reason = BadRequest(
+                    f"consume: {consumer.connection.address} consumes under this id now"
+                )
                 if earlier.rests & Rest.CONFIRM:
                     self._replaced[earlier] = reason
                 else:
@@ -585,7 +590,7 @@ class Broker:
         for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
-                self.refusals.tell(connection, request_id, b"", str(failure))
+                self.refusals.tell(connection, request_id, b"", failure)
         for consumer in waiters.held:
             self._replaced.pop(consumer, None)
             if not consumer.deleted:

@@ -53,9 +53,9 @@ class Tail:
         self.ended = False
 
     def is_allowed(self, permissions: Permissions) -> bool:
-        """Whether a user may see what it shows: as if a queue was consumed, or bound so."""
+        """Whether a user may see what it shows: as if a queue was read, or bound like this."""
         if self.queue is not None:
-            return permissions.may_consume(self.queue)
+            return permissions.may_read(self.queue)
         return (
             permissions.consumes
             and all(map(permissions.may_bind, self.events))
@@ -185,7 +185,7 @@ class Tails:
         connection = tail.connection
         if connection.rests or self._shared.outboxes.room <= 0:
             return 0
-        return self._settings.tail_outbox_bytes_max - connection.outbox_bytes
+        return self._settings.tail_buffer_bytes_max - connection.outbox_bytes
 
     def _write(self, tail: Tail, lines: Sequence[bytes]) -> None:
         if tail.ended or not lines:

@@ -15,18 +15,20 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import Timeout, checked, connected
+from mqks.commands.existing import check_consumer, check_queue
 from mqks.commands.options import (
     AddMask,
     AsJson,
-    Event,
+    EventMask,
     Older,
     Replace,
     Url,
@@ -43,13 +45,15 @@ from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
-    from mqks.client.messages import Message
+    from mqks.client.messages import Message, Peeked
     from mqks.client.requests import Terms
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
 """So long after a signal a write is waited for."""
 LAST_NUMBER = 10**18
+PEEK_ROWS = 100
+"""That many are asked for at a time."""
 
 
 def publish(
@@ -171,6 +175,7 @@ def _publish_lines(
                 f"the server refused line {failure.failed[0].number + 1}, "
                 f"{failure.confirmed} others are confirmed; error {failure.error_id}",
                 failure.error_id,
+                failure.reason,
             ) from None
     if lines.fault:
         raise BadData(f"line {lines.count + 1} {lines.fault}; what stands before it is published")
@@ -230,7 +235,7 @@ def _progress_of_stdin() -> AbstractContextManager[Callable[[int], object]]:
 
 
 def consume(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
     events: Annotated[
         list[str] | None,
         typer.Argument(metavar="[EVENT]...", help="Bind the queue to these, too."),
@@ -278,6 +283,10 @@ def consume(
     meta: Annotated[
         bool, typer.Option("--meta", help="With --json tell attributes, and why letters died.")
     ] = False,
+    client_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Its name in mqks inspect connections."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the messages of a queue, each on a line, until Ctrl-C.
@@ -295,21 +304,24 @@ def consume(
     if timeout is not None and not timeout > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
-    with (
-        connected(url) as client,
-        client.consume(
-            queue,
-            events or (),
-            add=add or (),
-            add_mask=add_mask or (),
-            replace=replace,
-            create=create,
-            manual_ack=manual_ack,
-            delete_when_unused=rule,
-            prefetch=prefetch,
-            meta=meta,
-        ) as consumer,
-    ):
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(url, client_name=client_name))
+        if not create:
+            check_queue(client, queue, "; --create creates it")
+        consumer = stack.enter_context(
+            client.consume(
+                queue,
+                events or (),
+                add=add or (),
+                add_mask=add_mask or (),
+                replace=replace,
+                create=create,
+                manual_ack=manual_ack,
+                delete_when_unused=rule,
+                prefetch=prefetch,
+                meta=meta,
+            )
+        )
         output = _Output(consumer)
         form = (
             _json_with_meta
@@ -489,11 +501,11 @@ class _Output:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _raw(message: "Message") -> bytes:
+def _raw(message: "Message | Peeked") -> bytes:
     return message.data + b"\n"
 
 
-def _shown(message: "Message") -> bytes:
+def _shown(message: "Message | Peeked") -> bytes:
     return printable(os.fsdecode(message.data)).encode() + b"\n"
 
 
@@ -507,18 +519,66 @@ def _json_with_meta(message: "Message") -> bytes:
     return json.dumps(_row(message) | told).encode() + b"\n"
 
 
-def _row(message: "Message") -> dict[str, Any]:
+def _row(message: "Message | Peeked") -> dict[str, Any]:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
     return told | data_as_text(message.data)
 
 
+def peek(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 20,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
+    event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
+    scheduled: Annotated[
+        bool, typer.Option("--scheduled", help="Only those that wait for their time.")
+    ] = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Print the first messages of a queue, unacked ones as well, without consuming them.
+
+    Each is printed as by consume; --json adds its sequence number, to go on with --after.
+    """
+    form = _shown if sys.stdout.isatty() else _raw
+    with connected(url, timeout) as client:
+        check_queue(client, queue)
+        while limit:
+            rows = min(limit, PEEK_ROWS)
+            found = client.peek(
+                queue,
+                after=after,
+                limit=rows,
+                scheduled=scheduled,
+                event=event,
+                id=id,
+                older_s=older,
+            )
+            if not found:
+                break
+            if as_json:
+                for each in found:
+                    typer.echo(json.dumps({"seq": each.seq} | _row(each)))
+            else:
+                sys.stdout.buffer.write(b"".join(map(form, found)))
+            limit -= len(found)
+            after = found[-1].seq
+
+
 def requeue(
-    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="The id of a consumer.")],
+    consumer: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONSUMER", help="The id of a consumer.", autocompletion=complete.consumers
+        ),
+    ],
     messages: Annotated[
         list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Which it has unacked.")
     ] = None,
     all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
-    event: Event = None,
+    event: EventMask = None,
     older: Older = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -529,11 +589,13 @@ def requeue(
     if all_messages + bool(messages) + are_some != 1:
         raise typer.BadParameter("name messages, or --event or --older, or all of them with --all")
     with connected(url, timeout) as client:
+        check_consumer(client, checked(consumer))
         if are_some:
             count = client.requeue(consumer, event=event, older_s=older)
             told = {"consumer": consumer, "event": event, "older_s": older, "requeued": count}
             tell(told, as_json, counted(count, "requeued"))
             return
-        for message in map(checked, messages) if messages else ["--all"]:
-            client.request("reject", "--confirm", checked(consumer), message)
+        ids = [checked(each) for each in messages or ()] or ["--all"]
+        for each in ids:
+            client.request("reject", "--confirm", consumer, each)
     tell({"consumer": consumer, "messages": messages}, as_json)

@@ -37,7 +37,7 @@ Replace = Annotated[
     bool,
     typer.Option("--replace", help="The events replace all bindings, for every consumer."),
 ]
-Event = Annotated[
+EventMask = Annotated[
     str | None,
     typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
 ]
