@@ -221,7 +221,10 @@ def test_tables_are_read(config: Path) -> None:
         ("[[queue]]\nname = 'x'\ndead_letters = 5", "queue 1: dead_letters: "),
         ("[[queue]]\nname = 'x'\ndead_letters = ''", "queue 1: dead_letters: "),
         ("[[queue]]\nname = 'x'\ndead_letters = 'a b'", "queue 1: dead_letters: "),
-        (f"[[queue]]\nname = 'x'\ndead_letters = '{'x' * 300}'", "queue 1: dead_letters: the name has 300"),
+        (
+            f"[[queue]]\nname = 'x'\ndead_letters = '{'x' * 300}'",
+            "queue 1: dead_letters: the name has 300",
+        ),
         ("[[queue]]\nname = 'x'\nbytes_max = '1XiB'", "queue 1: bytes_max: "),
         ("[[queue]]\nname = 'x'\nsingle_consumer = 1", "queue 1: single_consumer: "),
         ("[[queue]]\nname = 'x'\noverflow = 'block'", "queue 1: overflow: "),
