@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -24,6 +25,7 @@ MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
 """Minimum of a limit that shrinks with `memory_bytes`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
+_SIZE_EXAMPLE = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # Not settings: the path of mqks.toml, and the URL that clients use.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
@@ -377,7 +379,8 @@ class Setting:
         if type(number) not in (int, self.kind):
             kind = "a whole number" if self.kind is int else "a number"
             of_unit = f" of {self.about.unit}" if self.about.unit else ""
-            raise ValueError(f"must be {kind}{of_unit}, not {value!r}")
+            example = _SIZE_EXAMPLE if self.about.unit == "bytes" else ""
+            raise ValueError(f"must be {kind}{of_unit}{example}, not {value!r}")
         low, high = self.about.bounds
         if not low <= number <= high:
             raise ValueError(f"must be from {low} to {high}, not {value!r}")
@@ -429,27 +432,82 @@ def gather(
     without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
 
     Raises ConfigurationError, with the place and the reason, also for a bad value that a
-    stronger place would have hidden.
+    stronger place would have hidden. It has all mistakes.
     """
+    settings, places, mistakes = collect(flags, environ, config)
+    if mistakes:
+        raise ConfigurationError(*mistakes)
+    return settings, places
+
+
+def collect(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config: Path | None = None,
+) -> tuple[Settings, dict[str, str], list[str]]:
+    """The same, with all mistakes: an invalid setting has its default."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    file = _config_file(environ, config)
-    table = {} if file is None else _read(file)
-    tables = _queue_tables(file, table.pop("queue", []))
+    mistakes: list[str] = []
+    file, table = _config_file(environ, config), {}
+    if file is not None:
+        try:
+            table = _read(file)
+        except ConfigurationError as error:
+            mistakes.append(str(error))
+    tables, of_tables = _queue_tables(file, table.pop("queue", []))
     for place, setting, value in (
         *_from_file(file, table),
         *_from_environ(environ),
         *_from_flags(flags),
     ):
+        if isinstance(setting, str):
+            mistakes.append(f"{place}: {setting}")
+            continue
         try:
             values[setting.name] = setting.parse(value)
         except ValueError as error:
-            raise ConfigurationError(f"{place}: {error}") from None
+            mistakes.append(f"{place}: {error}")
         places[setting.name] = place
     _share_memory(values, places)
     settings = Settings(**values, config=file, queue_tables=tables)
-    _check_together(settings, places)
-    return settings, places
+    mistakes += [*of_tables, *_mistakes_together(settings, places)]
+    return settings, places, [*_with_lines(file, mistakes)]
+
+
+def _with_lines(path: Path | None, mistakes: Iterable[str]) -> Iterator[str]:
+    """Add the line numbers to mistakes in the file."""
+    for mistake in mistakes:
+        file, _, told = mistake.partition(": ")
+        if path is not None and file == str(path):
+            lines = _lines(path)
+            known = [place for place in lines if told.startswith(f"{place}: ")]
+            if known:
+                yield f"{path}:{lines[max(known, key=len)]}: {told}"
+                continue
+        yield mistake
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """The line numbers of keys and tables of a file, by their place in an error."""
+    lines: dict[str, int] = {}
+    table, tables = "", 0
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return lines
+    for number, line in enumerate(text.splitlines(), 1):
+        key, equals, _ = line.partition("=")
+        if line.lstrip().startswith("["):
+            table = line.partition("#")[0].strip(" \t[]")
+            if table == "queue":
+                tables += 1
+                table = f"queue {tables}"
+            lines.setdefault(table, number)
+        elif equals:
+            key = key.strip(" \t\"'")
+            lines.setdefault(f"{table}: {key}" if table else key, number)
+    return lines
 
 
 def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None:
@@ -472,7 +530,8 @@ def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
                 values[name], places[name] = part, "memory_bytes"
 
 
-_Given = tuple[str, Setting, object]  # the place, the setting, the value
+_Given = tuple[str, Setting | str, object]
+"""The place, the setting or what is wrong with its name, the value."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -490,38 +549,48 @@ def read_queue_tables(settings: Settings) -> tuple[QueueTable, ...]:
     path = settings.config
     if path is None:
         return settings.queue_tables
-    tables = _queue_tables(path, _read(path).get("queue", []))
-    _check_queue_names(settings, tables)
+    tables, mistakes = _queue_tables(path, _read(path).get("queue", []))
+    mistakes += _bad_queue_names(settings, tables)
+    if mistakes:
+        raise ConfigurationError(*_with_lines(path, mistakes))
     return tables
 
 
-def _queue_tables(path: Path | None, tables: object) -> tuple[QueueTable, ...]:
+def _queue_tables(path: Path | None, tables: object) -> tuple[tuple[QueueTable, ...], list[str]]:
+    """The tables, and the mistakes in them."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigurationError(f"{path}: queue: write queue defaults as tables, [[queue]]")
+        return (), [f"{path}: queue: write queue defaults as tables, [[queue]]"]
     if len(tables) > QUEUE_TABLES_MAX:
-        raise ConfigurationError(f"{path}: queue: more than {QUEUE_TABLES_MAX} tables")
-    return tuple(
-        _queue_table(f"{path}: queue {number}", table) for number, table in enumerate(tables, 1)
-    )
+        return (), [f"{path}: queue: more than {QUEUE_TABLES_MAX} tables"]
+    mistakes: list[str] = []
+    read = [
+        _queue_table(f"{path}: queue {number}", table, mistakes)
+        for number, table in enumerate(tables, 1)
+    ]
+    return tuple(read), mistakes
 
 
-def _queue_table(place: str, table: Mapping[str, Any]) -> QueueTable:
+def _queue_table(place: str, table: Mapping[str, Any], mistakes: list[str]) -> QueueTable:
     name = table.get("name", "")
     if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"{place}: name: must be a mask of queues, not {name!r}")
+        mistakes.append(f"{place}: name: must be a mask of queues, not {name!r}")
+        name = ""
     policy: dict[str, Any] = {}
     try:
         name_masks([name.encode()])
     except BadRequest as error:
-        raise ConfigurationError(f"{place}: name: {error}") from None
+        mistakes.append(f"{place}: name: {error}")
     for key, value in table.items():
         if key == "name":
             continue
-        flag = _known(_POLICY_KEYS, key, f"{place}: {key}")
+        flag = _known(_POLICY_KEYS, key)
+        if flag not in POLICY_FIELDS:
+            mistakes.append(f"{place}: {key}: {flag!s}")
+            continue
         try:
             policy[POLICY_FIELDS[flag]] = policy_value(flag, _in_bytes(key, value))
-        except BadRequest as error:
-            raise ConfigurationError(f"{place}: {key}: {error}") from None
+        except (BadRequest, ValueError) as error:
+            mistakes.append(f"{place}: {key}: {error}")
     return QueueTable(name, policy)
 
 
@@ -535,15 +604,17 @@ def _in_bytes(key: str, value: Any) -> Any:
             number = value.removesuffix(suffix)
             if number != value and number.isdecimal():
                 return int(number) * size
+        if not value.isdecimal():
+            raise ValueError(f"must be a whole number of bytes{_SIZE_EXAMPLE}, not {value!r}")
     return value
 
 
-def _check_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> None:
-    """Refuse names that would be refused in `set_queue`."""
+def _bad_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> Iterator[str]:
+    """Names that would be refused in `set_queue`."""
     for number, table in enumerate(tables, 1):
         name = table.fields.get("dead_letters", b"")
         if len(name) > settings.name_bytes_max:
-            raise ConfigurationError(
+            yield (
                 f"{settings.config}: queue {number}: dead_letters: the name has {len(name)} "
                 f"bytes; name_bytes_max is {settings.name_bytes_max}"
             )
@@ -551,33 +622,32 @@ def _check_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> None
 
 def _from_file(path: Path | None, table: Mapping[str, Any]) -> Iterator[_Given]:
     for key, value in table.items():
-        place = f"{path}: {key}"
-        yield place, _known(SETTINGS, key, place), value
+        yield f"{path}: {key}", _known(SETTINGS, key), value
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
     known = {setting.variable: setting for setting in SETTINGS.values()}
     for variable, value in environ.items():
         if variable.startswith("MQKS_") and variable not in _OTHER_VARIABLES:
-            yield variable, _known(known, variable, variable), value
+            yield variable, _known(known, variable), value
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
     known = {setting.flag: setting for setting in SETTINGS.values()}
     for name, value in flags.items():
         if value is not None:
-            setting = _known(known, flag_of(name), flag_of(name))
-            yield setting.flag, setting, value
+            setting = _known(known, flag_of(name))
+            yield flag_of(name), setting, value
 
 
-def _known(settings: Mapping[str, T], key: str, place: str) -> T:
+def _known(settings: Mapping[str, T], key: str) -> T | str:
+    """The setting with this name, or what is wrong with the name."""
     if key in settings:
         return settings[key]
     if new := _renamed(key):
-        raise ConfigurationError(f"{place}: this setting was renamed. Write {new}")
+        return f"this setting was renamed. Write {new}"
     near = get_close_matches(key, settings, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigurationError(f"{place}: unknown setting{hint}")
+    return f"unknown setting; did you mean {near[0]}?" if near else "unknown setting"
 
 
 def _renamed(key: str) -> str:
@@ -591,30 +661,33 @@ def _renamed(key: str) -> str:
     return next((form[key] for form in forms if key in form), "")
 
 
-def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
-    _check_queue_names(settings, settings.queue_tables)
-    check_reach(settings, settings.host, places.get("host", "host"))
+def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterator[str]:
+    """Values that are valid alone but not together."""
+    yield from _bad_queue_names(settings, settings.queue_tables)
+    checks = [partial(check_reach, settings, settings.host, places.get("host", "host"))]
     if settings.tls_port:
-        check_reach(settings, settings.tls_host, places.get("tls_host", "tls_host"))
-        check_certificate(settings, places["tls_port"])
+        place = places.get("tls_host", "tls_host")
+        checks.append(partial(check_reach, settings, settings.tls_host, place))
+        checks.append(partial(check_certificate, settings, places["tls_port"]))
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            yield str(error)
     if settings.auth == "always" and settings.users is None:
-        raise ConfigurationError(
-            f"{places['auth']}: nobody can authenticate. Set users to a users file, too"
-        )
+        yield f"{places['auth']}: nobody can authenticate. Set users to a users file, too"
     if (
         settings.http_port is not None
         and not settings.insecure
         and not _is_loopback(settings.http_host)
     ):
-        raise ConfigurationError(
+        yield (
             f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP has no "
             "authentication. Set insecure to let everyone who can connect read the metrics"
         )
     if settings.delivery_pause_bytes > settings.output_buffer_bytes_max:
         place = places.get("delivery_pause_bytes") or places["output_buffer_bytes_max"]
-        raise ConfigurationError(
-            f"{place}: delivery_pause_bytes must not be above output_buffer_bytes_max"
-        )
+        yield f"{place}: delivery_pause_bytes must not be above output_buffer_bytes_max"
 
 
 def check_reach(settings: Settings, host: str, place: str) -> None:

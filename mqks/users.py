@@ -3,8 +3,8 @@
 One JSON object per line:
 
     {"name": "alice", "password": "scrypt:16384:8:1:SALT:HASH", "token": "SHA-256",
-     "publish": ["orders.**"], "consume": ["alice-*"], "bind": ["**"], "admin": false,
-     "eval": false}
+     "publish": ["orders.**"], "consume": ["alice-*"], "read": [], "bind": ["**"],
+     "monitoring": false, "admin": false, "eval": false}
 
 Only the name is required. SALT, HASH and SHA-256 are hexadecimal digits.
 
@@ -32,7 +32,16 @@ _HASH_BYTES: Final = 32
 class Permissions:
     """What one user may do."""
 
-    __slots__ = ("admin", "eval", "may_bind", "may_bind_mask", "may_consume", "may_publish")
+    __slots__ = (
+        "admin",
+        "eval",
+        "may_bind",
+        "may_bind_mask",
+        "may_consume",
+        "may_publish",
+        "may_read",
+        "monitoring",
+    )
 
     def __init__(
         self,
@@ -40,6 +49,8 @@ class Permissions:
         consume: Iterable[str] = (),
         bind: Iterable[str] = (),
         *,
+        read: Iterable[str] = (),
+        monitoring: bool = False,
         admin: bool = False,
         eval: bool = False,
     ) -> None:
@@ -48,10 +59,14 @@ class Permissions:
         """Takes an event."""
         self.may_consume: Callable[[bytes], bool] = allows(consume)
         """Takes a queue."""
+        self.may_read: Callable[[bytes], bool] = allows([*consume, *read])
+        """Takes a queue, whose messages may be read without consuming them."""
         self.may_bind: Callable[[bytes], bool] = allows(bind)
         """Takes an event."""
         self.may_bind_mask: Callable[[bytes], bool] = allows(bind, covering)
         """Takes a mask that a queue is to be bound to."""
+        self.monitoring = monitoring or admin
+        """Whether all `stats` may be seen."""
         self.admin = admin
         self.eval = eval
 
@@ -75,8 +90,8 @@ STRANGER: Final = Permissions()
 
 _KINDS: Final = {
     **dict.fromkeys(("name", "password", "token"), str),
-    **dict.fromkeys(("publish", "consume", "bind"), list),
-    **dict.fromkeys(("admin", "eval"), bool),
+    **dict.fromkeys(("publish", "consume", "read", "bind"), list),
+    **dict.fromkeys(("monitoring", "admin", "eval"), bool),
 }
 
 
@@ -89,7 +104,9 @@ class User:
     token: str = ""
     publish: list[str] = field(default_factory=list)
     consume: list[str] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
     bind: list[str] = field(default_factory=lambda: ["**"])
+    monitoring: bool = False
     admin: bool = False
     eval: bool = False
 
@@ -98,7 +115,7 @@ class User:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} has the wrong type")
         check_word("name", self.name)
-        for mask in (*self.publish, *self.consume, *self.bind):
+        for mask in (*self.publish, *self.consume, *self.read, *self.bind):
             check_word("mask", mask)
         if self.password:
             _read_hash(self.password)
@@ -107,7 +124,15 @@ class User:
 
     def permissions(self) -> Permissions:
         """Raises BadRequest for a mask that is too long."""
-        return Permissions(self.publish, self.consume, self.bind, admin=self.admin, eval=self.eval)
+        return Permissions(
+            self.publish,
+            self.consume,
+            self.bind,
+            read=self.read,
+            monitoring=self.monitoring,
+            admin=self.admin,
+            eval=self.eval,
+        )
 
     def line(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"

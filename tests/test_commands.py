@@ -142,7 +142,7 @@ def test_a_switch_can_be_turned_both_ways(capsys: pytest.CaptureFixture[str]) ->
     code, _, err = run(capsys, "serve", "--no-insecure")
 
     assert code == 78
-    assert err.startswith("mqks: mqks.toml: host: '192.0.2.1' is not loopback")
+    assert err.startswith("mqks: mqks.toml:2: host: '192.0.2.1' is not loopback")
 
 
 def test_the_config_flag_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +151,7 @@ def test_the_config_flag_names_the_file(capsys: pytest.CaptureFixture[str]) -> N
     assert run(capsys, "serve", "--config", "mine.toml") == (
         78,
         "",
-        "mqks: mine.toml: prot: unknown setting; did you mean port?\n",
+        "mqks: mine.toml:1: prot: unknown setting; did you mean port?\n",
     )
 
 

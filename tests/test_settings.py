@@ -7,6 +7,8 @@ import pytest
 from mqks.errors import ConfigurationError
 from mqks.settings import RENAMED, SETTINGS, Settings, gather, load
 
+SIZES = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
+
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -119,7 +121,7 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, directory: 
     variable, new_variable = f"MQKS_{old.upper()}", f"MQKS_{new.upper()}"
 
     assert new in SETTINGS
-    assert refusal(config=config) == f"{config}: {old}: this setting was renamed. Write {new}"
+    assert refusal(config=config) == f"{config}:1: {old}: this setting was renamed. Write {new}"
     assert refusal(environ={variable: "1"}) == (
         f"{variable}: this setting was renamed. Write {new_variable}"
     )
@@ -147,8 +149,8 @@ def test_toml_values_keep_their_types(directory: Path) -> None:
         ("port", "", "must be a whole number, not ''"),
         ("port", "1.5", "must be a whole number, not '1.5'"),
         ("port", "1KiB", "must be a whole number, not '1KiB'"),
-        ("memory_bytes", "1MB", "must be a whole number of bytes, not '1MB'"),
-        ("memory_bytes", "MiB", "must be a whole number of bytes, not 'MiB'"),
+        ("memory_bytes", "1MB", f"must be a whole number of bytes{SIZES}, not '1MB'"),
+        ("memory_bytes", "MiB", f"must be a whole number of bytes{SIZES}, not 'MiB'"),
         ("queues_max", "0", "must be from 1 to 100000000, not '0'"),
         ("drain_timeout_s", "soon", "must be a number of seconds, not 'soon'"),
         ("drain_timeout_s", "nan", "must be from 0 to 3600, not 'nan'"),
@@ -187,7 +189,50 @@ def test_a_bad_file_is_refused_with_place_and_reason(
     config = directory / "mqks.toml"
     config.write_text(line)
 
-    assert refusal(config=config).startswith(f"{config}: {reason}")
+    place = f"{config}: " if "at line" in reason else f"{config}:1: "
+    assert refusal(config=config).startswith(place + reason)
+
+
+def test_all_mistakes_are_reported_at_once(directory: Path) -> None:
+    config = directory / "mqks.toml"
+    config.write_text(
+        """# a comment
+port = "many"
+
+"prot" = 1
+tls_port = 25001
+tls_host = "::1"
+memory_bytes = "512 megabytes" # of memory
+[[queue]]
+name = "orders"
+retries = "many"
+[[queue]]  # of all
+bytes_max = "1 GB"
+[other]
+port = 1
+"""
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load({"batch_bytes_max": "x"}, {"MQKS_QUEUES_MAX": "0", "MQKS_HOST": "0.0.0.0"}, config)
+    found = [str(caught.value), *caught.value.others]
+    assert [each.partition(": ")[0] for each in found] == [
+        f"{config}:2",
+        f"{config}:4",
+        f"{config}:7",
+        f"{config}:13",
+        "MQKS_QUEUES_MAX",
+        "--batch-bytes-max",
+        f"{config}:10",
+        f"{config}:11",
+        f"{config}:12",
+        "MQKS_HOST",
+        f"{config}:5",
+    ]
+    size = f"must be a whole number of bytes{SIZES}"
+    assert found[2] == f"{config}:7: memory_bytes: {size}, not '512 megabytes'"
+    assert found[8] == f"{config}:12: queue 2: bytes_max: {size}, not '1 GB'"
+    assert found[9].startswith("MQKS_HOST: '0.0.0.0' is not loopback")
+    assert found[10] == f"{config}:5: tls_port: TLS needs the settings tls_cert and tls_key"
 
 
 def test_a_file_that_cannot_be_read_is_refused(directory: Path) -> None:

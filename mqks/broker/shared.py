@@ -52,6 +52,7 @@ class Shared:
             "dead_letter_queue",
             "fetches",
             "limited_queues",
+            "near_queues",
             "queue_messages_max",
             "schedule",
             "touched",
@@ -95,6 +96,8 @@ class Shared:
         self.queue_messages_max = settings.queue_messages_max
         self.full_queues: dict[Queue, None] = {}
         """Queues with as many waiting messages as they may have."""
+        self.near_queues: dict[Queue, None] = {}
+        """Queues that what gathers at most may fill: how much gathers is checked before it does."""
         self.limited_queues: dict[Queue, None] = {}
         """Queues of which a policy says how much may wait: publishes to them are looked at one by
         one."""

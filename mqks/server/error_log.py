@@ -37,6 +37,7 @@ class ErrorLog:
             "request_failed",
             error_id=record.id,
             connection=record.connection,
+            client=log.client(record.client),
             request_id=record.request_id.decode("utf-8", "backslashreplace"),
             action=record.action.decode("utf-8", "backslashreplace"),
             reason=record.reason,

@@ -31,7 +31,7 @@ class FullDisk:
         """Refuse publishes until there is space again or the writer stops."""
         writer = self._writer
         log.error("disk_full", reason=failure)
-        writer.become(disk_full=True)
+        writer.become(disk_full=failure.state)
         await self._store.give_up_reserves()
         await self._answer(failure, unwritten)
         while not writer.stopping:
@@ -39,8 +39,8 @@ class FullDisk:
             await self._write(self._pending.take_settled())
             await self._let_go()
             if await self._write(self._pending.take()) and await self._has_room():
-                writer.become(disk_full=False)
-                log.event("disk_has_room")
+                writer.become(disk_full="")
+                log.event("disk_has_room", refused=writer.refused())
                 return
             await writer.pause(RETRY_S)
 

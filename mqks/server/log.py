@@ -42,9 +42,16 @@ def _value(value: object) -> str:
     return text if text and _PLAIN.issuperset(text) else json.dumps(text)
 
 
-def name(of_queue: bytes) -> str:
-    """The name of a queue as text."""
-    return of_queue.decode("utf-8", "backslashreplace")
+def name(raw: bytes) -> str:
+    """The name of a queue or a client as it is told in a line."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def client(of_connection: str | None) -> str | None:
+    """The name that a client has given itself, as it is told in a line."""
+    if of_connection is None:
+        return None
+    return name(of_connection.encode("utf-8", "surrogateescape"))
 
 
 def configure(settings: Settings) -> None:
@@ -56,8 +63,9 @@ def configure(settings: Settings) -> None:
 
 
 def event(name: str, level: int = logging.INFO, **fields: object) -> None:
-    """Log that something happened."""
+    """Log that something happened. A field that is None is left out."""
     if _log.isEnabledFor(level):
+        fields = {key: value for key, value in fields.items() if value is not None}
         _log.log(level, name, extra={"fields": fields})
 
 

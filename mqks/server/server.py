@@ -59,7 +59,7 @@ from mqks.server.reads import Reads
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
-from mqks.settings import Settings, check_certificate, check_reach, read_queue_tables
+from mqks.settings import SETTINGS, Settings, check_certificate, check_reach, read_queue_tables
 from mqks.users import STRANGER, Known, Users
 from mqks.users_file import read as read_users
 
@@ -159,7 +159,12 @@ class Server:
             budget.leave(client)
         self._gate.leave(client.peer)
         self._forget_stranger(client)
-        log.event("disconnected", logging.DEBUG, connection=connection.address)
+        log.event(
+            "disconnected",
+            logging.DEBUG,
+            connection=connection.address,
+            client=log.client(connection.name),
+        )
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
         connection.closed = True
@@ -312,6 +317,7 @@ class Server:
             log.warning(
                 "line_dropped",
                 connection=connection.address,
+                client=log.client(connection.name),
                 reason="the client closed the connection before the end of the line",
                 line_bytes=connection.splitter.tail_bytes,
             )
@@ -517,6 +523,7 @@ class Server:
                 # Before clients can connect: a signal must find its handler.
                 tasks.start_soon(wait)
                 await anyio.lowlevel.checkpoint()
+                self._writer.check_free_space()
                 self._listeners.open(tasks)
                 tasks.start_soon(self._page)
                 tasks.start_soon(self._reads.run)
@@ -627,7 +634,9 @@ async def serve(
     """
     other_files = min(OTHER_FILES, open_files // 2)
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
-    are_few = connections_max < settings.connections_max
+    wanted, default = settings.connections_max, SETTINGS["connections_max"].default
+    # Few servers need the default, so a little less of it is not worth a warning.
+    are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
     if settings.http_port is not None:
         _http_room()
@@ -684,7 +693,12 @@ async def serve(
         if long := broker.long_names():
             log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
-            log.event("few_open_files", open_files=open_files, connections_max=connections_max)
+            todo = (
+                f"allow {wanted + OTHER_FILES} open files (ulimit -n, or LimitNOFILE= of systemd)"
+            )
+            log.warning(
+                "few_open_files", open_files=open_files, connections_max=connections_max, todo=todo
+            )
         broker.start_timers()
         if not await journal.store.hold_reserves():
             log.warning("no_ballast", reason="the disk has no space for the ballast file")

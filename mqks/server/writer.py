@@ -13,7 +13,7 @@ import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.pending import Batch
-from mqks.errors import DiskFull, MqksError, Unwritable
+from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.server import log
 from mqks.server.full_disk import FullDisk
@@ -36,7 +36,8 @@ disk blocks the event loop for a twentieth of the time at most."""
 class State(NamedTuple):
     """What prevents the normal work of the writer."""
 
-    disk_full: bool = False
+    disk_full: str = ""
+    """Why there is no room."""
     gone: str = ""
     """Why written data may not be found again."""
     failure: MqksError | None = None
@@ -45,7 +46,7 @@ class State(NamedTuple):
     @property
     def unwritable(self) -> str:
         """Why nothing can be confirmed now."""
-        return self.gone or ("disk full" if self.disk_full else "")
+        return self.gone or self.disk_full
 
 
 class Writer:
@@ -67,6 +68,8 @@ class Writer:
         self._wake = asyncio.Event()
         self._state = State()
         self._full_disk = FullDisk(self, broker, journal)
+        self._low: LowDiskSpace | None = None
+        """Seen, and not yet acted upon by the task."""
         self._busy = False
         """The task has the journal."""
         self.stopping = False
@@ -85,9 +88,25 @@ class Writer:
         self._state = self._state._replace(**changes)
         self._broker.unwritable = self._state.unwritable
 
+    def refused(self) -> int:
+        """How many requests were refused since nothing could be written. It ends here."""
+        refusals = self._broker.refusals
+        count, refusals.unwritable = refusals.unwritable, 0
+        return count
+
     @property
     def disk_full(self) -> bool:
-        return self._state.disk_full
+        return bool(self._state.disk_full)
+
+    def check_free_space(self) -> None:
+        """Refuse publishes from now on if the disk has not enough free space."""
+        if not self._state.disk_full:
+            try:
+                self._journal.store.check_free_space()
+            except LowDiskSpace as low:
+                self._low = low
+                self.become(disk_full=low.state)
+                self._wake.set()
 
     def wake(self, *, alone: bool) -> None:
         """Something may be pending.
@@ -189,6 +208,9 @@ class Writer:
         while not self.stopping or self._broker.pending:
             self._wake.clear()
             self._busy, self._step_s = True, monotonic()
+            if self._low is not None:
+                await self._full_disk.leave(self._low)
+            self._low = None
             while self._broker.pending:
                 self.check()
                 await self._commit(self._broker.pending.take())
@@ -209,6 +231,7 @@ class Writer:
         store, outcome = self._journal.store, ""
         while True:
             await anyio.sleep(LOOK_S)
+            self.check_free_space()
             gone = store.look()
             if gone != self._state.gone:
                 self.become(gone=gone)
@@ -216,7 +239,7 @@ class Writer:
                 if gone:
                     log.error("database_gone", reason=gone, path=store.name, todo=TODO)
                 else:
-                    log.event("database_back")
+                    log.event("database_back", refused=self.refused())
             told, outcome = outcome, store.renew_claim()
             if outcome not in ("", told):
                 log.warning("lock_file_gone", outcome=outcome)

@@ -41,6 +41,8 @@ class LifePlan:
     """Each hermit's queue has one consumer: those of slow connections are passed over."""
     room: int
     """Bytes that the database may grow, where it is full."""
+    ward: bool
+    """Queues with policies are played with."""
 
     @property
     def pages(self) -> bool:
@@ -100,4 +102,5 @@ def plan(seed: int, number: int) -> LifePlan:
         shared=rng.random() < 0.5,
         solitary=flags["delivery_pause_bytes"] != MIB,
         room=rng.choice([64 * KIB, 512 * KIB]),
+        ward=rng.random() < 0.6 and not full,
     )
