@@ -252,6 +252,15 @@ class Settings:
     consumers_per_connection_max: int = _advanced(
         10_000, "Maximum number of consumers on one connection.", (1, 10_000_000, "consumers")
     )
+    tails_max: int = _advanced(100, "Maximum number of tails.", (0, 10_000, "tails"))
+    tails_per_connection_max: int = _advanced(
+        10, "Maximum number of tails on one connection.", (1, 10_000, "tails")
+    )
+    tail_buffer_bytes_max: int = _advanced(
+        256 * 1024,
+        "Drop messages of the tails of a connection with more unsent replies than this.",
+        (1, 16 * GIB, "bytes"),
+    )
     delivery_pause_bytes: int = _advanced(
         MIB,
         "Pause deliveries on a connection with more unsent replies than this.",

@@ -80,12 +80,14 @@ class Access:
         self.grant(connection, user.permissions)
 
     def grant(self, connection: Connection, permissions: Permissions) -> None:
-        """From now on these count; consumers that they do not allow end."""
+        """From now on these count; consumers and tails that they do not allow end."""
         connection.permissions = permissions
         consumers = connection.consumers.values()
         lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
         if lost:
             self._broker.end_consumers(lost)
+        tails = connection.tails.values()
+        self._broker.end_tails([tail for tail in tails if not tail.is_allowed(permissions)])
 
     def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
         """Whether its user may settle this consumer's messages; what is not there does no harm."""

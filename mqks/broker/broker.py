@@ -26,7 +26,9 @@ from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
+from mqks.broker.selection import Chosen
 from mqks.broker.shared import Shared
+from mqks.broker.tails import Tail, Tails
 from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
 from mqks.limits import (
@@ -77,6 +79,8 @@ class Broker:
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
         self.consumers: dict[bytes, Consumer] = {}
+        self._replaced: dict[Consumer, BadRequest] = {}
+        """Whose id another connection uses, and why that is to be told: after their confirm."""
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
         self.published = self.queued = self.unroutable = self.confirmed = 0
@@ -97,6 +101,8 @@ class Broker:
         self.unwritable = ""
         """Why nothing can be written that lasts; publishes are refused while this tells one."""
 
+        self.tails = Tails(settings, self.shared)
+        self.shared.show = self.tails.show
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
         self.searches = Places(SEARCHES_MAX)
@@ -140,7 +146,8 @@ class Broker:
         return connection
 
     def end(self, connection: Connection) -> None:
-        """A client sends no more: its consumers end, what they held goes back."""
+        """A client sends no more: its consumers and tails end, what they held goes back."""
+        self.end_tails([*connection.tails.values()])
         self.end_consumers(list(connection.consumers.values()), lost=True)
 
     def disconnect(self, connection: Connection) -> None:
@@ -235,6 +242,11 @@ class Broker:
         reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
         self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
 
+    def end_tails(self, tails: Sequence[Tail]) -> None:
+        """They are shown nothing any more."""
+        names = {tail.queue for tail in tails if tail.queue is not None}
+        self.tails.end(tails, *map(self.queues.get, names))
+
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
         consumer = self.consumers.get(consumer_id)
@@ -289,6 +301,25 @@ class Broker:
             yield GOES_ON
         queue.returning -= 1
         queue.deliver()
+
+    def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
+        """The same with those that are chosen of all that a consumer holds; return how many."""
+        consumer, count = self.consumers.get(consumer_id), 0
+        if consumer is None:
+            return 0
+        queue, held = consumer.queue, [*consumer.held()]
+        for some in slices((yield from ordered(held)), STEP_MESSAGES):
+            old = {*chosen.by_age(queue, [number for number, _ in some])}
+            lines = (delivery for delivery in some if delivery[0] in old)
+            found = yield from chosen.by_body(lines)
+            if queue.deleted:
+                break
+            deliveries = consumer.take_these([*found.items()])
+            count += len(deliveries)
+            if deliveries:
+                how(queue, deliveries)
+            yield GOES_ON
+        return count
 
     # -- queues and consumers
 
@@ -358,6 +389,7 @@ class Broker:
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
+        queue.tails = self.tails.of(name)
         self.metadata.bytes += queue_bytes(name)
         return queue
 
@@ -411,13 +443,22 @@ class Broker:
             self._told = queue, replies.bound(queue.name, events, masks, rule)
 
     def add_consumer(self, consumer: Consumer) -> Work[None]:
-        """Attach a consumer; one that had its id before ends, and loses nothing."""
+        """Attach a consumer; one that had its id before ends, and loses nothing. Its connection is
+        told, if it is another one."""
         self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
         self._attach(consumer.queue, consumer)
         if earlier is not None:
+            if not (earlier.deleted or earlier.connection is consumer.connection):
+                reason = BadRequest(
+                    f"consume: {consumer.connection.address} consumes under this id now"
+                )
+                if earlier.rests & Rest.CONFIRM:
+                    self._replaced[earlier] = reason
+                else:
+                    self.refusals.tell(earlier.connection, earlier.id, b"consume", reason)
             yield from self.delete_consumers([earlier])
 
     def _attach(self, queue: Queue, consumer: Consumer) -> None:
@@ -528,6 +569,8 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
+            if reason := self._replaced.pop(consumer, None):
+                self.refusals.tell(consumer.connection, consumer.id, b"consume", reason)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.owner.committed(change.next_seq)
         if self.shared.memory.is_short and batch.taken:
@@ -549,6 +592,7 @@ class Broker:
             for request_id in ids:
                 self.refusals.tell(connection, request_id, b"", failure)
         for consumer in waiters.held:
+            self._replaced.pop(consumer, None)
             if not consumer.deleted:
                 self.end_consumers([consumer])
 

@@ -20,6 +20,7 @@ from mqks.users import STRANGER, Permissions
 if TYPE_CHECKING:
     from mqks.broker.consumer import Consumer
     from mqks.broker.pending import ErrorRecord
+    from mqks.broker.tails import Tail
 
 
 class Slow:
@@ -60,6 +61,7 @@ class Connection(Resting):
         "splitter",
         "stranger_errors",
         "stranger_lines",
+        "tails",
         "touched",
         "unconfirmed",
         "user",
@@ -96,6 +98,7 @@ class Connection(Resting):
         self.unconfirmed = 0
         """Confirms that wait for a commit."""
         self.consumers: dict[bytes, Consumer] = {}
+        self.tails: dict[bytes, Tail] = {}
         self.reads: deque[Read] = deque()
         """What it wants to see of the journal, in the order of its requests."""
         self.name: str | None = None

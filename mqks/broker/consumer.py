@@ -276,12 +276,31 @@ class Consumer(Resting):
 
     def too_late(self, late: list[tuple[bytes, int]]) -> None:
         """These go back, as if it were lost."""
+        self.queue.lose(self._take_numbered(late))
+
+    def held(self) -> Iterator[Delivery]:
+        """All that is unacked, in no order."""
+        return chain(self.unacked.values(), chain.from_iterable(self.repeated.values()))
+
+    def take_these(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Take back those of the deliveries that are still unacked."""
+        held = [(line[: line.index(b" ")], number) for number, line in deliveries]
+        return self._take_numbered([each for each in held if self._has(*each)])
+
+    def _has(self, message_id: bytes, number: int) -> bool:
+        delivery = self.unacked.get(message_id)
+        if delivery is None:
+            return False
+        later = self.repeated.get(message_id, ())
+        return delivery[0] == number or any(number == other for other, _ in later)
+
+    def _take_numbered(self, late: list[tuple[bytes, int]]) -> list[Delivery]:
         by_id: dict[bytes, set[int]] = {}
         for message_id, number in late if self.repeated else ():
             by_id.setdefault(message_id, set()).add(number)
         for message_id in by_id.keys() & self.repeated.keys():
             self._put_first(message_id, by_id[message_id])
-        self.queue.lose(self.take_back(message_id for message_id, _ in late))
+        return self.take_back(message_id for message_id, _ in late)
 
     def _put_first(self, message_id: bytes, numbers: Container[int]) -> None:
         """Of several under one id these go first."""

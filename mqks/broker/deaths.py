@@ -41,7 +41,7 @@ def kill(queue: "Queue", dead: Sequence[Dead], reason: str) -> None:
     letters = Letters(reason, queue.name, queue.shared.schedule.wall_us())
     lines = [letters.of(line, tries, partial(queue.arrived_us, n)) for n, line, tries in dead]
     lane.move_out_all([each.number for each in dead])
-    target.lane.append_all(lines)
+    target.take_letters(lines)
     lane.pending.moves = True
     target.deliver()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.lane import Delivery, Lane
 from mqks.broker.pending import Mark
+from mqks.broker.selection import Chosen
 from mqks.broker.shared import Fetch
 from mqks.broker.turns import GOES_ON, WAITS, Work
 from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
@@ -37,15 +38,18 @@ def move_waiting(
     limit: int = SEQ_MAX,
     end: int = SEQ_MAX,
     is_stuck: Callable[[], bool] = lambda: False,
+    chosen: Chosen | None = None,
 ) -> Work[int]:
     """Move waiting messages of one queue with numbers below `end` to the ends of
-    others, in their order, wherever their bodies are; return how many. It ends early when what has
-    moved cannot be written: `is_stuck`."""
+    others, in their order, wherever their bodies are; return how many. If something is `chosen`,
+    only that moves. It ends early when what has moved cannot be written: `is_stuck`."""
     lane, count, size = source.lane, 0, 0
-    for numbers in _waiting(lane, min(end, lane.next_seq)):
-        left: Sequence[int] = numbers
+    for numbers in waiting(lane, min(end, lane.next_seq)):
+        left: Sequence[int] = numbers if chosen is None else chosen.by_age(source, numbers)
         while left and count < limit and not (lane.deleted or is_stuck()):
             lines, left = yield from some_bodies(source, left, lane.body)
+            if chosen is not None:
+                lines = yield from chosen.by_body(sorted(lines.items()))
             moved = _move(source, lines, choose, limit - count)
             count, size = count + moved, size + sum(map(len, lines.values()))
             if moved and size >= STEP_BYTES:
@@ -57,6 +61,8 @@ def move_waiting(
             left = [*filter(lane.is_waiting, left)]
         if count >= limit or lane.deleted or is_stuck():
             break
+        if chosen is not None:
+            yield GOES_ON  # None of a thousand may be old enough.
     return count
 
 
@@ -83,7 +89,7 @@ def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) 
     return count
 
 
-def _waiting(lane: Lane, end: int) -> Iterator[list[int]]:
+def waiting(lane: Lane, end: int) -> Iterator[list[int]]:
     """Numbers of what waits, some at a time."""
     returned = sorted(number for number in lane.returned if number < end)
     for start in range(0, len(returned), STEP_MESSAGES):

@@ -17,6 +17,7 @@ from mqks.protocol.requests import (
     parse_redrive,
     parse_set_queue,
     parse_subscribe,
+    parse_tail,
     shown,
 )
 from mqks.users import STRANGER, Permissions
@@ -53,8 +54,11 @@ def stats(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def publish(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    event = parse_publish(request.rest).event
+    wanted = parse_publish(request.rest)
+    event = wanted.event
     _require(permissions.may_publish(event), f"no permission to publish {shown(event)}")
+    if wanted.to is not None:
+        _consume(permissions, wanted.to)
 
 
 def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -94,7 +98,7 @@ def consumer(broker: "Broker", permissions: Permissions, request: Request) -> No
 
 def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> None:
     wanted = parse_subscribe(request.rest)
-    _bind(permissions, wanted.queue, wanted.replace or (), wanted.add_masks)
+    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add], wanted.add_masks)
 
 
 def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -105,8 +109,22 @@ def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None
 def consume(broker: "Broker", permissions: Permissions, request: Request) -> None:
     """It also ends a consumer that had this id before."""
     wanted = parse_consume(request.rest)
-    _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
+    if wanted.keep and wanted.queue in broker.queues:
+        _consume(permissions, wanted.queue)
+    else:
+        _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
     _consumer(broker, permissions, request.id)
+
+
+def tail(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """It shows what can be read in the queue, or what a queue bound like this would get."""
+    wanted = parse_tail(request.rest)
+    if wanted.queue is not None:
+        allowed = permissions.may_read(wanted.queue)
+        _require(allowed, f"no permission to read {shown(wanted.queue)}")
+    else:
+        _require(permissions.consumes, "no permission to consume any queue")
+        _may_bind(permissions, wanted.events, wanted.masks)
 
 
 def _first_word(request: Request) -> Iterator[bytes]:
@@ -131,6 +149,10 @@ def _bind(
     permissions: Permissions, name: bytes, events: Iterable[bytes], masks: Iterable[bytes]
 ) -> None:
     _consume(permissions, name)
+    _may_bind(permissions, events, masks)
+
+
+def _may_bind(permissions: Permissions, events: Iterable[bytes], masks: Iterable[bytes]) -> None:
     for event in events:
         _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
     for mask in masks:

@@ -130,6 +130,8 @@ class Publishing:
         """Each queue gets all of these messages, in later turns when there are very many, and then
         before all that the connection publishes next. `terms` are those of all of them."""
         self._count(queues, len(ids))
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, bodies)
         if self.works or len(queues) >= GROUPS_QUEUES:
             self.works.append(self._route(queues, ids, bodies, terms))
             return
@@ -213,6 +215,8 @@ class Publishing:
             return
         self.once_unfinished += once
         self._count(queues, 1)
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, [body])
         yield from self._route(queues, [message_id], [body], terms)
         self.once_unfinished -= once
         if once:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from zlib import crc32
 
 from mqks.broker import returns
@@ -24,6 +24,9 @@ from mqks.broker.times import Times
 from mqks.broker.turns import GOES_ON, Work
 from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
+
+if TYPE_CHECKING:
+    from mqks.broker.tails import Tail
 
 
 class Terms(NamedTuple):
@@ -75,7 +78,7 @@ class Queue:
             "limits",
         ),
         *("messages_max", "name", "nearly_full", "policy", "returning", "ring", "rules", "shared"),
-        *("timer", "times", "told_at", "updates"),
+        *("tails", "timer", "times", "told_at", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -111,6 +114,8 @@ class Queue:
         """In the order they came."""
         self.ring: OrderedDict[Consumer, None] = OrderedDict()
         """Those that may take, the next one first; who cannot take rests when that shows."""
+        self.tails: tuple[Tail, ...] = ()
+        """Who is shown what joins it."""
         self.updates = 0
         """How often its consumers had to be told what it is bound to."""
 
@@ -185,6 +190,8 @@ class Queue:
         where the caller has them at hand."""
         if self.deleted:  # Its routes go in turns.
             return
+        if self.tails:
+            self.shared.show(self.tails, lines)
         lane = self.lane
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
@@ -259,7 +266,15 @@ class Queue:
         """A message that moves here from another queue. It always fits."""
         if mark.expires_us:
             self.timed()
+        if self.tails:
+            self.shared.show(self.tails, [line])
         self.lane.append_marked(line, mark)
+
+    def take_letters(self, lines: list[bytes]) -> None:
+        """Dead letters come from another queue. They always fit."""
+        if self.tails:
+            self.shared.show(self.tails, lines)
+        self.lane.append_all(lines)
 
     def no_room(self, size: int) -> str:
         """Why its policy does not let one more message of this size wait; empty if it does."""
@@ -396,6 +411,8 @@ class Queue:
                 lane.give_back(number, line, mark.due(now_us).changed())
             else:
                 is_new = not mark.version
+                if is_new and self.tails:
+                    self.shared.show(self.tails, [line])
                 returns.to_tail(self, number, line, lambda mark: mark.due(now_us), is_new=is_new)
         kill(self, expired, "ttl")
         self.deliver()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from mqks.broker.letters import letter_of, revived
 from mqks.broker.moves import move_waiting
 from mqks.broker.queue import Queue
+from mqks.broker.selection import Chosen
 from mqks.broker.turns import Work
 from mqks.limits import SEQ_MAX
-from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import Move
 from mqks.users import Permissions
 
@@ -43,11 +43,10 @@ def _move(
     if wanted.to is not None:
         broker.check_queue(wanted.to)
         yield from broker.make_queue(wanted.to)
-    matches = None if wanted.event_mask is None else name_masks([wanted.event_mask])
+    selection = wanted.selection
+    chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
 
     def choose(message: bytes) -> tuple[Queue, bytes] | None:
-        if matches is not None and not matches(_event(message)):
-            return None
         about = letter_of(message) if is_redrive else None
         if is_redrive and about is None:
             return None
@@ -61,8 +60,4 @@ def _move(
         return bool(broker.unwritable)
 
     limit = wanted.limit or SEQ_MAX
-    return (yield from move_waiting(source, choose, limit, is_stuck=is_stuck))
-
-
-def _event(message: bytes) -> bytes:
-    return message.split(b" ", 2)[1].removeprefix(b"event=")
+    return (yield from move_waiting(source, choose, limit, is_stuck=is_stuck, chosen=chosen))

@@ -16,6 +16,7 @@ from mqks.settings import Settings
 if TYPE_CHECKING:
     from mqks.broker.connection import Connection
     from mqks.broker.queue import Queue
+    from mqks.broker.tails import Tail
 
 
 REASONS: Final = ("rejects", "losses", "ttl", "overflow", "dead")
@@ -47,7 +48,7 @@ class Fetch(NamedTuple):
 class Shared:
     __slots__ = (
         *("counters", "due", "facts", "full_queues", "high_water_bytes", "memory"),
-        *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending"),
+        *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending", "show"),
         *(
             "dead_letter_queue",
             "fetches",
@@ -74,6 +75,8 @@ class Shared:
         self.counters = Counters()
         self.facts = Facts()
         self.pending = Pending(settings.errors_kept_max, now_us)
+        self.show: Callable[[tuple[Tail, ...], list[bytes]], None] = lambda tails, lines: None
+        """Show messages to the tails of a queue."""
         self.memory = Budget(settings.memory_bytes // 2 + 1, self.turns)
         """For waiting messages: half of what they may take. The other half is left to what is on
         its way, and to the allocator."""

@@ -42,6 +42,7 @@ class _Service:
     events: tuple[str, ...]
     add: tuple[str, ...]
     add_mask: tuple[str, ...]
+    replace: bool
     delete_when_unused: float | bool
     concurrency: int
     prefetch: int
@@ -83,6 +84,7 @@ class App:
         *,
         add: Iterable[str] = (),
         add_mask: Iterable[str] = (),
+        replace: bool = False,
         delete_when_unused: float | bool = False,
         concurrency: int = 1,
         prefetch: int | None = None,
@@ -90,6 +92,10 @@ class App:
         backoff: Backoff | None = BACKOFF_S,
     ) -> Callable[[Work], Work]:
         """Let an async function handle the queue's messages, at most `concurrency` at a time.
+
+        The queue is created if it does not exist, and bound to `events` (and `add`) and to the
+        masks in `add_mask`, beside its other bindings; with `replace`, `events` replace all
+        bindings.
 
         It holds no more than `prefetch` messages, by default those that it works on; 0: as many as
         the server allows. Where the queue has no such policy, a message is dead after `retries`
@@ -101,7 +107,7 @@ class App:
 
         def register(work: Work) -> Work:
             service = _Service(
-                *(work, queue, tuple(events), tuple(add), tuple(add_mask)),
+                *(work, queue, tuple(events), tuple(add), tuple(add_mask), replace),
                 *(delete_when_unused, concurrency, concurrency if prefetch is None else prefetch),
                 *(retries, backoff),
             )
@@ -163,6 +169,8 @@ class App:
             service.events,
             add=service.add,
             add_mask=service.add_mask,
+            replace=service.replace,
+            create=True,
             manual_ack=True,
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,

@@ -33,9 +33,20 @@ AddMask = Annotated[
     list[str] | None,
     typer.Option(metavar="MASK", help="Bind it to what matches, too, as logs.**. Repeatable."),
 ]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="The events replace all bindings, for every consumer."),
+]
 EventMask = Annotated[
     str | None,
     typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
+]
+MessageId = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="Only messages of this id.")
+]
+Older = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="SECONDS", help="Only messages that came so long ago."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

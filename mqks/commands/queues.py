@@ -15,6 +15,9 @@ from mqks.commands.options import (
     AddMask,
     AsJson,
     EventMask,
+    MessageId,
+    Older,
+    Replace,
     Url,
     Yes,
     confirm,
@@ -24,7 +27,7 @@ from mqks.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from mqks.client.requests import Policy
+    from mqks.client.requests import Choice, Policy
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)]
 Messages = Annotated[
@@ -38,18 +41,16 @@ def subscribe(
     queue: Queue,
     events: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...")] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a queue if it is missing, and bind it to these events and masks alone.
-
-    Masks without events are added to what it is bound to.
-    """
+    """Create a queue if it does not exist, and bind it to these events and masks, too."""
     if not (events or add_mask):
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with connected(url, timeout) as client:
-        client.subscribe(queue, events or (), add_mask=add_mask or ())
+        client.subscribe(queue, events or (), add_mask=add_mask or (), replace=replace)
     tell({"queue": queue, "events": events or [], "masks": add_mask or []}, as_json)
 
 
@@ -57,7 +58,7 @@ def rebind(
     queue: Queue,
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind it to these alone."),
+        typer.Argument(metavar="[EVENT]...", help="Bind it to these, too."),
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Unbind this. Repeatable.")
@@ -70,12 +71,20 @@ def rebind(
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change the events a queue is bound to; with none named, unbind all of them."""
+    """Change the events and masks that a queue is bound to.
+
+    --replace without events unbinds it from all.
+    """
+    if replace and not (events or add or add_mask):
+        confirm(f"Unbind {printable(queue)} from all its events?", yes)
+    elif not (events or remove or remove_mask or add or add_mask):
+        raise typer.BadParameter("name an event or a mask; --replace alone unbinds all")
     with connected(url, timeout) as client:
         check_queue(client, queue, f"; mqks subscribe {queue} EVENT creates it")
         if not (events or remove or remove_mask or add or add_mask):
@@ -83,10 +92,10 @@ def rebind(
             events = []
         client.rebind(
             queue,
-            replace=events,
+            replace=events or [] if replace else None,
             remove=remove or (),
             remove_mask=remove_mask or (),
-            add=add or (),
+            add=[*(add or ()), *(() if replace else events or ())],
             add_mask=add_mask or (),
         )
     tell({"queue": queue}, as_json)
@@ -97,17 +106,26 @@ def purge(
     scheduled: Annotated[
         bool, typer.Option("--scheduled", help="Also those that wait for their time.")
     ] = False,
+    event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
+    limit: Limit = None,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
+    """Drop messages that wait in a queue; unacked ones stay with their consumers."""
+    choice: Choice = {"event": event, "id": id, "older_s": older, "limit": limit}
+    are_some = any(value is not None for value in choice.values())
+    if scheduled and are_some:
+        raise typer.BadParameter("--scheduled is for all messages; mqks cancel takes ids")
     which = "wait in or are scheduled for" if scheduled else "wait in"
+    some = "the chosen ones of the" if are_some else "all"
     with connected(url, timeout) as client:
         check_queue(client, queue)
-        confirm(f"Drop all messages that {which} {printable(queue)}?", yes)
-        count = client.purge(queue, scheduled=scheduled)
+        confirm(f"Drop {some} messages that {which} {printable(queue)}?", yes)
+        count = client.purge(queue, scheduled=scheduled, **choice)
     tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
 
@@ -166,6 +184,8 @@ def move(
         ),
     ],
     event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -174,7 +194,7 @@ def move(
     """Move messages that wait in one queue to the end of another."""
     with connected(url, timeout) as client:
         check_queue(client, source)
-        count = client.move(source, to, event=event, limit=limit)
+        count = client.move(source, to, event=event, id=id, older_s=older, limit=limit)
     tell({"from": source, "to": to, "moved": count}, as_json, counted(count, "moved"))
 
 
@@ -192,6 +212,8 @@ def redrive(
         ),
     ] = None,
     event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -200,7 +222,7 @@ def redrive(
     """Put dead letters back into the queues where they died, their counts at zero."""
     with connected(url, timeout) as client:
         check_queue(client, queue)
-        count = client.redrive(queue, to=to, event=event, limit=limit)
+        count = client.redrive(queue, to=to, event=event, id=id, older_s=older, limit=limit)
     tell({"queue": queue, "to": to, "redriven": count}, as_json, counted(count, "redriven"))
 
 
