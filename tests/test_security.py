@@ -433,7 +433,7 @@ def test_credentials_that_are_wrong(
     reasons = set(re.findall(r'action=auth reason="([^"]*)"', server.log))
     assert reasons <= {
         "wrong credentials",
-        "wrong credentials, too often",
+        "wrong credentials too often",
         "auth: a token, or a user and a password, are needed",
     }
 
