@@ -142,7 +142,7 @@ def test_a_default_that_would_close_a_chain_is_left_out(client: LineClient) -> N
     ok(client, b"set_queue jobs.mail")
 
     # Through a default, also of a queue that is not there yet.
-    assert "come back" in refused(client, b"set_queue jobs.dead --dead-letters=jobs.mail")
+    assert "return to it" in refused(client, b"set_queue jobs.dead --dead-letters=jobs.mail")
     assert "come back" in refused(client, b"set_queue jobs.dead --dead-letters=jobs.new")
 
     ok(client, b"set_queue jobs.dead --dead-letters=graves")

@@ -65,7 +65,7 @@ from mqks.protocol.requests import (
 
 class Action(NamedTuple):
     run: Callable[[Broker, Connection, Request], Work[int | None] | Work[None] | None]
-    """Returns what is left to do in turns; a number that comes out of it is told by the confirm."""
+    """Returns work for later turns, or None; a number that it returns is put into the confirm."""
     needs: permits.Needs
     usage: str
 
@@ -84,7 +84,7 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """When there are so many masks that its queues are not found at once."""
+    """Publish a message when there are so many masks that routing takes several turns."""
     queues = yield from broker.bindings.find(wanted.event)
     _check_publish(broker, connection, message, wanted, queues)
     yield from broker.publishing.publish_later(connection, message)
@@ -93,7 +93,7 @@ def _publish_later(
 def _check_publish(
     broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
 ) -> None:
-    """Raise if it may not go to these queues."""
+    """Raise if it must not be published to these queues."""
     publishing = broker.publishing
     is_known = wanted.once and publishing.is_known(connection, message.id)
     publishing.check_room(message, queues, is_known=is_known)
@@ -269,7 +269,7 @@ def peek(broker: Broker, connection: Connection, request: Request) -> None:
     queue = broker.queues.get(_needed("peek", names))
     first = numbers.get(b"--after", 0) + 1
     limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
-    # A queue that is not there has number 0, and no messages; its name is not kept.
+    # A queue that does not exist has number 0, and no messages; its name is not stored.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
     form = "scheduled" if SCHEDULED in numbers else "peek"
     broker.read(connection, Read(request.id, form, name, queue_id, first, limit=limit))
@@ -335,7 +335,7 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
 
 
 def _object(row: stats.Row) -> Work[str]:
-    """As JSON; a list in it may be long."""
+    """A row as JSON; a list in it may be long."""
     members = []
     for name, value in row.items():
         told = _array(slices(value, STEP_NAMES)) if isinstance(value, list) else None
@@ -345,7 +345,7 @@ def _object(row: stats.Row) -> Work[str]:
 
 
 def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
-    """As JSON, piece by piece."""
+    """A list as JSON, piece by piece."""
     texts = []
     for piece in pieces:
         if piece:
@@ -401,7 +401,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     work = expression.evaluating(source, names, budget=connection.eval_steps)
     place = yield from broker.evaluations.take()
     try:
-        while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
+        while not connection.closed:  # Stop evaluating when nobody waits for the result.
             if connection.rests & Slow.END:
                 raise BadRequest("_eval: the server stops")
             try:
