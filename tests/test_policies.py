@@ -143,7 +143,7 @@ def test_a_default_that_would_close_a_chain_is_left_out(client: LineClient) -> N
 
     # Through a default, also of a queue that is not there yet.
     assert "return to it" in refused(client, b"set_queue jobs.dead --dead-letters=jobs.mail")
-    assert "come back" in refused(client, b"set_queue jobs.dead --dead-letters=jobs.new")
+    assert "return to it" in refused(client, b"set_queue jobs.dead --dead-letters=jobs.new")
 
     ok(client, b"set_queue jobs.dead --dead-letters=graves")
     ok(client, b"set_queue jobs.mail --dead-letters=graves")
