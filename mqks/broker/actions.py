@@ -254,7 +254,8 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
         and epoch is not None
         and epoch != broker.shared.facts.epoch_of(queue.id).encode()
     ):
-        raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
+        reason = "the queue was deleted and created again"
+        raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: {reason}")
     return broker.trim(name, number)
 
 

@@ -84,11 +84,11 @@ class Broker:
         self.loop_held = self.loop_late = 0
         """How often the server's event loop was blocked: see `server/held.py`."""
         self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
-        """Counters since the start; `docs/protocol.md` tells them under stats."""
+        """Counters since the start; `docs/protocol.md` describes them under stats."""
         self.last_errors: deque[ErrorRecord] = deque(
             maxlen=min(settings.errors_kept_max, ERRORS_TOLD_MAX)
         )
-        """As `stats` tells them, also before they are written."""
+        """The source of `stats errors`, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
         self._unacked_full_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None

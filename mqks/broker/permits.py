@@ -104,7 +104,7 @@ def consume(broker: "Broker", permissions: Permissions, request: Request) -> Non
 
 
 def _first_word(request: Request) -> Iterator[bytes]:
-    """The one that the parsers take for the queue or the consumer: flags may stand before it."""
+    """The word that the parsers take for the queue or the consumer: flags may precede it."""
     words = (word for word in request.rest.split(b" ") if word and not word.startswith(b"--"))
     return islice(words, 1)
 

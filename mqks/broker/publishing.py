@@ -224,7 +224,7 @@ class Publishing:
         if queue is not None:
             raise LimitExceeded(
                 "queue_messages_max",
-                # Whoever publishes is told the reason, but not whose queue it is.
+                # The reason must not contain the name of another user's queue.
                 f"{queue.messages_max} messages wait in a queue bound to {shown(event)}",
             )
 

@@ -311,4 +311,7 @@ def ask(
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
             return broker.shared.facts.journal()
-    raise BadRequest(f"stats: there is nothing to tell of {shown(b' '.join(words))}")
+    raise BadRequest(
+        f"stats: {shown(b' '.join(words))} is unknown. Write nothing, or one of: queues, "
+        "queue NAME, bindings [EVENT], consumers, connections, unacked [QUEUE], errors [ID], journal"
+    )
