@@ -312,6 +312,7 @@ def ask(
         case [b"journal"]:
             return broker.shared.facts.journal()
     raise BadRequest(
-        f"stats: {shown(b' '.join(words))} is unknown. Write nothing, or one of: queues, "
-        "queue NAME, bindings [EVENT], consumers, connections, unacked [QUEUE], errors [ID], journal"
+        f"stats: {shown(b' '.join(words))} is unknown. Write nothing, or one of: "
+        "queues, queue NAME, bindings [EVENT], consumers, connections, unacked [QUEUE], "
+        "errors [ID], journal"
     )
