@@ -4,6 +4,8 @@ Put `pytest_plugins = ["mqks.testing"]` into the topmost conftest.py. `mqks_brok
 of the test's process, `mqks_broker_process` in a process of its own; both are stopped as SIGTERM
 would stop them, and can be stopped and started again within a test.
 
+`Broker` and `BrokerProcess` can be used without pytest: only the fixtures need it.
+
 The one rule: nothing here waits without a limit.
 """
 
@@ -22,12 +24,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import pytest
 from anyio.from_thread import start_blocking_portal
 
 from mqks.journal.default_store import open_store
 from mqks.server.server import serve
 from mqks.settings import Settings
+
+try:
+    import pytest
+except ModuleNotFoundError:
+    pytest = None  # type: ignore[assignment]
 
 WAIT_S = 120.0
 LOG_LINES_SHOWN = 40
@@ -219,15 +225,16 @@ class BrokerProcess:
             error.add_note(f"end of the broker's log:\n{end}")
 
 
-@pytest.fixture
-def mqks_broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker in this process; `mqks_broker.url` is what to connect to."""
-    with Broker(tmp_path / "mqks.db") as broker:
-        yield broker
+if pytest is not None:
 
+    @pytest.fixture
+    def mqks_broker(tmp_path: Path) -> Iterator[Broker]:
+        """A broker in this process; `mqks_broker.url` is what to connect to."""
+        with Broker(tmp_path / "mqks.db") as broker:
+            yield broker
 
-@pytest.fixture
-def mqks_broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker in a process of its own; `mqks_broker_process.url` is what to connect to."""
-    with BrokerProcess(tmp_path / "mqks.db") as broker:
-        yield broker
+    @pytest.fixture
+    def mqks_broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
+        """A broker in a process of its own; `mqks_broker_process.url` is what to connect to."""
+        with BrokerProcess(tmp_path / "mqks.db") as broker:
+            yield broker

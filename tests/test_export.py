@@ -389,4 +389,4 @@ def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool)
         rows = [HEADER, queue("a"), queue("b"), queue("c"), end(3)]
         assert tool.imported(rows, small) == BAD_INPUT
         assert tool.err.startswith("mqks: line 4: the server refused it, error ")
-        assert ": there are 2 queues already; others up to line" in tool.err
+        assert ": the limit of 2 queues is reached (queues_max); others up to line" in tool.err

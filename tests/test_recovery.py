@@ -13,7 +13,7 @@ EXIT_DAMAGED = 65
 def test_a_rejected_message_that_still_waits_keeps_its_retry(tmp_path: Path) -> None:
     db = tmp_path / "mqks.db"
     with (
-        ServerProcess(db, "--consumer-unacked-max", "1") as server,
+        ServerProcess(db, "--prefetch-max", "1") as server,
         LineClient(server.address) as client,
     ):
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "

@@ -123,7 +123,7 @@ class QueueState(NamedTuple):
 class ErrorRecord(NamedTuple):
     """Details of one error reply, for log and database; never a payload.
 
-    Only the running server knows the user.
+    Only the running server knows the user and the client's name.
     """
 
     id: str
@@ -133,6 +133,7 @@ class ErrorRecord(NamedTuple):
     action: bytes
     reason: str
     user: str | None = None
+    client: str | None = None
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.connection import Connection
 from mqks.broker.pending import ErrorRecord
-from mqks.errors import BadRequest, Expelled, LimitExceeded
-from mqks.limits import REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
+from mqks.errors import BadRequest, Expelled, LimitExceeded, Unwritable
+from mqks.limits import ERRORS_BURST_US, REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import request_id_of
 from mqks.users import STRANGER
@@ -22,7 +22,7 @@ class Refusals:
     """`new_error_id` returns a text and a time in microseconds. `on_error` logs a failed request,
     and returns whether it did: when there are many, it may omit some."""
 
-    __slots__ = ("_broker", "_new_error_id", "_on_error")
+    __slots__ = ("_broker", "_new_error_id", "_on_error", "unwritable")
 
     def __init__(
         self,
@@ -33,6 +33,9 @@ class Refusals:
         self._broker = broker
         self._new_error_id = new_error_id
         self._on_error = on_error
+        self.unwritable = 0
+        """Requests refused while nothing can be written. That state is logged, so `on_error` gets
+        only the first of them."""
 
     def refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply to a line that failed."""
@@ -46,11 +49,11 @@ class Refusals:
         self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
     ) -> None:
         """Reply, and close the connection if the error requires it."""
-        self.tell(connection, request_id, action, str(failure))
+        self.tell(connection, request_id, action, failure)
         if connection.permissions is STRANGER:
             connection.stranger_errors += 1
             if connection.stranger_errors >= STRANGER_ERRORS_MAX:
-                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
+                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors without authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: its traceback would keep the chunk in memory.
             connection.kept, connection.overrun, connection.expelled = [], False, True
@@ -59,17 +62,26 @@ class Refusals:
         """Close a connection for a reason that is not a single request."""
         self.fail(connection, b"-", b"", Expelled(reason))
 
-    def tell(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
-        reply = self.reply(
+    def tell(
+        self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
+    ) -> None:
+        self.unwritable += isinstance(failure, Unwritable)
+        record = self._record(
             connection.address,
             request_id,
             action,
-            reason,
+            str(failure),
             stranger=connection.permissions is STRANGER,
             user=connection.user,
+            client=connection.name,
+            is_logged=isinstance(failure, Unwritable) and self.unwritable > 1,
         )
+        pause_us = record.time_us - connection.last_error_us
+        if connection.first_error is None or pause_us > ERRORS_BURST_US:
+            connection.first_error = record
+        connection.last_error_us = record.time_us
         if not connection.closed:
-            connection.write(reply)
+            connection.write(replies.error(request_id, record.id))
 
     def reply(
         self,
@@ -80,9 +92,28 @@ class Refusals:
         *,
         stranger: bool,
         user: str | None = None,
+        client: str | None = None,
     ) -> bytes:
-        """Record an error under a new id, and return its reply. Errors of unauthenticated
-        connections that are not logged are not written to the database either."""
+        """Record an error without a connection, and return its reply."""
+        record = self._record(
+            address, request_id, action, reason, stranger=stranger, user=user, client=client
+        )
+        return replies.error(request_id, record.id)
+
+    def _record(
+        self,
+        address: str,
+        request_id: bytes,
+        action: bytes,
+        reason: str,
+        *,
+        stranger: bool,
+        user: str | None,
+        client: str | None,
+        is_logged: bool = False,
+    ) -> ErrorRecord:
+        """Record an error under a new id. Errors of unauthenticated connections that are not logged
+        are not written to the database either."""
         broker = self._broker
         broker.errors += 1
         error_id, time_us = self._new_error_id()
@@ -94,9 +125,10 @@ class Refusals:
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
             user,
+            client,
         )
-        told = self._on_error(record)
+        told = is_logged or self._on_error(record)
         if told or not stranger:
             broker.last_errors.append(record)
             broker.pending.add_error(record)
-        return replies.error(request_id, error_id)
+        return record

@@ -52,6 +52,7 @@ class Shared:
             "dead_letter_queue",
             "fetches",
             "limited_queues",
+            "near_queues",
             "queue_messages_max",
             "schedule",
             "touched",
@@ -78,10 +79,10 @@ class Shared:
         its way, and to the allocator."""
         self.unacked = Budget(settings.unacked_bytes_max, self.turns, on_unacked_wait)
         """For what consumers hold. Consumers wait for it."""
-        self.outboxes = Budget(settings.outboxes_bytes_max, self.turns)
+        self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
-        self.high_water_bytes = settings.outbox_high_water_bytes
+        self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Connection] = []
         """Connections with an outbox to be flushed by the server."""
         self.due: dict[Queue, None] = {}
@@ -95,6 +96,9 @@ class Shared:
         self.queue_messages_max = settings.queue_messages_max
         self.full_queues: dict[Queue, None] = {}
         """Queues that have reached their limit."""
+        self.near_queues: dict[Queue, None] = {}
+        """Queues that the gathered messages of one chunk may fill: for these the number is checked
+        before messages gather."""
         self.limited_queues: dict[Queue, None] = {}
         """Queues with a limit by their policy: publishes to them are checked one by one."""
         self.on_queue_full: Callable[[Queue], None] = lambda queue: None

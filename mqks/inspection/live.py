@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Self
 
@@ -13,6 +15,10 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed
 from mqks.inspection.source import Row, error_row, message_row
+from mqks.inspection.text import did_you_mean
+
+COMPARED_MAX = 10_000
+"""So many names of queues may be meant by one that does not exist."""
 
 
 class Live:
@@ -41,8 +47,19 @@ class Live:
     def queue(self, name: str) -> Row:
         try:
             return self._object(b"queue", requests.name(name))
-        except RequestFailed:
-            raise InspectionFailed(f"{self._server.address}: there is no queue {name}") from None
+        except RequestFailed as error:
+            self._check(name, error)
+            raise
+
+    def _check(self, name: str, error: RequestFailed) -> None:
+        """Raise InspectionFailed if the reason is that there is no such queue."""
+        if "there is no queue" in (self._server.reason(error.error_id) or ""):
+            near = ""
+            with suppress(RequestFailed):
+                names = (row["name"] for row in self.queues())
+                near = did_you_mean(name, islice(names, COMPARED_MAX))
+            where = self._server.address
+            raise InspectionFailed(f"{where}: there is no queue {name}{near}") from None
 
     def bindings(self, event: str | None) -> Iterator[Row]:
         return self._rows([b"bindings", *_given(event)], "queue", "event", "mask")
@@ -54,6 +71,8 @@ class Live:
         return self._rows([b"connections"], "id")
 
     def unacked(self, queue: str | None) -> Iterator[Row]:
+        if queue is not None:
+            self.queue(queue)
         return self._rows([b"unacked", *_given(queue)], "queue", "seq")
 
     def journal(self) -> Row:
@@ -65,14 +84,22 @@ class Live:
         return list(map(error_row, reversed(rows)))
 
     def messages(self, queue: str, after: int) -> Iterator[Row]:
-        self.queue(queue)
-        name = requests.name(queue)
+        name = self._readable(queue)
         waiting = self._peeked(b"peek %b" % name, after)
         return merge(waiting, self.scheduled(queue, after), key=itemgetter("seq"))
 
     def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        self.queue(queue)
-        return self._peeked(b"peek %b --scheduled" % requests.name(queue), after)
+        return self._peeked(b"peek %b --scheduled" % self._readable(queue), after)
+
+    def _readable(self, queue: str) -> bytes:
+        """The name of a queue that exists. It takes the permission that reading it takes."""
+        name = requests.name(queue)
+        try:
+            self._server.ask(b"range " + name)
+        except RequestFailed as error:
+            self._check(queue, error)
+            raise
+        return name
 
     def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""

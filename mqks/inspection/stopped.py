@@ -12,6 +12,7 @@ from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.inspection.live import Live
 from mqks.inspection.source import Note, Row, Source, error_row, message_row
+from mqks.inspection.text import did_you_mean
 from mqks.journal.sqlite.database_file import DatabaseFile, no_file
 from mqks.journal.sqlite.lock import server_of
 from mqks.protocol.masks import MASK, bound_matches
@@ -119,7 +120,7 @@ class Stopped:
     def queue(self, name: str) -> Row:
         row = next((row for row in self.queues() if row["name"] == name), None)
         if row is None:
-            raise InspectionFailed(f"{self._path}: there is no queue {name}")
+            raise self._missing(name)
         raw = requests.name(name)
         own = next(queue.policy.fields() for queue in self._file.queues if queue.name == raw)
         policy = {field: {"value": value, "from": "set_queue"} for field, value in own.items()}
@@ -151,7 +152,13 @@ class Stopped:
         self._note(f"{self._path}: no server uses it, so there are no {what}")
         return iter(())
 
+    def _missing(self, queue: str) -> InspectionFailed:
+        near = did_you_mean(queue, (requests.decoded(each.name) for each in self._file.queues))
+        return InspectionFailed(f"{self._path}: there is no queue {queue}{near}")
+
     def unacked(self, queue: str | None) -> Iterator[Row]:
+        if queue is not None and all(row["name"] != queue for row in self.queues()):
+            raise self._missing(queue)
         for each in self._file.queues:
             name = requests.decoded(each.name)
             if not each.unacked or queue not in (None, name):
@@ -192,7 +199,7 @@ class Stopped:
     def messages(self, queue: str, after: int) -> Iterator[Row]:
         raw = requests.name(queue)
         if all(each.name != raw for each in self._file.queues):
-            raise InspectionFailed(f"{self._path}: there is no queue {queue}")
+            raise self._missing(queue)
         for message in self._file.messages(raw, after):
             self._doubtful += message.doubtful
             yield message_row(

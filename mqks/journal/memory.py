@@ -132,6 +132,8 @@ class MemoryStore:
     async def has_room(self) -> bool:
         return not self._memory.is_full
 
+    def check_free_space(self) -> None: ...
+
     def look(self) -> str:
         return ""
 

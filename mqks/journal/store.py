@@ -174,6 +174,9 @@ class Store(Protocol):
     async def has_room(self) -> bool:
         """Whether there is space for a batch or two in addition to the reserves."""
 
+    def check_free_space(self) -> None:
+        """Raise LowDiskSpace when messages find no room, whatever their size."""
+
     def look(self) -> str:
         """Why written data may be lost; empty if there is no reason."""
 

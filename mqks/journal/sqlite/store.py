@@ -18,7 +18,13 @@ import anyio
 from anyio.to_thread import run_sync
 
 from mqks.broker.pending import Entry
-from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.errors import (
+    ConfigurationError,
+    DiskFull,
+    JournalDamaged,
+    JournalFailed,
+    LowDiskSpace,
+)
 from mqks.files import identity
 from mqks.journal.segment import checksum
 from mqks.journal.sqlite import opening
@@ -388,14 +394,17 @@ class SqliteStore:
         self._wal_pages += segment.size / PAGE_SIZE + SMALL_COMMIT_PAGES
 
     def _check_floor(self, segments: Sequence[NewSegment]) -> None:
-        """Raise DiskFull for messages if the disk has less than the required free space; 1 µs."""
-        if (
-            self._free_bytes_min
-            and self._free_bytes() < self._free_bytes_min
-            and any(segment.texts for segment in segments)
-        ):
-            raise DiskFull(
-                f"less than {self._free_bytes_min} bytes are free on the disk of {self.name}"
+        """Raise LowDiskSpace for messages if the disk has less free space than required; 1 µs."""
+        if self._free_bytes_min and any(segment.texts for segment in segments):
+            self.check_free_space()
+
+    def check_free_space(self) -> None:
+        """Raise LowDiskSpace."""
+        least = self._free_bytes_min
+        if least and (free := self._free_bytes()) < least:
+            raise LowDiskSpace(
+                f"{free} bytes are free on the disk of {self.name}, and disk_free_bytes_min is "
+                f"{least}"
             )
 
     def _free_bytes(self) -> int:
