@@ -53,6 +53,11 @@ class Event:
         return self._event.is_set()
 
 
+def begin(client: object) -> None:
+    """A client is used that is not connected."""
+    raise RuntimeError("the client is not connected: write `async with mqks.connect() as client:`")
+
+
 class Connections:
     """The connections of one client: its own, and those of its consumers, which end with it."""
 

@@ -53,6 +53,20 @@ class Event(threading.Event):
         return super().wait(_bounded(timeout_s))
 
 
+_beginning = threading.Lock()
+
+
+def begin(client: Any) -> None:
+    """A client is used that is not connected: connect it, as `with` does. Its user closes it."""
+    with _beginning:
+        try:
+            client.__enter__()
+        except BaseException:
+            for name in ("_session", "_connection", "_connections"):
+                client.__dict__.pop(name, None)
+            raise
+
+
 class Connections:
     """The connections of one client: its own, and those of its consumers, which end with it."""
 

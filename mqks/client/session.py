@@ -462,6 +462,8 @@ class ConsumerSession(Session):
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
+        if isinstance(messages, Message):
+            raise TypeError("ack takes several messages; for one there is message.ack()")
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         mine = self.consumer_id
