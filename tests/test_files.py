@@ -242,7 +242,7 @@ def test_missing_messages_are_told(stopped: Path, capsys: pytest.CaptureFixture[
         connection.execute("delete from segment where id in (select id from segment limit 1, 2)")
         connection.commit()
     assert main(["verify", str(stopped)]) == DAMAGED
-    assert "2 waiting messages are missing" in capsys.readouterr().out
+    assert "2 ready messages are missing" in capsys.readouterr().out
 
 
 def test_rows_without_sense_are_told(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:

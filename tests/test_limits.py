@@ -308,7 +308,7 @@ def test_consumers_of_a_connection() -> None:
 
 
 def test_unacked_of_a_consumer() -> None:
-    world = bare(consumer_unacked_max=2)
+    world = bare(prefetch_max=2)
     world.send("k", b"c consume q e --manual-ack\n")
     world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(5)))
     assert world.received("k") == b"c ok m0 event=e x\nc ok m1 event=e x\n"
@@ -318,7 +318,7 @@ def test_unacked_of_a_consumer() -> None:
 
 
 def test_one_full_consumer_does_not_hold_up_another() -> None:
-    world = bare(consumer_unacked_max=1)
+    world = bare(prefetch_max=1)
     world.send("k", b"c1 consume q e --manual-ack\nc2 consume q\n")
     world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(4)))
     lines = sorted(world.received("k").splitlines())
@@ -419,7 +419,7 @@ def test_a_consumer_that_does_not_read(tmp_path: Path) -> None:
 
 def test_a_client_that_does_not_take_its_replies(tmp_path: Path) -> None:
     """It is not read any more: its own sending stops, and nobody else's."""
-    flags = ("--outbox-bytes-max", "1MiB", "--outbox-high-water-bytes", "64KiB")
+    flags = ("--output-buffer-bytes-max", "1MiB", "--delivery-pause-bytes", "64KiB")
     with (
         ServerProcess(tmp_path / "mqks.db", *flags) as server,
         LineClient(server.address, seconds=0.5) as stuck,

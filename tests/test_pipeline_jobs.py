@@ -495,10 +495,10 @@ def test_a_lake_whose_older_files_have_no_data(
     publish(mqks_broker, some(3, 2))
     run(spark, mqks_broker, lake, schema=job.schema_of("n bigint"), roll_s=1e9)
     docs = Path(__file__).parents[1] / "docs" / "pipeline.md"
-    [code] = re.findall(r"```python\n(import pyarrow,.*?)```", docs.read_text(), re.S)
+    [code] = re.findall(r"```python\n(import pyarrow as pa\n.*?)```", docs.read_text(), re.S)
     names: dict[str, Any] = {}
-    exec(code.replace('"lake"', repr(str(lake))), names)
-    rows = sorted(names["table"].to_pylist(), key=lambda row: row["key"])
+    exec(code.replace('"visits-lake"', repr(str(lake))), names)
+    rows = sorted(names["lake"].to_table().to_pylist(), key=lambda row: row["key"])
     assert [row["data"] for row in rows] == [None, None, None, {"n": 3}, {"n": 4}]
     assert {row["topic"] for row in rows} == {"page.view"}
 

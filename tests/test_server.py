@@ -210,7 +210,7 @@ def test_reads_are_answered_before_a_half_closed_connection_ends(tmp_path: Path)
 
 def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:
     with (
-        ServerProcess(tmp_path / "mqks.db", "--outbox-high-water-bytes", "64KiB") as server,
+        ServerProcess(tmp_path / "mqks.db", "--delivery-pause-bytes", "64KiB") as server,
         LineClient(server.address) as slow,
         LineClient(server.address) as other,
     ):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mqks.errors import ConfigurationError
-from mqks.settings import SETTINGS, Settings, gather, load
+from mqks.settings import RENAMED, SETTINGS, Settings, gather, load
 
 SIZES = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
 
@@ -101,7 +101,7 @@ def test_less_memory_means_less_of_what_stands_beside_it(
     memory: str, metadata: int, unacked: int, outboxes: int
 ) -> None:
     given = {"memory_bytes": memory}
-    names = ("metadata_bytes_max", "unacked_bytes_max", "outboxes_bytes_max")
+    names = ("metadata_bytes_max", "unacked_bytes_max", "unsent_bytes_max")
 
     settings, places = gather(given, {})
 
@@ -111,6 +111,21 @@ def test_less_memory_means_less_of_what_stands_beside_it(
     assert {name for name, place in places.items() if place == "memory_bytes"} == shrunk
     told = load(given, {"MQKS_UNACKED_BYTES_MAX": "200MiB"})
     assert told.unacked_bytes_max == 200 * 1024**2, "what is set itself stays"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, directory: Path) -> None:
+    config = directory / "old.toml"
+    config.write_text(f"{old} = 1\n")
+    flag, new_flag = "--" + old.replace("_", "-"), "--" + new.replace("_", "-")
+    variable, new_variable = f"MQKS_{old.upper()}", f"MQKS_{new.upper()}"
+
+    assert new in SETTINGS
+    assert refusal(config=config) == f"{config}: {old}: this setting was renamed. Write {new}"
+    assert refusal(environ={variable: "1"}) == (
+        f"{variable}: this setting was renamed. Write {new_variable}"
+    )
+    assert refusal({old: "1"}) == f"{flag}: this setting was renamed. Write {new_flag}"
 
 
 def test_toml_values_keep_their_types(directory: Path) -> None:
@@ -238,7 +253,7 @@ def test_unknown_names_are_refused_except_what_clients_read() -> None:
         "MQKS_PROT: unknown setting; did you mean MQKS_PORT?"
     )
     assert refusal(environ={"MQKS_port": "1"}).startswith("MQKS_port: unknown setting")
-    assert refusal(flags={"prot": "1"}) == "prot: unknown setting; did you mean port?"
+    assert refusal(flags={"prot": "1"}) == "--prot: unknown setting; did you mean --port?"
     assert load({}, {"MQKS_URL": "mqks://localhost", "PORT": "x"}) == Settings()
 
 
@@ -254,8 +269,8 @@ def test_anything_else_needs_insecure(host: str) -> None:
 
 
 def test_the_high_water_mark_is_not_above_the_limit() -> None:
-    assert refusal({"outbox_bytes_max": "1KiB"}) == (
-        "--outbox-bytes-max: outbox_high_water_bytes is above outbox_bytes_max"
+    assert refusal({"output_buffer_bytes_max": "1KiB"}) == (
+        "--output-buffer-bytes-max: delivery_pause_bytes must not be above output_buffer_bytes_max"
     )
-    both = {"outbox_bytes_max": "1KiB", "outbox_high_water_bytes": "1KiB"}
-    assert load(both, {}).outbox_high_water_bytes == 1024
+    both = {"output_buffer_bytes_max": "1KiB", "delivery_pause_bytes": "1KiB"}
+    assert load(both, {}).delivery_pause_bytes == 1024

@@ -49,6 +49,7 @@ class Connection(Resting):
         "kept",
         "last_error_us",
         "local",
+        "name",
         "on_go_on",
         "outbox",
         "outbox_bytes",
@@ -97,6 +98,8 @@ class Connection(Resting):
         self.consumers: dict[bytes, Consumer] = {}
         self.reads: deque[Read] = deque()
         """What it wants to see of the journal, in the order of its requests."""
+        self.name: str | None = None
+        """What the client calls itself, with surrogate escapes."""
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None
         """None: it may do everything."""

@@ -242,7 +242,7 @@ class Publishing:
         broker = self._broker
         if broker.unwritable:
             raise Unwritable(
-                f"{broker.unwritable}: nothing can be published until that has changed"
+                f"{broker.unwritable}: publishes are refused until the journal is writable"
             )
         if is_known:
             return

@@ -53,7 +53,7 @@ class Refusals:
         if connection.permissions is STRANGER:
             connection.stranger_errors += 1
             if connection.stranger_errors >= STRANGER_ERRORS_MAX:
-                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
+                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors without authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: with its traceback it would keep what was sent.
             connection.kept, connection.overrun, connection.expelled = [], False, True
@@ -73,6 +73,7 @@ class Refusals:
             str(failure),
             stranger=connection.permissions is STRANGER,
             user=connection.user,
+            client=connection.name,
             is_logged=isinstance(failure, Unwritable) and self.unwritable > 1,
         )
         pause_us = record.time_us - connection.last_error_us
@@ -91,9 +92,12 @@ class Refusals:
         *,
         stranger: bool,
         user: str | None = None,
+        client: str | None = None,
     ) -> bytes:
         """Record an error that no connection has made and return the reply for it."""
-        record = self._record(address, request_id, action, reason, stranger=stranger, user=user)
+        record = self._record(
+            address, request_id, action, reason, stranger=stranger, user=user, client=client
+        )
         return replies.error(request_id, record.id)
 
     def _record(
@@ -105,6 +109,7 @@ class Refusals:
         *,
         stranger: bool,
         user: str | None,
+        client: str | None,
         is_logged: bool = False,
     ) -> ErrorRecord:
         """Record an error under a new id. Strangers fill the database no faster than the log."""
@@ -119,6 +124,7 @@ class Refusals:
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
             user,
+            client,
         )
         told = is_logged or self._on_error(record)
         if told or not stranger:

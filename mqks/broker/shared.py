@@ -79,10 +79,10 @@ class Shared:
         its way, and to the allocator."""
         self.unacked = Budget(settings.unacked_bytes_max, self.turns, on_unacked_wait)
         """For what consumers hold. Consumers wait for it."""
-        self.outboxes = Budget(settings.outboxes_bytes_max, self.turns)
+        self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
-        self.high_water_bytes = settings.outbox_high_water_bytes
+        self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.due: dict[Queue, None] = {}

@@ -16,7 +16,7 @@ from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
 from mqks.client.messages import Message, Peeked, Update
-from mqks.client.options import Options
+from mqks.client.options import Options, named
 from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
 
 TURN_MESSAGES = 256
@@ -35,7 +35,7 @@ class BlockingClient:
 
     def __init__(self, url: str | None, options: Options) -> None:
         self._address = urls.parse(url)
-        self._options = options
+        self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -637,13 +637,16 @@ class BlockingConsumer:
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
 
-def connect_blocking(url: str | None = None, options: Options | None = None) -> BlockingClient:
+def connect_blocking(
+    url: str | None = None, options: Options | None = None, *, client_name: str | None = None
+) -> BlockingClient:
     """A client for `with`, which waits until it is connected.
 
-    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. Raises
-    ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
+    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. The server shows the
+    `client_name` in its log and in `mqks inspect connections`; a name in the url counts more.
+    Raises ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
     AuthenticationFailed.
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options are mqks.Options(…), not {options!r}")
-    return BlockingClient(url, options or Options())
+    return BlockingClient(url, named(options or Options(), client_name))

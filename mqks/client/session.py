@@ -126,6 +126,7 @@ class Session:
         self._jitter = jitter
         self._number = count(1)
         self._auth = requests.auth(credentials) if credentials else b"ping hello"
+        self._name = requests.set_name(options.client_name) if options.client_name else b""
         self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
         self._greeting_id = self._greeting = b""
         self._refusal = ""
@@ -273,6 +274,8 @@ class Session:
         self._is_silent = True
         self._greeting_id = self.new_id()
         self._greeting = requests.line(self._greeting_id, self._auth)
+        if self._name:
+            self._greeting += requests.line(self.new_id(), self._name)
         if self.state is not State.CLOSED:
             self.state = State.GREETING
             self.on_output()
