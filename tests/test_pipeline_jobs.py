@@ -5,6 +5,7 @@ The one rule: what is in a lake is counted by pyarrow and by Spark alike.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
-from mqks.pipeline.lake import LAKES, messages
+from mqks.pipeline.lake import LAKES, has_files_without_data, messages
 from mqks.pipeline.page import page
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
@@ -481,6 +482,56 @@ def test_replay_publishes_each_message_once_and_in_order(
     assert len({row[0] for row in copied}) == 40
     with pytest.raises(BadOption, match="another name"):
         list(Replay(**options, events="rare").run(spark, Event()))
+
+
+def test_a_lake_whose_older_files_have_no_data(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    """The way to read it that the docs show, typed as it is there."""
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 3))
+    run(spark, mqks_broker, lake)
+    assert has_files_without_data(lake)
+    publish(mqks_broker, some(3, 2))
+    run(spark, mqks_broker, lake, schema=job.schema_of("n bigint"), roll_s=1e9)
+    docs = Path(__file__).parents[1] / "docs" / "pipeline.md"
+    [code] = re.findall(r"```python\n(import pyarrow as pa\n.*?)```", docs.read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code.replace('"visits-lake"', repr(str(lake))), names)
+    rows = sorted(names["lake"].to_table().to_pylist(), key=lambda row: row["key"])
+    assert [row["data"] for row in rows] == [None, None, None, {"n": 3}, {"n": 4}]
+    assert {row["topic"] for row in rows} == {"page.view"}
+
+
+def test_a_replay_that_would_be_archived_again_needs_a_yes(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    run(spark, mqks_broker, lake)
+    job_of_it = Replay(lake=lake, server=Server(url=mqks_broker.url))
+    assert job_of_it.archived_here(spark) == ["clicks"]
+
+    at = [str(lake), "--url", mqks_broker.url]
+    refused = mqks("replay", *at)
+    assert (refused.returncode, refused.stdout) == (65, "")
+    assert f"\nmqks: {lake} was archived from clicks of this very server: " in refused.stderr
+    assert "the lake has each of these messages twice" in refused.stderr
+    assert refused.stderr.endswith("or give --yes\n")
+    dry = mqks("replay", *at, "--dry-run")
+    assert dry.returncode == 0
+    assert "page.view" in dry.stdout
+    assert "without --dry-run this needs --yes" in dry.stderr
+    assert waits(mqks_broker) == []
+
+    assert mqks("replay", *at, "--yes").returncode == 0
+    assert len(waits(mqks_broker)) == 5
+    # The queue of this name is another one now, and so is another server's.
+    with connect_blocking(mqks_broker.url) as client:
+        client.delete_queue("clicks")
+        assert job_of_it.archived_here(spark) == []
+        client.subscribe("clicks", ["page.view"])
+    assert job_of_it.archived_here(spark) == []
 
 
 def test_a_replay_of_many_parts_keeps_the_order(

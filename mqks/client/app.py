@@ -21,6 +21,7 @@ from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
+from mqks.limits import COUNT_MAX
 
 _log = logging.getLogger("mqks.app")
 
@@ -103,12 +104,18 @@ class App:
         most); None: never, and at once.
         """
 
-        requests.reject(None, False, retries, backoff)  # Raises now, not at the first failure.
+        # What is wrong raises now, not when it runs or at the first failure.
+        requests.reject(None, False, retries, backoff)
+        requests.count("concurrency", concurrency, COUNT_MAX)
+        held = concurrency if prefetch is None else prefetch
+        if not isinstance(events, str | bytes):
+            events = tuple(events)
+        requests.consume(queue, events, add, True, delete_when_unused, add_mask, held)
 
         def register(work: Work) -> Work:
             service = _Service(
                 *(work, queue, tuple(events), tuple(add), tuple(add_mask), replace),
-                *(delete_when_unused, concurrency, concurrency if prefetch is None else prefetch),
+                *(delete_when_unused, concurrency, held),
                 *(retries, backoff),
             )
             self._services.append(service)

@@ -43,8 +43,10 @@ def default() -> str:
 def parse(url: str | None = None) -> Address:
     """Read a URL; without one, the variable MQKS_URL, and without that, this machine.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError, and TypeError.
     """
+    if url is not None and not isinstance(url, str):
+        raise TypeError(f"a URL is text, such as mqks://localhost, not {url!r}")
     try:
         parts = urlsplit(url or default())
         port = PORT if parts.port is None else parts.port

@@ -20,7 +20,17 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Database, Url, duration, note, table, tell
+from mqks.commands.options import (
+    AsJson,
+    Database,
+    Url,
+    duration,
+    note,
+    printable,
+    shortened,
+    table,
+    tell,
+)
 from mqks.errors import InspectionFailed, MqksError
 from mqks.inspection.text import data_as_text
 from mqks.protocol.masks import name_masks
@@ -46,6 +56,7 @@ CONNECTION = (
 UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
+ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
 Name = Annotated[
@@ -229,7 +240,7 @@ def errors(
 ) -> None:
     """List the latest errors, the newest first."""
     _, rows = _errors(url, db, timeout, limit)
-    table(rows, ERROR, as_json=as_json)
+    table(rows if as_json else map(_shortened, rows), ERROR, as_json=as_json)
 
 
 def reason_of(error_id: str) -> str | None:
@@ -330,6 +341,11 @@ def _policy(told: Row) -> list[str]:
         f"{field}={_text(each['value'])}" + (f" (as {each['name']})" if "name" in each else "")
         for field, each in told.items()
     ]
+
+
+def _shortened(row: Row) -> Row:
+    """An error in one line: clients may have sent anything. `inspect error` shows all of it."""
+    return row | {name: shortened(printable(row[name]), width) for name, width in ERROR_WIDTHS}
 
 
 def _duration(seconds: float | None) -> str | None:

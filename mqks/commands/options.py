@@ -180,7 +180,7 @@ def _ruled(
     )
     for line in cells:
         if cut is not None:
-            line[cut] = _shortened(line[cut], widths[cut])
+            line[cut] = shortened(line[cut], widths[cut])
         ruled.add_row(*map(Text, line))  # As Text, brackets are not taken for markup.
     console.print(ruled)
     return None
@@ -192,11 +192,11 @@ def _one_by_one(columns: Sequence[str], cells: list[list[str]], width: int | Non
     for line in cells:
         for column, cell in zip(columns, line, strict=True):
             text = f"{column.ljust(names)}  {cell}"
-            typer.echo(text if width is None else _shortened(text, width))
+            typer.echo(text if width is None else shortened(text, width))
         typer.echo()
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

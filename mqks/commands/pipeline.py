@@ -6,6 +6,7 @@ one line.
 
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.connection import explained
-from mqks.commands.options import AsJson, Row, Url, duration, table, tell
+from mqks.commands.options import AsJson, Row, Url, confirm, duration, note, table, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,7 +124,7 @@ def archive(
     with _job("archive", master, conf, url) as spark:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
-        from mqks.pipeline.lake import LAKES
+        from mqks.pipeline.lake import LAKES, has_files_without_data
         from mqks.pipeline.wire import Server
 
         job = Archive(
@@ -153,6 +154,12 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
+        if schema and messages and format == "parquet" and has_files_without_data(lake):
+            note(
+                f"older files of {lake} have no column data: read the lake in Spark with the "
+                "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "
+                "is missing (docs/pipeline.md, Payloads)"
+            )
 
 
 @app.command(epilog="Example: mqks pipeline report lake --window 3600 --html report.html")
@@ -235,13 +242,17 @@ def replay(
         typer.Option(help="Of this replay: the same one goes on, another one replays all again."),
     ] = "replay",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and publish nothing.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also into queues that the lake was archived from.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish what is in a lake again, each message once, in the order it came.
 
-    A replay that was stopped or killed goes on when it is started again.
+    A replay that was stopped or killed goes on when it is started again. Into a queue that the
+    lake was archived from it needs --yes: archived again, the messages are in the lake twice.
     """
     times = _speed(speed)
     with _job("replay", master, conf, url, lake) as spark:
@@ -261,6 +272,9 @@ def replay(
         if dry_run:
             counts = [{"event": event, "messages": count} for event, count in job.counts(spark)]
             table(counts, ["event", "messages"], as_json=as_json)
+        if not yes and (queues := job.archived_here(spark)):
+            _warn_of_doubles(lake, queues, dry_run=dry_run)
+        if dry_run:
             return
         began_s = time.monotonic()
         for progress in job.run(spark, stop_on_signal()):
@@ -271,6 +285,26 @@ def replay(
                 typer.echo(
                     f"{progress.messages:,} of {progress.total:,} messages, {passed}", err=True
                 )
+
+
+def _warn_of_doubles(lake: Path, queues: list[str], *, dry_run: bool) -> None:
+    """Raises ReplayDoubles, unless somebody at a terminal wants it."""
+    from mqks.pipeline.errors import ReplayDoubles  # here, so that --help need not load them
+
+    told = (
+        f"{lake} was archived from {', '.join(queues)} of this very server: if the replay reaches "
+        "that queue and it is archived again, the lake has each of these messages twice, under "
+        "different ids and offsets"
+    )
+    if dry_run:
+        note(f"{told}; without --dry-run this needs --yes")
+    elif sys.stdin.isatty():
+        note(told)
+        confirm("Replay?", False)
+    else:
+        raise ReplayDoubles(
+            f"{told}. Replay into another server (--url) or unbind the queue, or give --yes"
+        )
 
 
 def _show(report: "Report", top: int) -> None:

@@ -10,6 +10,7 @@
         ├── JobFailed       70  a job of Spark failed
         ├── ServerAway      69  there is no server, or not for long enough
         ├── LakeInUse       69  another process writes to the lake
+        ├── ReplayDoubles   65  what is replayed would be archived again
         └── LakeUnfit       65  the lake is of another format, not shared, or of no use as it is
 
 The one rule: the message is a single line for the person who has to act on it.
@@ -52,6 +53,10 @@ class ServerAway(PipelineError, exit_code=69):
 
 class LakeInUse(PipelineError, exit_code=69):
     """Another process writes to the lake: two archives at once would undo each other's work."""
+
+
+class ReplayDoubles(PipelineError, exit_code=65):
+    """A replay into a queue that the lake was archived from."""
 
 
 class LakeUnfit(PipelineError, exit_code=65):

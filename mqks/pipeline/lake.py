@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqks.durable import sync
@@ -559,3 +560,8 @@ def messages(spark: "SparkSession", path: Path) -> "DataFrame":
     if not files:
         return spark.createDataFrame([], _DDL)
     return spark.read.schema(_DDL).parquet(*files, basePath=str(path.absolute()))
+
+
+def has_files_without_data(path: Path) -> bool:
+    """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
+    return "data" not in ds.dataset(path, partitioning="hive").schema.names

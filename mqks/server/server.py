@@ -229,6 +229,12 @@ class Server:
             self.settings.auth_timeout_s, self._auth_timeout, client
         )
 
+    def refuse_tls(self, client: Client) -> None:
+        """Close at once: a client waits for its handshake as long as for anything."""
+        reason = "this port does not speak TLS: connect with mqks://, or to tls_port"
+        self._broker.refusals.expel(client.connection, reason)
+        self._expelled(client)
+
     def _auth_timeout(self, client: Client) -> None:
         if client.connection.kept is not None:
             # Its password is being verified, or waits for that.
