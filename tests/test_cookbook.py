@@ -486,8 +486,8 @@ def test_exactly_once_effects(kitchen: Kitchen) -> None:
         for line in range(8, 31):
             for number in range(5):
                 amount = line * 100 + number
-                # Each is published twice, as by a publisher that has got no confirm.
-                for _ in range(2):
+                # Some are published twice, as by a publisher that has got no confirm.
+                for _ in range(1 + number % 2):
                     payment = {"to": "Ann", "amount": amount}
                     client.publish("payment.received", payment, id=f"p{amount}", confirm=True)
                 paid += amount
