@@ -284,9 +284,9 @@ def test_bounds_of_a_batch(options: dict[str, object], expected: range) -> None:
     ("options", "told"),
     [
         ({"startingOffsets": "latest"}, "finds nothing"),
-        ({"startingOffsets": 12}, "startingOffsets is 12, and the queue ends at 11"),
+        ({"startingOffsets": 12}, "startingOffsets is 12, but the queue ends at 11"),
         ({"endingOffsets": 12}, "endingOffsets is 12"),
-        ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "made anew"),
+        ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "created again"),
     ],
 )
 def test_bounds_that_are_not_there(options: dict[str, object], told: str) -> None:
@@ -446,7 +446,7 @@ def test_a_query_without_its_queue_ends_at_its_start(
     for begin in (reader.initialOffset, reader.prepareForTriggerAvailableNow):
         with pytest.raises(mqks.RequestFailed, match="is there one"):
             begin()
-    with pytest.raises(BadOption, match="no place in a stream"):
+    with pytest.raises(BadOption, match="cannot be used for a stream"):
         stream_reader(mqks_broker.url, endingOffsets=5)
 
 
@@ -485,7 +485,7 @@ def back(peer: LogPeer) -> None:
     peer.next = 4
 
 
-LOSSES = [(anew, at(1, "two"), "made anew"), (back, at(4), "ends at 4, and 6 was seen before")]
+LOSSES = [(anew, at(1, "two"), "created again"), (back, at(4), "ends at 4, and 6 was seen before")]
 
 
 @pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
