@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 20), ("docs/spark.md", 9), ("docs/pipeline.md", 8)]
 )
