@@ -210,7 +210,7 @@ def test_a_server_killed_while_rows_are_written(mqks_broker_process: BrokerProce
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ((b"m", "e", b"a\nb"), r"row 2: the value b'a\nb' must not have a tab or newline"),
+        ((b"m", "e", b"a\nb"), r"row 2: the value b'a\nb' must not contain a tab or newline"),
         ((b"m", "e", b"a\tb"), "row 2: the value"),
         ((b"m", "e", None), "row 2 has a null"),
         ((b"m", None, b"a"), "row 2 has a null"),
@@ -230,7 +230,7 @@ def test_a_row_that_cannot_be_said(
         writer(broker.url, batch).write(iter([batch.slice(0, 2), batch]))
 
     assert told in str(refused.value)
-    assert "partition 0, behind its first 2 rows" in str(refused.value)
+    assert "partition 0, after its first 2 rows" in str(refused.value)
     assert len(said(broker.url)) == 2
 
 

@@ -37,7 +37,7 @@ reader, so that the two sides never wait for each other."""
 _BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
 _BAD_IN_DATA = r"[\t\n]"
 _REASONS = {
-    _BAD_IN_NAME: "must not be empty, begin with two dashes, or contain spaces or controls",
+    _BAD_IN_NAME: "must not be empty, begin with two dashes, or contain spaces or control bytes",
     _BAD_IN_DATA: "must not contain a tab or newline",
 }
 
