@@ -59,7 +59,7 @@ for module in sorted(Path(mqks.__file__).parent.rglob("*.py")):
 def told_events() -> dict[str, set[str]]:
     """Name and fields of each row under "Log lines": | `name` | level | `field`, … | … |"""
     told = {}
-    for line in section(page("docs/operations.md"), "Log lines").splitlines():
+    for line in section(page("docs/monitoring.md"), "Log lines").splitlines():
         cells = line.split("|")
         if len(cells) > 5 and (name := re.fullmatch(r" `event=(\w+)` ", cells[1])):
             told[name[1]] = set(re.findall(r"`(\w+)`", cells[3]))
@@ -74,7 +74,7 @@ def test_events_are_found() -> None:
     assert {"starting", "request_failed"} <= EVENTS.keys()
 
 
-def test_the_operations_page_tells_every_log_line_with_its_fields() -> None:
+def test_the_monitoring_page_has_every_log_line_with_its_fields() -> None:
     assert told_events() == EVENTS
 
 
@@ -89,9 +89,33 @@ def test_the_protocol_tells_every_action(action: str) -> None:
     assert re.match(rf"\n+    \{{\w+\}} {action} ", rest), "its usage stands first"
 
 
+@pytest.mark.parametrize("action", [action.decode() for action in ACTIONS])
+def test_the_usage_of_an_action_has_the_flags_that_help_returns(action: str) -> None:
+    _, _, rest = page("docs/protocol.md").partition(f"\n### {action}\n")
+    told = rest.partition("\n#")[0]
+    usages = re.findall(rf"^    \{{\w+\}} {action} .*(?:\n     +.*)*", told, re.M)
+    flags = {flag for usage in usages for flag in re.findall(r"--[a-z-]+", usage)}
+
+    assert flags == {*re.findall(r"--[a-z-]+", ACTIONS[action.encode()].usage), "--confirm"}
+
+
 @pytest.mark.parametrize("name", STATE)
 def test_the_protocol_tells_everything_that_an_expression_can_see(name: str) -> None:
     assert f"| `state.{name}` |" in page("docs/protocol.md")
+
+
+@pytest.mark.parametrize("name", ["docs/coming-from.md", "docs/glossary.md"])
+def test_the_flags_that_other_pages_name_exist(name: str) -> None:
+    usages = " ".join(action.usage for action in ACTIONS.values())
+    known = {*re.findall(r"--[a-z-]+", usages), "--confirm", "--db"}
+    ours = {
+        flag
+        for line in page(name).splitlines()
+        # Of a row's cells the last one is about MQKS.
+        for flag in re.findall(r"`[^`]*?(--[a-z-]+)[^`]*`", line.rstrip("|").rpartition("|")[2])
+    }
+    assert ours
+    assert ours <= known
 
 
 # ---------------------------------------------------------------------------------------- links

@@ -7,8 +7,10 @@ limit to use if the policy of the queue does not set them.
 
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import anyio
@@ -17,7 +19,7 @@ from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message
-from mqks.client.options import Options
+from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
 
 _log = logging.getLogger("mqks.app")
@@ -48,7 +50,8 @@ class _Service:
 
 
 class App:
-    """A service. A stop waits at most `stop_timeout_s` for unfinished messages.
+    """A service. A stop waits at most `stop_timeout_s` for unfinished messages. The default
+    `client_name` is PROGRAM@HOST:PID.
 
     If the function raises, the message is redelivered later, and is dead after some failures: the
     policy of its queue (`set_queue`) has the pause, the limit and the dead-letter queue. Each
@@ -62,8 +65,12 @@ class App:
         options: Options | None = None,
         *,
         stop_timeout_s: float = 30.0,
+        client_name: str | None = None,
     ) -> None:
         self._url = url
+        if client_name is None and not (options and options.client_name):
+            client_name = default_name(Path(sys.argv[0]).stem)
+        self._client_name = client_name
         self._options = options
         self._stop_timeout_s = stop_timeout_s
         self._services: list[_Service] = []
@@ -144,7 +151,7 @@ class App:
     async def serve(self, stop: anyio.Event) -> None:
         """Serve until `stop` is set; for programs with an event loop of their own."""
         async with (
-            connect(self._url, self._options) as self._client,
+            connect(self._url, self._options, client_name=self._client_name) as self._client,
             anyio.create_task_group() as tasks,
         ):
             for service in self._services:

@@ -33,6 +33,12 @@ AddMask = Annotated[
     list[str] | None,
     typer.Option(metavar="MASK", help="Add a mask such as logs.** to the bindings. Repeatable."),
 ]
+EventMask = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MASK", help="Only events that match: * is any text without a dot, ** any text."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Row = Mapping[str, Any]

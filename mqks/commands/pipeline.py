@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import explained
 from mqks.commands.options import AsJson, Row, Url, duration, table, tell
 
@@ -41,7 +42,12 @@ app = typer.Typer(
 )
 
 Queue = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="The queue; it must have no consumers.")
+    str,
+    typer.Argument(
+        metavar="QUEUE",
+        help="The queue; it must have no consumers.",
+        autocompletion=complete.queues,
+    ),
 ]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
 LakeOrNone = Annotated[
@@ -153,7 +159,11 @@ def report(
     lake: LakeOrNone = None,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="QUEUE", help="Report on the messages in this queue instead."),
+        typer.Option(
+            metavar="QUEUE",
+            help="Report on the messages in this queue instead.",
+            autocompletion=complete.queues,
+        ),
     ] = None,
     url: Url = None,
     start: Start = None,
