@@ -85,3 +85,7 @@ def __getattr__(name: str) -> Any:
         homes = (home for home, names in _HOMES.items() if name in names)
         return getattr(import_module(next(homes, "mqks.client.errors")), name)
     raise AttributeError(f"module 'mqks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

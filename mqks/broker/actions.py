@@ -72,7 +72,7 @@ from mqks.protocol.requests import (
 
 class Action(NamedTuple):
     run: Callable[[Broker, Connection, Request], Work[int | None] | Work[None] | None]
-    """Returns what is left to do in turns; a number that comes out of it is told by the confirm."""
+    """Returns work for later turns, or None; a number that it returns is put into the confirm."""
     needs: permits.Needs
     usage: str
 
@@ -105,8 +105,8 @@ def _publish_to(
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """When there are so many masks that its queues are not found at once, or others are published
-    once. Between the check and the places in its queues nobody else has a turn."""
+    """Publish a message when routing takes several turns, or after unfinished `--once` publishes.
+    No other work runs between the check and the reservation in its queues."""
     queues = yield from broker.publishing.find(message)
     _check_publish(broker, connection, message, wanted, queues)
     yield from broker.publishing.publish_later(connection, message, queues)
@@ -115,7 +115,7 @@ def _publish_later(
 def _check_publish(
     broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
 ) -> None:
-    """Raise if it may not go to these queues."""
+    """Raise if it must not be published to these queues."""
     publishing = broker.publishing
     is_known = wanted.once and publishing.is_known(connection, message.id)
     publishing.check_room(message, queues, is_known=is_known)
@@ -318,7 +318,7 @@ def peek(broker: Broker, connection: Connection, request: Request) -> None:
     queue = broker.queues.get(wanted)
     first = numbers.get(b"--after", 0) + 1
     limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
-    # A queue that is not there has number 0, and no messages; its name is not kept.
+    # A queue that does not exist has number 0, and no messages; its name is not stored.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
     form = "scheduled" if SCHEDULED in numbers else "peek"
     chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
@@ -396,7 +396,7 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
 
 
 def _object(row: stats.Row) -> Work[str]:
-    """As JSON; a list in it may be long."""
+    """A row as JSON; a list in it may be long."""
     members = []
     for name, value in row.items():
         told = _array(slices(value, STEP_NAMES)) if isinstance(value, list) else None
@@ -406,7 +406,7 @@ def _object(row: stats.Row) -> Work[str]:
 
 
 def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
-    """As JSON, piece by piece."""
+    """A list as JSON, piece by piece."""
     texts = []
     for piece in pieces:
         if piece:
@@ -469,7 +469,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     work = expression.evaluating(source, names, budget=connection.eval_steps)
     place = yield from broker.evaluations.take()
     try:
-        while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
+        while not connection.closed:  # Stop evaluating when nobody waits for the result.
             if connection.rests & Slow.END:
                 raise BadRequest("_eval: the server is stopping")
             try:

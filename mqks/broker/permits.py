@@ -1,6 +1,6 @@
-"""What an action needs: one function for each kind, named in the table of actions.
+"""The permissions that actions need: one function for each kind, named in the table of actions.
 
-The one rule: only users with permissions come here; a check that passes has changed nothing.
+The one rule: only connections with limited permissions are checked; a check changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,7 @@ def check(needs: Needs, broker: "Broker", permissions: Permissions, request: Req
 
 
 def nothing(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """For everybody, also before authentication."""
+    """Allowed for everybody, also before authentication."""
 
 
 def admin(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -62,7 +62,7 @@ def publish(broker: "Broker", permissions: Permissions, request: Request) -> Non
 
 
 def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """The queue is the first argument; without one the action itself will complain."""
+    """The queue is the first argument; without one the action itself fails."""
     for name in _first_word(request):
         _consume(permissions, name)
 
@@ -74,7 +74,7 @@ def read(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def move(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """Of the queues where letters came from, the action looks at each."""
+    """The action itself checks the queues that dead letters return to."""
     parse = parse_move if request.action == b"move" else parse_redrive
     wanted = parse(request.rest)
     _consume(permissions, wanted.source)
@@ -91,7 +91,7 @@ def set_queue(broker: "Broker", permissions: Permissions, request: Request) -> N
 
 
 def consumer(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """The consumer is the first argument. One that is not there is nobody's."""
+    """The consumer is the first argument. One that does not exist is allowed."""
     for consumer_id in _first_word(request):
         _consumer(broker, permissions, consumer_id)
 
@@ -128,7 +128,7 @@ def tail(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def _first_word(request: Request) -> Iterator[bytes]:
-    """The one that the parsers take for the queue or the consumer: flags may stand before it."""
+    """The word that the parsers take for the queue or the consumer: flags may precede it."""
     words = (word for word in request.rest.split(b" ") if word and not word.startswith(b"--"))
     return islice(words, 1)
 
@@ -136,7 +136,7 @@ def _first_word(request: Request) -> Iterator[bytes]:
 def _consumer(broker: "Broker", permissions: Permissions, consumer_id: bytes) -> None:
     found = broker.consumers.get(consumer_id)
     if found is not None:
-        # The user is told the reason, but not the queue of somebody else's consumer.
+        # The reason must not contain the queue of another user's consumer.
         allowed = permissions.may_consume(found.queue.name)
         _require(allowed, f"no permission for the consumer {shown(consumer_id)}")
 

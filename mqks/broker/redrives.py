@@ -1,7 +1,7 @@
-"""`move` and `redrive`: messages that somebody sends from one queue to another.
+"""`move` and `redrive`: move messages from one queue to another.
 
-The one rule: the queues that messages go to are looked for message by message, so that one that is
-deleted meanwhile is not written to.
+The one rule: the target queue is looked up for each message, so that a queue that is deleted
+meanwhile gets none.
 """
 
 from typing import TYPE_CHECKING
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def move(broker: "Broker", source: Queue, wanted: Move) -> Work[int | None]:
-    """Move messages as they are; return how many."""
+    """Move messages unchanged; return how many."""
     return _move(broker, source, wanted, None, is_redrive=False)
 
 
 def redrive(
     broker: "Broker", source: Queue, wanted: Move, permissions: Permissions | None
 ) -> Work[int | None]:
-    """Move dead letters back to where they died, without what is told of their death; return how
-    many. What is none stays, and so does what its user may not move."""
+    """Move dead letters back to the queues where they died, without the data of their death; return
+    how many. Other messages stay, and so do those that the user may not move."""
     return _move(broker, source, wanted, permissions, is_redrive=True)
 
 

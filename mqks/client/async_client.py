@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
-from mqks.client.async_connection import Connection, Connections, Event, Lock
+from mqks.client.async_connection import Connection, Connections, Event, Lock, begin
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
@@ -49,7 +49,15 @@ class AsyncClient:
         self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_session", "_connection", "_connections"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        begin(self)
+        return self.__dict__[name]
+
     async def __aenter__(self) -> Self:
+        if self._is_open:
+            return self
         lock = Lock()
         self._session = session = Session(
             self._options,
@@ -77,6 +85,16 @@ class AsyncClient:
         await self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
+
+    async def close(self) -> None:
+        """Leave, as at the end of `async with`: what was published is sent before. Raises
+        ConnectionLost if that is not possible."""
+        if self._is_open:
+            await self.__aexit__(None, None, None)
+
+    @property
+    def _is_open(self) -> bool:
+        return "_connections" in self.__dict__ and self._session.state is not State.CLOSED
 
     async def _start(self, connection: Connection[Any]) -> None:
         """Start a connection, which ends with the client, and wait until it is up."""
@@ -113,7 +131,11 @@ class AsyncClient:
         connection.close("the consumer is closed")
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self._options.timeout_s
+        elif not isinstance(timeout_s, int | float):
+            raise TypeError(f"timeout_s is a number of seconds, not {timeout_s!r}")
+        return time.monotonic() + timeout_s
 
     async def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         try:
@@ -301,6 +323,8 @@ class AsyncClient:
         """Answer a request, which its consumer got with `meta`. With an `error`, a name, the
         caller gets a CallFailed with the data as its text. Raises InvalidRequest when the message
         asks for no reply."""
+        if not isinstance(message, Message):
+            raise TypeError(f"reply takes the message that asks for it, not {message!r}")
         event, meta = requests.reply(message.meta, error)
         await self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
@@ -553,6 +577,13 @@ class AsyncMessages:
         self._is_stopping = False
         self._handed = 0
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_session", "_connection"):
+            raise RuntimeError(
+                "the consumer is not started: write `async with client.consume(…) as consumer:`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     async def __aenter__(self) -> Self:
         client = self._client
         client._session.raise_if_closed()
@@ -701,4 +732,6 @@ def connect(
     Raises ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
     AuthenticationFailed.
     """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"options are mqks.Options(…), not {options!r}")
     return AsyncClient(url, named(options or Options(), client_name))

@@ -78,9 +78,21 @@ _FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-@lru_cache(maxsize=4096)
 def name(text: str | bytes) -> bytes:
-    """The bytes of an id, event, queue or mask."""
+    """The bytes of an id, event, queue or mask. Raises TypeError."""
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"a name (of an event, a queue, an id …) is text, not {shortly(text)}")
+    return _name(text)
+
+
+def shortly(value: object) -> str:
+    """A wrong argument in an error."""
+    told = repr(value)
+    return told if len(told) <= 80 else f"{told[:80]}…"
+
+
+@lru_cache(maxsize=4096)
+def _name(text: str | bytes) -> bytes:
     raw = encoded(text) if isinstance(text, str) else text
     if not raw or raw.startswith(b"--") or _FORBIDDEN_IN_NAME.search(raw):
         raise InvalidRequest(
@@ -124,7 +136,7 @@ def publish_flags(terms: Terms) -> bytes:
     if at is not None:
         flags.append(b" --at=" + seconds("at", _since_1970_s(at), TIME_S_MAX))
     if ttl_s is not None:
-        if not ttl_s:
+        if ttl_s == 0:
             raise InvalidRequest("ttl_s is not more than 0 seconds")
         flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
     if meta := terms.get("meta"):
@@ -135,6 +147,8 @@ def publish_flags(terms: Terms) -> bytes:
 
 
 def seconds(what: str, value: float, most: float = DURATION_S_MAX) -> bytes:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{what} is a number of seconds, not {shortly(value)}")
     if not 0 <= value <= most:
         raise InvalidRequest(f"{what}: {value!r} is no number of seconds from 0 to {most:g}")
     return b"%.6f" % value if value % 1 else b"%d" % value
@@ -149,6 +163,8 @@ def _since_1970_s(at: datetime | float) -> float:
 
 
 def _meta(meta: Mapping[str, str]) -> bytes:
+    if not isinstance(meta, Mapping):
+        raise TypeError(f"meta is a dict of texts, not {shortly(meta)}")
     if not all(isinstance(text, str) for pair in meta.items() for text in pair):
         raise InvalidRequest("meta: keys and values must be text")
     try:
@@ -181,8 +197,15 @@ def bodies(
     some: list[bytes] = []
     some_bytes = 0
     form = PUBLISH[True, once, mandatory] + flags.replace(b"%", b"%%") + b" %b %b\n"
-    for event, data in messages:
-        body = form % (name(event), payload(data))
+    if isinstance(messages, str | bytes | Mapping):
+        raise TypeError(f"messages are pairs of an event and its data, not {shortly(messages)}")
+    for message in messages:
+        try:
+            event, data = message
+            body = form % (_name(event), payload(data))
+        except (TypeError, ValueError, AttributeError):
+            _check_pair(message)
+            raise
         some.append(body)
         some_bytes += len(body)
         if len(some) == PIECE_MESSAGES or some_bytes >= PIECE_BYTES:
@@ -190,6 +213,13 @@ def bodies(
             some, some_bytes = [], 0
     if some:
         yield some
+
+
+def _check_pair(message: object) -> None:
+    """Raises TypeError for what is not an event and its data."""
+    if not isinstance(message, tuple | list) or len(message) != 2:
+        raise TypeError(f"a message is a pair of an event and its data, not {shortly(message)}")
+    name(message[0])
 
 
 def encoded(text: str) -> bytes:
@@ -288,7 +318,7 @@ def consume(
     if prefetch is None:
         prefetch = PREFETCH if manual_ack else 0
     if prefetch:
-        words.append(b"--prefetch=%d" % _count("prefetch", prefetch, COUNT_MAX))
+        words.append(b"--prefetch=%d" % count("prefetch", prefetch, COUNT_MAX))
     if meta:
         words.append(b"--meta")
     return b" ".join(words)
@@ -441,7 +471,7 @@ def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
 def _choice(choice: Choice) -> list[bytes]:
     limit, words = choice.get("limit"), _selection(choice)
     if limit is not None:
-        words.append(b"--limit=%d" % _count("limit", limit, SEQ_MAX))
+        words.append(b"--limit=%d" % count("limit", limit, SEQ_MAX))
     return words
 
 
@@ -467,7 +497,8 @@ def tail(events: Iterable[str], queue: str | None) -> bytes:
 
 def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
     flags = [b"--scheduled"] if scheduled else []
-    form = b"peek %b --after=%d --limit=%d" % (name(queue), after, min(limit, PEEK_ROWS_MAX))
+    rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
+    form = b"peek %b --after=%d --limit=%d" % (name(queue), count("after", after, SEQ_MAX, 0), rows)
     return b" ".join([form, *flags, *_selection(selection)])
 
 
@@ -491,7 +522,7 @@ def reject_some(consumer: str, selection: Selection) -> bytes:
 
 def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
     guard = b"" if epoch is None else b" --epoch=" + name(epoch)
-    return b"trim --confirm %b %d%b" % (name(queue), seq, guard)
+    return b"trim --confirm %b %d%b" % (name(queue), count("seq", seq, SEQ_MAX, 0), guard)
 
 
 def reason(error_id: str) -> bytes:
@@ -537,9 +568,11 @@ def reason_told(answer: bytes) -> str | None:
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
 
 
-def _count(what: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
-        raise InvalidRequest(f"{what}: {value!r} is no number from 1 to {most}")
+def count(what: str, value: int, most: int, least: int = 1) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{what} is a whole number, not {shortly(value)}")
+    if not least <= value <= most:
+        raise InvalidRequest(f"{what}: {value!r} is no number from {least} to {most}")
     return value
 
 
@@ -547,14 +580,18 @@ def _delay_s(rule: float | bool) -> float | None:
     """Seconds of a rule; True is a rule without any."""
     if rule is True:
         return None
+    if not isinstance(rule, int | float):
+        raise TypeError(f"a number of seconds, True or False is needed, not {shortly(rule)}")
     if not (math.isfinite(rule) and 0 <= rule <= DELETE_DELAY_S_MAX):
         raise InvalidRequest(f"{rule!r} is no number of seconds from 0 to {DELETE_DELAY_S_MAX:g}")
     return float(rule)
 
 
 def _names(texts: Iterable[str]) -> list[bytes]:
-    if isinstance(texts, str):
+    if isinstance(texts, str | bytes):
         raise InvalidRequest(f"a list of names is needed, not the one name {texts[:80]!r}")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"a list of names is needed, not {shortly(texts)}")
     return [name(text) for text in texts]
 
 

@@ -16,7 +16,7 @@ from enum import Enum
 from itertools import accumulate, count, starmap
 from typing import Any
 
-from mqks.client import requests
+from mqks.client import failures, requests
 from mqks.client.errors import (
     AuthenticationFailed,
     CallFailed,
@@ -118,6 +118,8 @@ class Session:
         self.state = State.DOWN
         self.failure: ClientError | None = None
         """What has ended it for good."""
+        self.is_tls = False
+        """Whether TLS is spoken below it."""
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[], None] = lambda: None
@@ -130,6 +132,8 @@ class Session:
         self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
         self._greeting_id = self._greeting = b""
         self._refusal = ""
+        self._is_silent = True
+        """Nothing has come in this life."""
         self._attempts = 0
         self._was_up = False
         self._heard_s = 0.0
@@ -269,6 +273,7 @@ class Session:
         """A new connection is there."""
         self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
+        self._is_silent = True
         self._greeting_id = self.new_id()
         self._greeting = requests.line(self._greeting_id, self._auth)
         if self._name:
@@ -291,6 +296,9 @@ class Session:
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Bytes have come. Raises ProtocolViolation, after which the connection is of no use."""
+        if self.state is State.GREETING and data.startswith(failures.TLS_FIRST):
+            raise ProtocolViolation(f"the peer answers in TLS: {failures.TLS_HINT}")
+        self._is_silent = False
         self._heard_s, self._pinged = now_s, False
         lines = self._splitter.feed(data)
         if self._splitter.too_long is not None:
@@ -301,6 +309,8 @@ class Session:
         """The connection has ended, or none came about; give the seconds until the next attempt."""
         options = self._options
         if self.state is not State.CLOSED:
+            if self.state is State.GREETING and self._is_silent and not self.is_tls:
+                reason = f"{reason}; {failures.TLS_HINT}"
             self.state = State.DOWN
             self.reason = self._refusal or reason
             self._send_again()
@@ -462,6 +472,8 @@ class ConsumerSession(Session):
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
+        if isinstance(messages, Message):
+            raise TypeError("ack takes several messages; for one there is message.ack()")
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         mine = self.consumer_id

@@ -58,26 +58,30 @@ PEEK_ROWS = 100
 
 
 def publish(
-    event: Annotated[str, typer.Argument(metavar="EVENT", help="Queues bound to it get a copy.")],
+    event: Annotated[
+        str, typer.Argument(metavar="EVENT", help="The event; each queue bound to it gets a copy.")
+    ],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="The message, or - for one a line from stdin.")
+        str,
+        typer.Argument(metavar="DATA", help="The data, or - for one message per line of stdin."),
     ],
     url: Url = None,
     confirm: Annotated[
-        bool, typer.Option(help="Wait until the server has it on disk, or only until it is sent.")
+        bool, typer.Option(help="Wait for the confirm, or only until it is sent.")
     ] = True,
-    id: Annotated[str | None, typer.Option(metavar="ID", help="The message's id.")] = None,
+    id: Annotated[str | None, typer.Option(metavar="ID", help="The message id.")] = None,
     id_prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="With -: the ids are PREFIX-1, PREFIX-2 …")
+        str | None, typer.Option(metavar="PREFIX", help="With -: ids are PREFIX-1, PREFIX-2 …")
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="The server drops what it has had under the same id.")
+        bool,
+        typer.Option("--once", help="Drop it if the server already had a message with this id."),
     ] = False,
     mandatory: Annotated[
         bool, typer.Option("--mandatory", help="An error if no queue is bound to the event.")
     ] = False,
     delay: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It joins its queues so much later.")
+        float | None, typer.Option(metavar="SECONDS", help="Add it to its queues after this time.")
     ] = None,
     at: Annotated[
         str | None,
@@ -86,7 +90,7 @@ def publish(
         ),
     ] = None,
     ttl: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It is dead when it waited so long.")
+        float | None, typer.Option(metavar="SECONDS", help="It is dead after this time in a queue.")
     ] = None,
     meta: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute. Repeatable.")
@@ -121,7 +125,7 @@ def publish(
 
 
 def _time(text: str | None) -> "datetime | float | None":
-    """A time zone that is not told is that of this machine."""
+    """A time; the default zone is that of this machine."""
     if text is None:
         return None
     with suppress(ValueError):
@@ -151,7 +155,7 @@ def _publish_lines(
     mandatory: bool,
     terms: "Terms",
 ) -> int:
-    """Publish the lines of stdin and give their number. Raises BadData and RequestFailed."""
+    """Publish the lines of stdin; returns their number. Raises BadData and RequestFailed."""
     from mqks.client.errors import PublishFailed, RequestFailed
     from mqks.client.options import Options
     from mqks.client.requests import publish_flags

@@ -228,13 +228,13 @@ def redrive(
 
 def trim(
     queue: Queue,
-    seq: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="The first number to stay.")],
+    seq: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="The first number to retain.")],
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop the messages that wait in a queue below a number."""
+    """Drop the ready messages of a queue with numbers below SEQ."""
     with connected(url, timeout) as client:
         check_queue(client, queue)
         confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
@@ -245,44 +245,47 @@ def trim(
 def set_queue(
     queue: Queue,
     retries: Annotated[
-        str | None, typer.Option(metavar="N", help="A message rejected so often is dead.")
+        str | None, typer.Option(metavar="N", help="Rejects after which a message is dead.")
     ] = None,
     losses: Annotated[
         str | None,
-        typer.Option(metavar="N", help="So is one whose consumer was lost so often."),
+        typer.Option(metavar="N", help="Lost consumers after which a message is dead."),
     ] = None,
     backoff: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIRST[,MAX]", help="Seconds before a rejected message comes back, doubled."
-        ),
+        typer.Option(metavar="FIRST[,MAX]", help="Pause before a redelivery; doubles up to MAX."),
     ] = None,
     dead_letters: Annotated[
         str | None,
         typer.Option(
-            metavar="QUEUE", help="Where dead messages go.", autocompletion=complete.queues
+            metavar="QUEUE", help="The queue for dead messages.", autocompletion=complete.queues
         ),
     ] = None,
     ttl: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="How long a message may wait.")
+        str | None, typer.Option(metavar="SECONDS", help="Time to live of a message.")
     ] = None,
     messages_max: Annotated[
-        str | None, typer.Option(metavar="N", help="How many messages may wait.")
+        str | None, typer.Option(metavar="N", help="The most messages in the queue.")
     ] = None,
     bytes_max: Annotated[
-        str | None, typer.Option(metavar="N", help="How many bytes may wait.")
+        str | None, typer.Option(metavar="N", help="The most bytes in the queue.")
     ] = None,
     overflow: Annotated[
         str | None,
-        typer.Option(metavar="reject|drop", help="What happens to publishes above that."),
+        typer.Option(
+            metavar="reject|drop", help="At a limit: reject publishes, or drop the oldest."
+        ),
     ] = None,
     single_consumer: Annotated[
-        str | None, typer.Option(metavar="yes|no", help="Serve one consumer at a time.")
+        str | None, typer.Option(metavar="yes|no", help="Deliver to one consumer at a time.")
     ] = None,
     ack_timeout: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="How long an ack may take.")
+        str | None,
+        typer.Option(metavar="SECONDS", help="Ack timeout, after which a message is redelivered."),
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Clear all that is not given.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Clear fields that are not given.")
+    ] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Create the queue if it does not exist.")
     ] = False,
@@ -319,7 +322,7 @@ def delete_queue(
     when_unused: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0, help="Only when it has had no consumer for so long."
+            metavar="SECONDS", min=0, help="Delete it after this time without a consumer."
         ),
     ] = None,
     url: Url = None,
