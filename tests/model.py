@@ -153,7 +153,10 @@ class Model:
             self.rings.setdefault(name, []).append(consumer)
         if earlier:
             if earlier.connection != connection:
-                self._tell(earlier.connection, f"{consumer_id} error")
+                if earlier in self.held:
+                    self.confirms.append((earlier.connection, f"{consumer_id} error"))
+                else:
+                    self._tell(earlier.connection, f"{consumer_id} error")
             self._end([earlier])
         if changed:
             self._update(name, None if add else consumer)
