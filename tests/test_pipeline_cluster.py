@@ -217,8 +217,8 @@ def test_an_executor_is_killed_and_each_message_is_there_once(
     subprocess.run(
         # Its queue is archived no more: it is the one beside it that is counted.
         [
-            *(BIN / "spark-submit", *cluster.flags, module),
-            *("pipeline", "replay", lake, "--yes", "--url", url),
+            *[str(BIN / "spark-submit"), *cluster.flags, str(module)],
+            *["pipeline", "replay", str(lake), "--yes", "--url", url],
         ],
         env=os.environ | {"PYSPARK_PYTHON": sys.executable},
         stdin=subprocess.DEVNULL,
