@@ -198,7 +198,7 @@ def test_run_without_a_server() -> None:
 
 
 def test_no_client_outside_of_serving() -> None:
-    with pytest.raises(RuntimeError, match="does not run"):
+    with pytest.raises(RuntimeError, match="is not running"):
         _ = App().client
 
 

@@ -25,6 +25,7 @@ from mqks import (
     AuthenticationFailed,
     ConfirmTimeout,
     ConnectionLost,
+    ConsumerReplaced,
     InvalidRequest,
     Options,
     ProtocolViolation,
@@ -33,6 +34,7 @@ from mqks import (
     Update,
 )
 from mqks.testing import Broker
+from tests.line_client import LineClient
 from tests.proxy import Peer, Proxy
 from tests.skins import SKINS
 from tests.waiting import WAIT_S
@@ -645,6 +647,127 @@ async def test_a_consumer_starts_again_as_last_told(connect: Any, proxy: Proxy, 
             assert (await consumer.receive(WAIT_S)).data == b"2"
             again.ack()
         assert await ready(client, "q") == 1
+
+
+async def bound(client: Any) -> list[str]:
+    """What the queue q is bound to, as the broker knows it."""
+    rows = json.loads(await client.request("stats", "bindings"))
+    return sorted(row["event"] or row["mask"] for row in rows if row["queue"] == "q")
+
+
+async def test_consumers_that_name_events_at_once_keep_those_of_each_other(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["first"])
+
+        async def consume(number: int) -> None:
+            async with client.consume("q", [f"e{number}"], add_mask=[f"m{number}.*"]):
+                pass
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(consume, number)
+        every = {"first", *(f"e{n}" for n in range(8)), *(f"m{n}.*" for n in range(8))}
+        assert {*await bound(client)} == every
+        await client.subscribe("q", ["e8"])
+        async with client.consume("q"):
+            assert {*await bound(client)} == {*every, "e8"}
+        async with client.consume("q", ["only"], replace=True, add_mask=["m.*"]):
+            assert await bound(client) == ["m.*", "only"]
+        await client.subscribe("q", ["last"], replace=True)
+        assert await bound(client) == ["last"]
+
+
+async def test_a_reconnect_changes_no_bindings(
+    connect: Any, mqks_broker: Broker, proxy: Proxy
+) -> None:
+    async with (
+        connect(proxy.url, QUICK) as client,
+        connect(mqks_broker.url) as other,
+        client.consume("q", ["a"], replace=True, delete_when_unused=100),
+        client.consume("q", ["b"], delete_when_unused=100),
+        client.consume("q", add_mask=["m.*"], delete_when_unused=100),
+    ):
+        earlier = await consumers(other)
+        proxy.is_frozen = True
+        await other.rebind("q", replace=["c"])
+        proxy.cut()
+        proxy.is_frozen = False
+        with anyio.fail_after(WAIT_S):
+            while len(now := await consumers(other)) != 3 or {*now} & {*earlier}:
+                await anyio.sleep(0.01)
+        assert await bound(other) == ["c"]
+
+
+async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
+    connect: Any, mqks_broker: Broker, proxy: Proxy
+) -> None:
+    async with connect(proxy.url, QUICK) as client, connect(mqks_broker.url) as other:
+        async with client.consume("q", ["a"]) as consumer:
+            await client.rebind("q", add=["b"])
+            await client.publish("b", "1")
+            assert (await consumer.receive(WAIT_S)).data == b"1"
+            proxy.is_frozen = True
+            await other.delete_queue("q")
+            proxy.cut()
+            proxy.is_frozen = False
+            with anyio.fail_after(WAIT_S):
+                while await bound(other) != ["a", "b"]:
+                    await anyio.sleep(0.01)
+        await other.delete_queue("q")
+        await client.subscribe("q", ["a"])
+        async with client.consume("q") as consumer:
+            proxy.is_frozen = True
+            await other.delete_queue("q")
+            proxy.cut()
+            proxy.is_frozen = False
+            with pytest.raises(RequestFailed):
+                await consumer.receive(WAIT_S)
+            assert await other.evaluate("len(state.queues)") == "0"
+
+
+async def test_a_consumer_whose_id_another_connection_uses_ends_with_an_error(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x", confirm=True)
+            message = await consumer.receive(WAIT_S)
+            with LineClient(("127.0.0.1", mqks_broker.port)) as other:
+                consume = message.consumer_id + b" consume --confirm q"
+                assert other.ask(consume) == message.consumer_id + b" ok "
+                with pytest.raises(ConsumerReplaced, match="another connection") as failure:
+                    await consumer.receive(WAIT_S)
+                reason = await client.reason(failure.value.error_id)
+                assert "consumes under this id now" in reason
+                message.ack()
+                assert other.line().endswith(b"event=e,retry=1 x")
+        assert await ready(client, "q") == 0
+
+
+async def test_consume_creates_a_queue_that_it_binds_or_is_told_to(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    refused: list[dict[str, Any]] = [
+        {},
+        {"events": ["e"], "create": False},
+        {"add_mask": ["*.*"], "create": False},
+    ]
+    created: list[dict[str, Any]] = [{"create": True}, {"events": ["e"]}, {"add_mask": ["*.*"]}]
+    async with connect(mqks_broker.url) as client:
+        for options in refused:
+            with pytest.raises(RequestFailed) as failure:
+                async with client.consume("q", **options):
+                    pass
+            reason = await client.reason(failure.value.error_id)
+            assert "there is no queue 'q'" in reason
+            assert "create=True" in reason
+        assert await client.evaluate("[len(state.queues), len(state.events_by_queues)]") == "[0, 0]"
+        for options in created:
+            async with client.consume("q", delete_when_unused=True, **options):
+                assert await client.evaluate("len(state.queues)") == "1"
+            assert await client.evaluate("len(state.queues)") == "0"
 
 
 async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker) -> None:

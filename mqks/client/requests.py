@@ -19,12 +19,20 @@ from mqks.limits import (
     COUNT_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
+    PEEK_ROWS_MAX,
     PREFETCH,
     SEQ_MAX,
     TIME_S_MAX,
 )
 from mqks.protocol.meta import check_meta
-from mqks.protocol.requests import POLICY_FIELDS, DeleteRule, policy_text, policy_value
+from mqks.protocol.requests import (
+    EXISTING,
+    KEEP,
+    POLICY_FIELDS,
+    DeleteRule,
+    policy_text,
+    policy_value,
+)
 
 Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
 """Text and bytes go as they are; anything else goes as JSON."""
@@ -50,6 +58,8 @@ class Terms(TypedDict, total=False):
     """Seconds that it may wait in a queue before it is dead."""
     meta: Mapping[str, str] | None
     """Its attributes."""
+    to: str | None
+    """The queue that gets it; by default those that are bound to the event."""
 
 
 class Many(Terms, total=False):
@@ -131,6 +141,8 @@ def publish_flags(terms: Terms) -> bytes:
         flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
     if meta := terms.get("meta"):
         flags.append(b" --meta=" + _meta(meta))
+    if (to := terms.get("to")) is not None:
+        flags.append(b" --to=" + name(to))
     return b"".join(flags)
 
 
@@ -241,11 +253,43 @@ def auth(credentials: Iterable[str]) -> bytes:
         ) from None
 
 
-def subscribe(queue: str, events: Iterable[str], add_mask: Iterable[str] = ()) -> bytes:
-    words = [b"subscribe --confirm", name(queue), *_names(events), *_flag(b"--add-mask", add_mask)]
-    if len(words) == 2:
+def subscribe(
+    queue: str, events: Iterable[str], add_mask: Iterable[str] = (), replace: bool = False
+) -> bytes:
+    bindings = _bindings("subscribe", events, (), add_mask, replace)
+    if not bindings:
         raise InvalidRequest("subscribe needs at least one event or mask")
-    return b" ".join(words)
+    return b" ".join([b"subscribe --confirm", name(queue), *bindings])
+
+
+def _bindings(
+    action: str,
+    events: Iterable[str],
+    add: Iterable[str],
+    add_mask: Iterable[str],
+    replace: bool,
+) -> list[bytes]:
+    """What a queue is bound to beside its bindings or, with `replace`, instead of them."""
+    named, masks = _names(events), _flag(b"--add-mask", add_mask)
+    if not replace:
+        named += _names(add)
+        return [*([b"--add", *named] if named else ()), *masks]
+    if not named:
+        raise InvalidRequest(f"{action}: replace needs at least one event")
+    return [*named, *_flag(b"--add", add), *masks]
+
+
+class Bindings(TypedDict, total=False):
+    """What a consumer binds its queue to, and whether it creates it."""
+
+    add: Iterable[str]
+    """Events, as `events`."""
+    add_mask: Iterable[str]
+    """Masks."""
+    replace: bool
+    """Whether `events` replace all bindings, for every consumer of the queue."""
+    create: bool | None
+    """Whether to create a queue that does not exist; None: if events or masks are named."""
 
 
 def consume(
@@ -257,9 +301,14 @@ def consume(
     add_mask: Iterable[str] = (),
     prefetch: int | None = None,
     meta: bool = False,
+    replace: bool = False,
+    create: bool | None = None,
 ) -> bytes:
-    """The arguments of a consume, which are also what an update tells."""
-    words = [name(queue), *_names(events), *_flag(b"--add", add), *_flag(b"--add-mask", add_mask)]
+    """The arguments of a consume."""
+    bindings = _bindings("consume", events, add, add_mask, replace)
+    words = [name(queue), *bindings]
+    if not (bool(bindings) if create is None else create):
+        words.append(EXISTING)
     if delete_when_unused is not False:
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
     if manual_ack:
@@ -273,6 +322,17 @@ def consume(
     if meta:
         words.append(b"--meta")
     return b" ".join(words)
+
+
+def consume_again(arguments: bytes, told: bytes | None) -> bytes:
+    """The arguments of the same consume after a reconnect. It changes nothing of a queue that
+    exists; one that does not is created with the bindings of the last update, `told`."""
+    queue, *rest = (told or arguments).split(b" ")
+    if rest and rest[0][:2] != b"--":
+        rest = [b"--add", *rest]
+    if told and EXISTING in arguments.split(b" "):
+        rest.append(EXISTING)
+    return b" ".join([queue, *rest, KEEP])
 
 
 class Changes(TypedDict, total=False):
@@ -370,8 +430,9 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     return b" ".join(words)
 
 
-def purge(queue: str, scheduled: bool = False) -> bytes:
-    return b"purge --confirm " + name(queue) + (b" --scheduled" if scheduled else b"")
+def purge(queue: str, scheduled: bool, choice: "Choice") -> bytes:
+    flags = [b"--scheduled"] if scheduled else []
+    return b" ".join([b"purge --confirm", name(queue), *flags, *_choice(choice)])
 
 
 def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
@@ -380,11 +441,20 @@ def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
     return b"%b --confirm %b %b" % (action, name(queue), which)
 
 
-class Choice(TypedDict, total=False):
-    """Which messages are moved."""
+class Selection(TypedDict, total=False):
+    """Which messages: those of which all this is true."""
 
     event: str | None
     """A mask that their events match."""
+    id: str | None
+    """Their id."""
+    older_s: float | None
+    """They were put into the queue so many seconds ago, or earlier."""
+
+
+class Choice(Selection, total=False):
+    """The same, and how many."""
+
     limit: int | None
     """The first so many."""
 
@@ -399,18 +469,55 @@ def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
 
 
 def _choice(choice: Choice) -> list[bytes]:
-    mask, limit, words = choice.get("event"), choice.get("limit"), []
-    if mask is not None:
-        words.append(b"--event=" + name(mask))
+    limit, words = choice.get("limit"), _selection(choice)
     if limit is not None:
         words.append(b"--limit=%d" % count("limit", limit, SEQ_MAX))
     return words
 
 
-def peek(queue: str, after: int, limit: int, scheduled: bool) -> bytes:
-    numbers = count("after", after, SEQ_MAX, 0), count("limit", limit, SEQ_MAX)
-    form = b"peek %b --after=%d --limit=%d" % (name(queue), *numbers)
-    return form + (b" --scheduled" if scheduled else b"")
+def _selection(selection: Selection) -> list[bytes]:
+    mask, message_id, older_s = (selection.get(key) for key in ("event", "id", "older_s"))
+    words = []
+    if mask is not None:
+        words.append(b"--event=" + name(str(mask)))
+    if message_id is not None:
+        words.append(b"--id=" + name(str(message_id)))
+    if older_s is not None:
+        words.append(b"--older=" + seconds("older_s", selection["older_s"] or 0.0))
+    return words
+
+
+def tail(events: Iterable[str], queue: str | None) -> bytes:
+    """The arguments of a tail."""
+    words = [*([] if queue is None else [b"--queue=" + name(queue)]), *_names(events)]
+    if not words:
+        raise InvalidRequest("tail needs an event, a mask or a queue")
+    return b" ".join(words)
+
+
+def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
+    flags = [b"--scheduled"] if scheduled else []
+    rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
+    form = b"peek %b --after=%d --limit=%d" % (name(queue), count("after", after, SEQ_MAX, 0), rows)
+    return b" ".join([form, *flags, *_selection(selection)])
+
+
+def peek_goes_on(answer: bytes) -> int | None:
+    """From the end of an answer to `peek`: after which number there may be more, if it says so."""
+    number = answer.removeprefix(PEEK_GOES_ON)
+    return int(number) if number != answer and is_number(number) else None
+
+
+def is_peek_end(text: bytes) -> bool:
+    """Whether this is the last line of an answer of many lines."""
+    return text == b"--end" or text.startswith(PEEK_GOES_ON)
+
+
+PEEK_GOES_ON = b"--end after="
+
+
+def reject_some(consumer: str, selection: Selection) -> bytes:
+    return b" ".join([b"reject --confirm", name(consumer), b"--all", *_selection(selection)])
 
 
 def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
+from typing import Any
 
 from mqks.client import failures, requests
 from mqks.client.errors import (
@@ -22,6 +23,7 @@ from mqks.client.errors import (
     ClientError,
     ConfirmTimeout,
     ConnectionLost,
+    ConsumerReplaced,
     Failed,
     InvalidRequest,
     ProtocolViolation,
@@ -368,7 +370,7 @@ class Session:
             self._greeted(requests.decoded(text) if is_error else None)
         elif (flight := self._in_flight.pop(request_id, None)) is not None:
             sent, call = flight
-            if call.lines is not None and not is_error and text != b"--end":
+            if call.lines is not None and not is_error and not requests.is_peek_end(text):
                 self._in_flight[request_id] = flight
                 call.lines.append(text)
                 return
@@ -430,14 +432,19 @@ class ConsumerSession(Session):
         super().__init__(options, credentials, prefix=prefix, jitter=jitter)
         self.ready: deque[Message] = deque()
         """Messages that wait to be handled."""
-        self.updates: deque[Update] = deque()
+        self.updates: deque[Any] = deque()
+        """Each an Update; of a tail, how many messages were dropped."""
         self.is_consuming = False
         """Whether the server has confirmed the consumer, in this life or an earlier one."""
+        self._is_confirmed = False
+        """Whether it has in this life."""
         self.consumer_id = b""
         self._earlier_id = b""
         self._buffered_bytes = 0
         self._queue = arguments.split(b" ")[0]
         self._arguments = arguments
+        self._told: bytes | None = None
+        """What the last update said of the queue."""
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
         self._settle = guard(self.settle) if b"--manual-ack" in words else None
@@ -498,8 +505,11 @@ class ConsumerSession(Session):
             call.settle()
 
     def _begin(self) -> None:
-        self.consumer_id = self.new_id()
-        self._put(requests.line(self.consumer_id, b"consume --confirm", self._arguments))
+        self.consumer_id, self._is_confirmed = self.new_id(), False
+        arguments = self._arguments
+        if self.is_consuming:
+            arguments = requests.consume_again(arguments, self._told)
+        self._put(requests.line(self.consumer_id, b"consume --confirm", arguments))
         if self._earlier_id:
             # The server may not have noticed yet that the connection of the earlier one is dead.
             self._put(b"a delete_consumer %b\n" % self._earlier_id)
@@ -547,18 +557,22 @@ class ConsumerSession(Session):
         _, is_error, text = requests.Reply.parse(line)
         if is_error:
             error_id = requests.decoded(text)
+            if self._is_confirmed:
+                what = f"another connection consumes under the id {self.consumer_id!r}"
+                self.fail(ConsumerReplaced(f"{what}, error {error_id}", error_id))
+                return
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
-            self.is_consuming = True
+            self.is_consuming = self._is_confirmed = True
         elif (text + b" ").startswith(b"--update %b " % self._queue):
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
-        if not self.is_consuming:
-            self.updates.clear()  # Nobody is told before it consumes: the newest is enough.
-        self.updates.append(Update.parse(told))
+        update = Update.parse(told)
+        if self.is_consuming:  # Before, it says what this consume itself has bound.
+            self.updates.append(update)
         # Events and masks may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:
             flags = [
@@ -567,7 +581,43 @@ class ConsumerSession(Session):
                 if word.startswith(b"--") and word != b"--add-mask"
             ]
             told = b" ".join([self._queue, *flags])
-        self._arguments = told
+        self._told = told
+
+
+class TailSession(ConsumerSession):
+    """A connection with one tail. Its `updates` say how many messages were dropped."""
+
+    def __init__(
+        self,
+        options: Options,
+        credentials: Sequence[str],
+        *,
+        prefix: str,
+        jitter: Callable[[], float],
+        arguments: bytes,
+        guard: Callable[[Settle], Settle],
+    ) -> None:
+        super().__init__(
+            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
+        )
+        self._message = MetaMessage
+        self._settle = None
+
+    def _begin(self) -> None:
+        self.consumer_id = self.new_id()
+        self._put(requests.line(self.consumer_id, b"tail --confirm", self._arguments))
+
+    def _reply(self, line: bytes) -> None:
+        told = line.removeprefix(self.consumer_id + b" ok --dropped ") if self.consumer_id else line
+        if told != line and requests.is_number(told):
+            self.updates.append(int(told))
+        else:
+            super()._reply(line)
+
+    def leave(self, call: Call) -> None:
+        """It ends with its connection."""
+        self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)
+        call.settle()
 
 
 class Asked(Call):
@@ -648,6 +698,8 @@ class ReplySession(ConsumerSession):
     def leave(self, call: Call) -> None:
         """The queue goes with its consumer."""
         if self.state is State.UP and self.consumer_id:
-            at_once = requests.consume(self.queue, manual_ack=True, delete_when_unused=True)
+            at_once = requests.consume(
+                self.queue, manual_ack=True, delete_when_unused=True, create=True
+            )
             self._put(requests.line(self.consumer_id, b"consume", at_once))
         super().leave(call)

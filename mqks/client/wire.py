@@ -1,6 +1,6 @@
-"""A blocking connection on which one waits for each answer: bytes out, replies in, in their order.
+"""A blocking connection: requests out, replies in, in their order.
 
-The one rule: a wire with which something went wrong is of no more use.
+The one rule: after an error, a wire is not used again.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Wire:
         """Until the first answer."""
         self.settimeout = self._socket.settimeout
         self.settimeout(options.timeout_s)
-        # Small reads come out of its buffer, large ones go past it: straight into our memory.
+        # Small reads use its buffer; large ones bypass it.
         self._replies = cast(BufferedReader, self._socket.makefile("rb", BUFFER_BYTES))
         self._line_bytes_max = options.reply_bytes_max
 

@@ -641,7 +641,7 @@ async def serve(
     other_files = min(OTHER_FILES, open_files // 2)
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
     wanted, default = settings.connections_max, SETTINGS["connections_max"].default
-    # The default is more than most have use for: that a little of it is missing is no news.
+    # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
     if settings.http_port is not None:
