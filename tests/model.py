@@ -75,6 +75,8 @@ class Model:
         """All consumers in the order they came."""
         self.told: dict[str, list[str]] = {}
         self.confirms: list[tuple[str, str]] = []
+        self.replaced: list[tuple[str, str]] = []
+        """Connections whose consumer id another one uses, which they are told after its confirm."""
         """Connection and line."""
         self.once: set[str] = set()
 
@@ -154,7 +156,7 @@ class Model:
         if earlier:
             if earlier.connection != connection:
                 if earlier in self.held:
-                    self.confirms.append((earlier.connection, f"{consumer_id} error"))
+                    self.replaced.append((earlier.connection, consumer_id))
                 else:
                     self._tell(earlier.connection, f"{consumer_id} error")
             self._end([earlier])
@@ -319,6 +321,11 @@ class Model:
         for connection, line in self.confirms:
             self._tell(connection, line)
         self.confirms.clear()
+        for connection, consumer_id in self.replaced:
+            now = self.consumers.get(consumer_id)
+            if now is None or now.connection != connection:
+                self._tell(connection, f"{consumer_id} error")
+        self.replaced.clear()
         held, self.held = self.held, []
         for consumer in held:
             if consumer in self.attached:
@@ -332,6 +339,7 @@ class Model:
         self.now = now
         self.told.clear()
         self.confirms.clear()
+        self.replaced.clear()
         self.held.clear()
         for consumer in self.attached:
             self._give_back(consumer)

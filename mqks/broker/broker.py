@@ -569,7 +569,9 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
-            if reason := self._replaced.pop(consumer, None):
+            reason = self._replaced.pop(consumer, None)
+            if reason is not None and consumer.id not in consumer.connection.consumers:
+                # Otherwise it has its id back, and has asked for that.
                 self.refusals.tell(consumer.connection, consumer.id, b"consume", reason)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.owner.committed(change.next_seq)
