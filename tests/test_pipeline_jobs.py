@@ -617,7 +617,7 @@ def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         [sys.executable, "-m", "mqks", "pipeline", *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
     )
