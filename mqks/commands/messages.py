@@ -25,7 +25,16 @@ import typer
 from mqks.commands import complete
 from mqks.commands.connection import Timeout, checked, connected
 from mqks.commands.existing import check_consumer, check_queue
-from mqks.commands.options import AddMask, AsJson, EventMask, Url, printable, progress, tell
+from mqks.commands.options import (
+    AddMask,
+    AsJson,
+    EventMask,
+    Url,
+    note_stars,
+    printable,
+    progress,
+    tell,
+)
 from mqks.errors import BadData, TimedOut
 from mqks.inspection.text import data_as_text
 from mqks.limits import PREFETCH
@@ -306,6 +315,7 @@ def consume(
             meta=meta,
         ) as consumer,
     ):
+        note_stars(events, add)
         output = _Output(consumer)
         form = (
             _json_with_meta

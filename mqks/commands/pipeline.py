@@ -19,7 +19,7 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.connection import explained
-from mqks.commands.options import AsJson, Row, Url, duration, table, tell
+from mqks.commands.options import AsJson, Row, Url, duration, note, table, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -225,8 +225,11 @@ def replay(
     start: Start = None,
     end: End = None,
     events: Annotated[
-        str, typer.Option(metavar="MASK", help="Only these events; * and ? as in file names.")
-    ] = "*",
+        str,
+        typer.Option(
+            metavar="MASK", help="Only these events: * is anything without a dot, ** all."
+        ),
+    ] = "**",
     speed: Annotated[
         str, typer.Option(metavar="NUMBER|max", help="1 is the pace in which they came.")
     ] = "max",
@@ -244,6 +247,8 @@ def replay(
     A replay that was stopped or killed goes on when it is started again.
     """
     times = _speed(speed)
+    if "?" in events:
+        note("--events: ? stands for itself in a mask; * stands for any characters but dots")
     with _job("replay", master, conf, url, lake) as spark:
         from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay
