@@ -237,6 +237,7 @@ def test_a_mask_in_the_place_of_an_event_warns(server: ServerProcess) -> None:
     assert run(server, "subscribe", "stars", "a") == (0, b"", b"")
 
     until(lambda: literal_masks(server, "stars") == ["order.*", "*", "x.*", "c.*"])
+    assert run(server, "delete-queue", "stars") == (0, b"", b"")
 
 
 def test_a_request_that_fails_warns_of_nothing(server: ServerProcess) -> None:
@@ -249,7 +250,8 @@ def test_a_request_that_fails_warns_of_nothing(server: ServerProcess) -> None:
 def test_many_masks_as_events_fill_no_log(server: ServerProcess) -> None:
     before = server.log.count("\n")
     with socket.create_connection(server.address) as client, client.makefile("rb") as replies:
-        client.sendall(b"s subscribe flood *\n" * 5000 + b"p ping x\n")
+        client.sendall(b"s subscribe flood *\n" * 5000)
+        client.sendall(b"d delete_queue flood\np ping x\n")
         assert replies.readline() == b"p ok x\n"
 
     until(lambda: "event=errors_suppressed" in server.log)
