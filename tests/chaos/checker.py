@@ -212,13 +212,16 @@ class Queue:
 
 
 class Checker:
-    """`exact` says that the disk has room: an error is then an error, and commits come in order."""
+    """`exact` says that the disk has room: an error is then an error, and commits come in order.
+    `limited` says that queues may be full: a publish may be refused while a later one is not, and
+    the reply that would say so may be lost with its connection."""
 
     def __init__(self) -> None:
         self.now = 1
         self.proved = 0
         """What was done before this is durable."""
         self.exact = True
+        self.limited = False
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[bytes, Consumer] = {}
         self.links: list[Link] = []
@@ -742,13 +745,15 @@ class Checker:
         for copy in queue.copies.values():
             if copy.name in there or not copy.certain or self._may_be_gone(queue, copy):
                 continue
-            publish = copy.publish
-            # What came later on the same connection is in the same commit or in a later one.
-            if (
-                copy.durable
-                or any(self._is_durable(each, stopped=stopped) for each in (publish, *copy.again))
-                or (self.exact and publish.index < newest.get(publish.link, 0))
-            ):
+            publish, sent = copy.publish, (copy.publish, *copy.again)
+            if self.limited:
+                must_be_there = any(each.confirmed and not each.doubtful for each in sent)
+            else:
+                # What came later on the same connection is in the same commit or in a later one.
+                must_be_there = any(self._is_durable(each, stopped=stopped) for each in sent) or (
+                    self.exact and publish.index < newest.get(publish.link, 0)
+                )
+            if copy.durable or must_be_there:
                 raise Violation(f"{copy.name!r} is lost from {queue.name!r}")
 
     def _compare_epoch(self, queue: Queue, found: Found, *, stopped: bool) -> None:

@@ -210,6 +210,7 @@ class Chaos:
         seen = await _Looker(life).look()
         self._restarted(seen)
         self._checker.exact = not its_plan.full
+        self._checker.limited = its_plan.limited
         if its_plan.number == 0:
             await self._set_up(life, its_plan)
         players = self._players(life, its_plan)
@@ -232,6 +233,7 @@ class Chaos:
     async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
         self._restarted(await _Looker(life).look())
         self._checker.exact = True
+        self._checker.limited = False
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
         for queue in queues:
             await Drainer(life, its_plan, queue).run()
