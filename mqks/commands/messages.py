@@ -403,6 +403,7 @@ class _Output:
 
     def end(self) -> NoReturn:
         """Raises BrokenPipeError, or SystemExit after a signal."""
+        signal.setitimer(signal.ITIMER_REAL, 0)  # Nothing is written any more; Python may be slow.
         # What could not be written would be tried, and complained about, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if self._signal:

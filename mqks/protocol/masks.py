@@ -1,9 +1,9 @@
 """Masks of names: `*` stands for any run of bytes without a dot, `**` for any run at all, every
-other byte for itself. There is one language of masks, told in `docs/protocol.md`.
+other byte for itself. There is one language of masks, described in `docs/protocol.md`.
 
 Permissions, tables of queues and filters take all of it (`name_masks`). A mask that a queue is
 bound to, or that `--remove-mask` names, has `**` only as its last part, which stands for one part
-or more: it can be found in a trie, and tried on a name of any length in no time.
+or more: so it fits into a trie, and matching is fast for names of any length.
 
 The one rule: matching never goes back in a name. Mask and name are split at their dots; within a
 part, each piece between stars takes the first place where it is found and keeps it.
