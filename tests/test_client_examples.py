@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,29 @@ def test_example(name: str, mqks_broker: Broker) -> None:
     )
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
+
+
+def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    (tmp_path / "service.py").write_text(program)
+    service = subprocess.Popen(
+        [sys.executable, "-W", "error", "-u", tmp_path / "service.py"],
+        env=environ(mqks_broker.url),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with connect_blocking(mqks_broker.url) as client:
+            client.subscribe("mails", ["mail.send"])
+            client.publish("mail.send", {"to": "all"}, confirm=True)
+        assert service.stdout is not None
+        assert service.stdout.readline() == "{'to': 'all'}\n"
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(WAIT_S) == 0
+    finally:
+        service.kill()
+        service.communicate()
 
 
 HELLO_WORLD = {

@@ -712,7 +712,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     assert code == 65
     error_id = err.split()[-3]
     assert err == (
-        f"mqks: the server refused us, error {error_id}; "
+        f"mqks: the server refused the credentials, error {error_id}; "
         f"see on the server's machine: mqks inspect error {error_id} --db FILE\n"
     )
 
@@ -728,8 +728,12 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     [
         (["publish", "f", "x", "--mandatory"], "the request", "no queue is bound to 'f'"),
         (["publish", "f", "-", "--mandatory"], "line 1", "no queue is bound to 'f'"),
-        (["consume", "other"], "the consumer", "there are 1 queues already"),
-        (["subscribe", "other", "e"], "the request", "there are 1 queues already"),
+        (["consume", "other"], "the consumer", "the limit of 1 queues is reached (queues_max)"),
+        (
+            ["subscribe", "other", "e"],
+            "the request",
+            "the limit of 1 queues is reached (queues_max)",
+        ),
         (["eval", "nobody"], "the request", "not known or not allowed: nobody"),
     ],
 )

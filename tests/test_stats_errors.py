@@ -69,7 +69,7 @@ def test_one_is_told_before_it_is_written() -> None:
         "user": None,
         "request_id": "r",
         "action": "dance",
-        "reason": "there is no action 'dance'",
+        "reason": "there is no action 'dance'; 'help' lists all",
     }
 
 

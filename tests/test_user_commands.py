@@ -154,7 +154,7 @@ def test_a_name_that_is_taken(capsys: pytest.CaptureFixture[str], path: Path) ->
 
     code, out, err = run(capsys, "add", "alice", "--token", "--users", path)
 
-    assert (code, out, err) == (78, "", f"mqks: {path}: there is a user alice already\n")
+    assert (code, out, err) == (78, "", f"mqks: {path}: the user alice exists already\n")
     assert path.read_text() == before
 
 

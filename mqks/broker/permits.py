@@ -30,7 +30,7 @@ Needs = Callable[["Broker", Permissions, Request], None]
 
 def check(needs: Needs, broker: "Broker", permissions: Permissions, request: Request) -> None:
     if permissions is STRANGER and needs is not nothing:
-        raise NotAllowed("authenticate first")
+        raise NotAllowed("the connection is not authenticated; send auth first")
     needs(broker, permissions, request)
 
 
@@ -135,7 +135,7 @@ def _bind(
         _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
     for mask in masks:
         allowed = permissions.may_bind_mask(mask)
-        _require(allowed, f"no permission to bind all that {shown(mask)} matches")
+        _require(allowed, f"no permission to bind all events that {shown(mask)} matches")
 
 
 def _require(allowed: bool, reason: str) -> None:

@@ -23,7 +23,7 @@ ID, END = b"q", b"--end"
 class Dialogue:
     """A connected context. Raises ConnectionLost, ConfirmTimeout, ProtocolViolation,
     AuthenticationFailed, and RequestFailed with the id of the server's error reply; one that leaves
-    the context gets the reason as a note."""
+    the context gets its reason."""
 
     def __init__(self, url: str | None, options: Options | None = None) -> None:
         self.address = urls.parse(url)
@@ -44,8 +44,8 @@ class Dialogue:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            if isinstance(error, RequestFailed) and (told := self.reason(error.error_id)):
-                error.add_note(told)
+            if isinstance(error, RequestFailed) and error.reason is None:
+                error.reason = self.reason(error.error_id)
         finally:
             self._wire.close()
 

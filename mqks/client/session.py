@@ -377,7 +377,7 @@ class Session:
     def _greeted(self, error_id: str | None) -> None:
         self._greeting_id = b""
         if error_id is not None:
-            self.fail(AuthenticationFailed(f"the server refused us, error {error_id}", error_id))
+            self.fail(AuthenticationFailed(error_id, given=self._auth.startswith(b"auth ")))
         elif self.state is State.GREETING:
             self.state = State.UP
             self._was_up = True

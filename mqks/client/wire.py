@@ -45,7 +45,7 @@ class Wire:
             self.answer(b"hello", asked)
         except RequestFailed as error:
             self.close()
-            raise AuthenticationFailed(str(error), error.error_id) from None
+            raise AuthenticationFailed(error.error_id, given=bool(credentials)) from None
         except BaseException:
             self.close()
             raise

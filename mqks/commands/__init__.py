@@ -26,8 +26,8 @@ from mqks.commands.serve import serve
 from mqks.commands.top import top
 from mqks.errors import MqksError, reason
 
-RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
-KEEP, PIPELINE = "Keep", "Pipeline"
+RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
+KEEP, PIPELINE = "Maintenance", "Pipeline"
 
 app = typer.Typer(
     cls=Commands,
@@ -113,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except MqksError as error:
         note(_told(error))
+        for other in getattr(error, "others", ()):
+            note(other)
         return error.exit_code
     except OSError as error:
         told = reason(error)
@@ -160,7 +162,8 @@ def _told(error: MqksError) -> str:
     error_id = getattr(error, "error_id", None)
     if error_id is None:
         return str(error)
-    reason = (getattr(error, "__notes__", None) or [inspect.reason_of(error_id)])[0]
-    if reason:
+    if getattr(error, "reason", None):
+        return str(error)
+    if reason := inspect.reason_of(error_id):
         return f"{error}: {reason}"
     return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"

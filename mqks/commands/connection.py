@@ -66,11 +66,11 @@ def connected(
 
 @contextmanager
 def connected_with(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
-    """The same with other limits. What the server refuses gets the reason as a note."""
+    """The same with other limits."""
     # Here, as above.
     from mqks.client import urls
     from mqks.client.blocking import connect_blocking
-    from mqks.client.errors import ClientError, ConnectionLost, RequestFailed
+    from mqks.client.errors import ConnectionLost
 
     address, client = urls.parse(url), connect_blocking(url, options)
     with ExitStack() as leaving:
@@ -79,22 +79,14 @@ def connected_with(url: str | None, options: "Options") -> Iterator["BlockingCli
         except ConnectionLost as error:
             reason = str(error).removeprefix(f"{address}: ")
             raise ConnectionLost(f"no server at {address}: {reason}") from None
-        try:
-            yield client
-        except RequestFailed as error:
-            with suppress(ClientError):
-                limit_s = min(REASON_S, options.timeout_s)
-                if told := client.reason(error.error_id, timeout_s=limit_s):
-                    error.add_note(told)
-            raise
+        yield client
 
 
 def explained(error: Exception, url: str | None) -> Exception:
-    """The same; what the server refused to others than `connected` gets the reason as a note."""
+    """The same, with the server's reason if it has refused something and the reason is missing."""
     from mqks.client.errors import ClientError, RequestFailed  # here, as above
 
-    with suppress(ClientError):
-        if isinstance(error, RequestFailed):
-            with connected(url, REASON_S):
-                raise error
+    if isinstance(error, RequestFailed) and error.reason is None:
+        with suppress(ClientError), connected(url, REASON_S) as client:
+            error.reason = client.reason(error.error_id, timeout_s=REASON_S)
     return error

@@ -173,6 +173,7 @@ def _publish_lines(
                 f"the server refused line {failure.failed[0].number + 1}, "
                 f"{failure.confirmed} others are confirmed; error {failure.error_id}",
                 failure.error_id,
+                failure.reason,
             ) from None
     if lines.fault:
         raise BadData(f"line {lines.count + 1} {lines.fault}; what stands before it is published")

@@ -119,7 +119,7 @@ def add(
     with users_file.locked(path):
         entries = users_file.read(path) if path.exists() else []
         if any(entry.name == name for entry in entries):
-            raise ConfigurationError(f"{path}: there is a user {name} already")
+            raise ConfigurationError(f"{path}: the user {name} exists already")
         users_file.write(path, [*entries, user])
     tell({"name": name, "token": new or None}, as_json, new)
 

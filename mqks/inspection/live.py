@@ -1,4 +1,4 @@
-"""A running server, looked into page by page."""
+"""Reads the state of a running server, page by page."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ COMPARED_MAX = 10_000
 
 
 class Live:
-    """A server as a source; `otherwise` is told before the reason when there is none."""
+    """A server as a source; `otherwise` precedes the reason when the server is not reachable."""
 
     def __init__(self, url: str | None, options: Options, otherwise: str = "") -> None:
         self._server = Dialogue(url, options)
@@ -79,7 +79,7 @@ class Live:
         return self._object(b"journal")
 
     def errors(self, limit: int, error_id: str | None = None) -> list[Row]:
-        """Error replies, the newest first; or that one, if it is there."""
+        """Error replies, the newest first; or only the one with this id, if it exists."""
         rows = self._ask(b"errors", *_given(error_id), b"--limit=%d" % limit)
         return list(map(error_row, reversed(rows)))
 
@@ -102,7 +102,7 @@ class Live:
         return name
 
     def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
-        """A page at a time, whole: another one may be asked for before it is taken."""
+        """Read one complete page at a time, so that other requests can be sent in between."""
         while True:
             words = (request, after, listing.PAGE_ROWS)
             page = [*map(_row, self._server.ask_lines(b"%b --after=%d --limit=%d" % words))]

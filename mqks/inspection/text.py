@@ -15,7 +15,7 @@ def time_text(time_us: int) -> str:
 
 
 def data_as_text(data: bytes) -> dict[str, str]:
-    """Data as they stand in JSON: bytes that are no UTF-8 go as Base64."""
+    """Data as JSON fields: bytes that are not UTF-8 are written as Base64."""
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """One line per event to standard error, as key=value or JSON.
 
-The one rule: a line says what happened to whom, and never holds a payload.
+The one rule: a line says what happened and to whom, and never contains message data.
 """
 
 import json
@@ -74,5 +74,5 @@ def warning(name: str, **fields: object) -> None:
 
 
 def error(name: str, *, exception: BaseException | None = None, **fields: object) -> None:
-    """`exception` is told with its traceback."""
+    """`exception` is logged with its traceback."""
     _log.error(name, exc_info=exception, extra={"fields": fields})
