@@ -197,7 +197,7 @@ async def until_async(predicate: Any) -> None:
 
 def test_commands_have_names(server: ServerProcess) -> None:
     with subprocess.Popen(
-        [*MQKS, "consume", "q", "e", "--url", server.url], stdout=subprocess.PIPE
+        [*MQKS, "consume", "q", "e", "--create", "--url", server.url], stdout=subprocess.PIPE
     ) as consuming:
         host = re.sub(r"[^\w.@:-]+", "-", socket.gethostname())
         until(lambda: names(server) == {f"mqks-consume@{host}:{consuming.pid}"})
