@@ -597,13 +597,13 @@ def requeue(
     if all_messages + bool(messages) + are_some != 1:
         raise typer.BadParameter("name messages, or --event or --older, or all of them with --all")
     with connected(url, timeout) as client:
+        ids = [checked(each) for each in messages or ()] or ["--all"]
         check_consumer(client, checked(consumer))
         if are_some:
             count = client.requeue(consumer, event=event, older_s=older)
             told = {"consumer": consumer, "event": event, "older_s": older, "requeued": count}
             tell(told, as_json, counted(count, "requeued"))
             return
-        ids = [checked(each) for each in messages or ()] or ["--all"]
         for each in ids:
             client.request("reject", "--confirm", consumer, each)
     tell({"consumer": consumer, "messages": messages}, as_json)
