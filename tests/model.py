@@ -182,9 +182,8 @@ class Model:
         bound = set(events) if events or not flags else before.copy()
         bound -= {*remove, *(MASK + mask for mask in masks)}
         for mask in masks:
-            pattern = "[^.]*".join(map(re.escape, mask.split("*")))
             plain = {event for event in bound if event[0] != MASK and "." in event}
-            bound -= {event for event in plain if re.fullmatch(pattern, event)}
+            bound -= {event for event in plain if _leads(MASK + mask, event)}
         bound |= {*add, *(MASK + mask for mask in add_masks)}
         self._bind(name, bound)
         if bound != before:

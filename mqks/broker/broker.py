@@ -97,6 +97,8 @@ class Broker:
         self._unacked_full_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None
         """Called when a consumer must wait for others to ack, after a while without any."""
+        self.on_literal_mask: Callable[[Connection, bytes, bytes], None] = lambda *_: None
+        """Called when a queue is bound to an event that reads as a mask."""
         self.started_s = clock()
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
