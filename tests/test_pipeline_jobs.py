@@ -748,7 +748,7 @@ def test_report_as_a_command(
         (
             ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
             70,
-            "there is no master at that URL: its own lines tell which",
+            "there is no master at that URL; see Spark's own lines above",
         ),
         ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
     ],
