@@ -41,6 +41,9 @@ class Options:
     """The longest reply; an update names all events of a queue in one line."""
     client_name: str = ""
     """What the server calls this client in its log and in `mqks inspect connections`."""
+    tracing: bool = False
+    """Whether clients and services emit spans and metrics of OpenTelemetry, and messages carry
+    their trace. Needs `mqks[otel]`."""
     ssl_context: ssl.SSLContext | None = None
     """For `mqkss://`; without one, the system's certificate authorities are trusted."""
 
