@@ -87,6 +87,8 @@ def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None
     finally:
         service.kill()
         service.communicate()
+
+
 HELLO_WORLD = {
     "greetings": ["hi", "hello"],
     "greetings-and-byes": ["hi", "hello", "bye", "good-bye"],

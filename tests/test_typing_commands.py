@@ -90,7 +90,7 @@ NO_QUEUE = [
     "delete-queue ordrs --yes",
     "delete-queue ordrs --when-unused 5",
     "rebind ordrs --add e",
-    "rebind ordrs --yes",
+    "rebind ordrs --replace --yes",
     "set-queue ordrs --ttl 5",
     "cancel ordrs --all --yes",
     "promote ordrs --all",

@@ -39,6 +39,7 @@ class TracedClient(AsyncClient):
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> str:
+        requests.name(event), requests.publish_flags(terms)  # What is wrong raises before the span.
         with self._tracing.publish(event, terms.get("meta")) as publishing:
 
             async def publish(terms: requests.Terms) -> str:
@@ -71,6 +72,7 @@ class TracedClient(AsyncClient):
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> int:
+        requests.publish_flags(terms)
         with self._tracing.publish_many(terms.get("meta")) as publishing:
 
             async def counted() -> AsyncIterator[Iterable[tuple[str, requests.Data]]]:
@@ -103,16 +105,20 @@ class TracedClient(AsyncClient):
         queue: str,
         events: Iterable[str] = (),
         *,
-        add: Iterable[str] = (),
-        add_mask: Iterable[str] = (),
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         meta: bool = False,
+        **bindings: Unpack[requests.Bindings],
     ) -> "TracedConsumer":
-        # Traces are in the attributes, so these are always asked for.
         arguments = requests.consume(
-            queue, events, add, manual_ack, delete_when_unused, add_mask, prefetch, True
+            queue,
+            events,
+            manual_ack=manual_ack,
+            delete_when_unused=delete_when_unused,
+            prefetch=prefetch,
+            meta=True,  # Traces are in the attributes.
+            **bindings,
         )
         return TracedConsumer(self, queue, arguments, self._tracing)
 
@@ -144,6 +150,8 @@ class TracedConsumer(AsyncConsumer):
             yield batch
 
     def ack(self, messages: Iterable[Message]) -> None:
+        if isinstance(messages, Message):
+            super().ack(messages)  # It says what is wrong.
         messages = list(messages)
         with self._tracing.ack_many(self.queue, messages):
             super().ack(messages)

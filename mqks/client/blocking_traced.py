@@ -38,6 +38,7 @@ class TracedClient(BlockingClient):
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> str:
+        requests.name(event), requests.publish_flags(terms)  # What is wrong raises before the span.
         with self._tracing.publish(event, terms.get("meta")) as publishing:
 
             def publish(terms: requests.Terms) -> str:
@@ -70,6 +71,7 @@ class TracedClient(BlockingClient):
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> int:
+        requests.publish_flags(terms)
         with self._tracing.publish_many(terms.get("meta")) as publishing:
 
             def counted() -> Iterator[Iterable[tuple[str, requests.Data]]]:
@@ -102,16 +104,20 @@ class TracedClient(BlockingClient):
         queue: str,
         events: Iterable[str] = (),
         *,
-        add: Iterable[str] = (),
-        add_mask: Iterable[str] = (),
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         meta: bool = False,
+        **bindings: Unpack[requests.Bindings],
     ) -> "TracedConsumer":
-        # Traces are in the attributes, so these are always asked for.
         arguments = requests.consume(
-            queue, events, add, manual_ack, delete_when_unused, add_mask, prefetch, True
+            queue,
+            events,
+            manual_ack=manual_ack,
+            delete_when_unused=delete_when_unused,
+            prefetch=prefetch,
+            meta=True,  # Traces are in the attributes.
+            **bindings,
         )
         return TracedConsumer(self, queue, arguments, self._tracing)
 
@@ -143,6 +149,8 @@ class TracedConsumer(BlockingConsumer):
             yield batch
 
     def ack(self, messages: Iterable[Message]) -> None:
+        if isinstance(messages, Message):
+            super().ack(messages)  # It says what is wrong.
         messages = list(messages)
         with self._tracing.ack_many(self.queue, messages):
             super().ack(messages)

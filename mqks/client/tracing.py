@@ -94,6 +94,7 @@ class Publishing:
         for event, data in messages:
             self.count += 1
             if len(events) < 2:
+                requests.name(event)  # Raises for what is none.
                 events.add(event)
             yield event, data
 
@@ -386,8 +387,11 @@ def _producer(message: Message) -> Context:
 
 
 def _links(producers: Iterable[Context]) -> list[Link]:
-    spans = {trace.get_current_span(context).get_span_context(): None for context in producers}
-    return [Link(span) for span in spans if span.is_valid]
+    """To each once."""
+    spans = (trace.get_current_span(context).get_span_context() for context in producers)
+    return [
+        *{(span.trace_id, span.span_id): Link(span) for span in spans if span.is_valid}.values()
+    ]
 
 
 def _is_reply(destination: str) -> bool:
