@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -571,11 +572,14 @@ async def test_names_that_are_not_utf8_can_be_exported(
         skin(mqks_broker.url, TRACING) as client,
         client.consume("q\udcff", ["e\udcff"], manual_ack=True) as consumer,
     ):
-        await client.publish("e\udcff", "x", id="i\udcff" + "d" * 300)
+        await client.publish("e\udcff", "x", id="i\udcff" + "d" * 250)
+        await client.publish("long" * 1000, "x")
         with suppress(ValueError), (await consumer.receive(WAIT_S)).process():
             raise ValueError("bad \udcff")
 
-    assert spans.names() == ["publish e\\udcff", "process q\\udcff", "reject q\\udcff"]
+    assert spans.names() == [
+        *("publish e\\udcff", "publish " + "long" * 64, "process q\\udcff", "reject q\\udcff")
+    ]
     for span in spans.all():
         texts = [span.name, *map(str, attributes(span).values()), span.status.description or ""]
         assert "".join(texts).encode()
@@ -730,3 +734,47 @@ except mqks.ConfigurationError as error:
     done = python(program, "")
 
     assert done.stdout == "tracing needs OpenTelemetry: pip install 'mqks[otel]'\n", done.stderr
+
+
+def test_the_example(mqks_broker: Broker) -> None:
+    examples = Path(__file__).parents[1] / "examples" / "traces"
+    environment = {**os.environ, "MQKS_URL": mqks_broker.url}
+    with connect_blocking(mqks_broker.url) as client:
+        client.subscribe("orders", ["order.new"])
+        client.subscribe("mailer", ["mail.due"])
+        client.publish("order.new", {"no": 17}, confirm=True)
+    services = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", examples / f"{name}.py"],
+            env={**environment, "PYTHONPATH": str(Path(__file__).parents[1])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for name in ("shop", "mailer")
+    ]
+    try:
+        lines = []
+        for service, count in zip(services, (3, 4), strict=True):
+            assert service.stdout is not None
+            lines.append([service.stdout.readline() for _ in range(count)])
+            service.send_signal(signal.SIGTERM)
+            assert service.wait(WAIT_S) == 0
+    finally:
+        for service in services:
+            service.kill()
+            service.communicate()
+    shop, mailer = lines
+    assert mailer.pop(1) == "Your order 17 has arrived.\n"
+    form = re.compile(r"(.+): trace=(\w{32}) span=(\w{16}) parent=(\w+)\n")
+    told = [found.groups() for line in shop + mailer if (found := form.fullmatch(line))]
+    (_, _, publish, _), (_, _, orders, _), _, _, (_, _, mails, _), _ = told
+    assert [(name, parent) for name, _, _, parent in told] == [
+        ("publish mail.due", orders),
+        ("process orders", "none"),
+        ("ack orders", orders),
+        ("write the mail", mails),
+        ("process mailer", publish),
+        ("ack mailer", mails),
+    ]
+    assert len({trace_id for _, trace_id, _, _ in told}) == 1
