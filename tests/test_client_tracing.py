@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -495,6 +495,35 @@ async def test_publishes_that_fail(skin: Any, mqks_broker: Broker, spans: Spans)
         point.attributes["error.type"]: point.value for point in points(name, "publish", event)
     }
     assert counted == {"RequestFailed": 1, "PublishFailed": 2, "ConfirmTimeout": 1}
+
+
+async def test_arguments_that_are_wrong_raise_as_without_traces(
+    skin: Any, mqks_broker: Broker, spans: Spans
+) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda client: client.publish(17, "x"),
+        lambda client: client.publish("a b", "x"),
+        lambda client: client.publish("e", "x", meta=17),
+        lambda client: client.publish("e", "x", meta={"queue": "reserved"}),
+        lambda client: client.publish_many([(["e"], "x")]),
+        lambda client: client.publish_many([("e", "x")], meta={"k": 17}),
+        lambda client: client.publish_many([("e",)]),
+        lambda client: client.publish_many("ab"),
+        lambda client: client.publish_many({"e": "x"}),
+        lambda client: client.publish_many([()]),
+        lambda client: client.publish_many(17),
+    ]
+    async with skin(mqks_broker.url) as plain, skin(mqks_broker.url, TRACING) as client:
+        for call in calls:
+            with pytest.raises((InvalidRequest, TypeError, ValueError, AttributeError)) as expected:
+                await call(plain)
+            with pytest.raises(expected.type) as raised:
+                await call(client)
+            assert str(raised.value) == str(expected.value)
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x")
+            with pytest.raises(TypeError, match="several messages"):
+                consumer.ack(await consumer.receive(WAIT_S))
 
 
 HOSTILE = [
