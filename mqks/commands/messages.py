@@ -35,6 +35,7 @@ from mqks.commands.options import (
     Url,
     counted,
     note,
+    note_stars,
     printable,
     progress,
     tell,
@@ -327,6 +328,7 @@ def consume(
                 meta=meta,
             )
         )
+        note_stars(events, add)
         output = _Output(consumer)
         form = (
             _json_with_meta
@@ -499,6 +501,7 @@ class _Output:
 
     def end(self) -> NoReturn:
         """Raises BrokenPipeError, or SystemExit after a signal."""
+        signal.setitimer(signal.ITIMER_REAL, 0)  # Nothing is written any more; Python may be slow.
         # What could not be written would be tried, and complained about, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if self._signal:

@@ -684,6 +684,7 @@ async def serve(
         broker.shared.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
+        broker.on_literal_mask = partial(_log_literal_mask, errors)
         broker.access.users = users
         recovery = Recovery(journal, broker, _report)
         await recovery.run(salvage=settings.salvage)
@@ -751,6 +752,17 @@ def _http_room() -> ModuleType:
             f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
         ) from None
     return http
+
+
+def _log_literal_mask(errors: ErrorLog, connection: Connection, queue: bytes, event: bytes) -> None:
+    if errors.allows():
+        log.warning(
+            "literal_mask",
+            connection=connection.address,
+            client=log.client(connection.name),
+            queue=log.name(queue),
+            bound_event=log.name(event),
+        )
 
 
 def _log_queue(queue: Queue) -> None:
