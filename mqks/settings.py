@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import QUEUE_TABLES_MAX
@@ -73,6 +73,10 @@ class _Group:
 _storage, _listening, _security = _Group("Storage"), _Group("Listening"), _Group("Security")
 _limits, _memory = _Group("Limits"), _Group("Memory and pace")
 _watching, _running = _Group("Watching"), _Group("Running")
+
+
+PAGE_PORT: Final = 25080
+"""Where the page is when nobody has asked for a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +237,13 @@ class Settings:
         "127.0.0.1", "The address on which metrics and health are told over HTTP."
     )
     http_port: int | None = _watching(
-        None, "The port of metrics and health; 0 takes any free one and logs it.", (0, 65535, "")
+        None,
+        "Port of metrics, health and the page; 0 takes any free one and logs it. Without it, the "
+        "page is on port 25080 if that is free.",
+        (0, 65535, ""),
+    )
+    page: Literal["off", "read"] = _watching(
+        "read", "The web page on the port of metrics: off, or read to look at the broker."
     )
     queue_age_warning_s: float = _watching(
         0.0,
@@ -262,6 +272,10 @@ class Settings:
     """The mqks.toml that was read."""
     queue_tables: tuple[QueueTable, ...] = ()
     """What holds for queues unless `set_queue` says otherwise: the first that matches counts."""
+
+    @property
+    def has_http(self) -> bool:
+        return self.http_port is not None or self.page != "off"
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a peer must say who it is before anything else."""
@@ -560,7 +574,7 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
     if (
         settings.http_port is not None
         and not settings.insecure
-        and not _is_loopback(settings.http_host)
+        and not is_loopback(settings.http_host)
     ):
         raise ConfigurationError(
             f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP asks nobody "
@@ -573,7 +587,7 @@ def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
 
 def check_reach(settings: Settings, host: str, place: str) -> None:
     """Raises ConfigurationError when listening on `host` would let in whom it should not."""
-    if settings.users is None and not settings.insecure and not _is_loopback(host):
+    if settings.users is None and not settings.insecure and not is_loopback(host):
         raise ConfigurationError(
             f"{place}: {host!r} is not loopback: set users, so that clients must authenticate, or "
             "insecure to let everyone who can connect do anything"
@@ -586,7 +600,7 @@ def check_certificate(settings: Settings, place: str) -> None:
         raise ConfigurationError(f"{place}: tls_cert and tls_key are needed")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -30,8 +30,8 @@ class BlockingClient:
     InvalidRequest before anything is sent. While the connection is away, calls wait.
     """
 
-    def __init__(self, url: str | None, options: Options) -> None:
-        self._address = urls.parse(url)
+    def __init__(self, url: str | urls.Address | None, options: Options) -> None:
+        self._address = url if isinstance(url, urls.Address) else urls.parse(url)
         self._options = options
         self._replies: Connection[ReplySession] | None = None
 
@@ -63,6 +63,11 @@ class BlockingClient:
         self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, and every call raises ConnectionLost."""
+        return self._session.failure is not None
 
     def _start(self, connection: Connection[Any]) -> None:
         """Start a connection, which ends with the client, and wait until it is up."""

@@ -8,7 +8,9 @@ The one rule: credentials never show, neither in an error nor in a repr.
 """
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mqks.errors import ConfigurationError
@@ -26,6 +28,8 @@ class Address:
     tls: bool = False
     credentials: tuple[str, ...] = field(default=(), repr=False)
     """Nothing, a token, or user and password."""
+    opener: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
+    """Gives the stream of each connection of an async client, instead of the network."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

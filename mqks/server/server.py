@@ -25,7 +25,7 @@ from math import inf
 from types import ModuleType
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import ByteStream, TaskStatus
 
 from mqks import __version__
 from mqks.broker.access import Login
@@ -41,7 +41,7 @@ from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
-from mqks.server import log, tls
+from mqks.server import inside, log, tls
 from mqks.server.client import Client, Hold
 from mqks.server.clock import now_us
 from mqks.server.door import Door
@@ -145,6 +145,20 @@ class Server:
             self._await_auth(client)
         log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
+
+    async def open_inside(self, name: str, trusted: bool) -> ByteStream:
+        """A connection from inside this process; a `trusted` one may do everything.
+
+        Raises LimitExceeded.
+        """
+        who = Peer(name, trusted, b"")
+        self._gate.enter(who)
+        sock, stream = await inside.pair()
+        client = await self._door.let_in(sock, who)
+        if trusted and client.made:
+            self._forget_stranger(client)
+            client.connection.permissions = None
+        return stream
 
     def _refusal(self, peer: Peer, failure: LimitExceeded) -> bytes:
         """What one is told that is not let in, or not any more."""
@@ -460,6 +474,7 @@ class Server:
             self._broker,
             self._journal,
             self.why_not_ready,
+            self.open_inside,
             self._http_connections_max,
             task_status,
         )
@@ -530,7 +545,7 @@ class Server:
                 self._journal.store.announce(self._listeners.url)
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
-                if self.settings.http_port is not None:
+                if self.settings.has_http:
                     await tasks.start(self._serve_http)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
@@ -628,7 +643,7 @@ async def serve(
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
     are_few = connections_max < settings.connections_max
     settings = replace(settings, connections_max=connections_max)
-    if settings.http_port is not None:
+    if settings.has_http:
         _http_room()
     log.event("starting", version=__version__, db=settings.db)
     environ = {} if environ is None else environ

@@ -1,0 +1,315 @@
+"""The routes of the page.
+
+The one rule: nothing is shown before the guard has let the request in: the right host name, a
+session, and for every change a token that only our own forms know.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import anyio
+from anyio.abc import TaskStatus
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mqks.client.async_client import AsyncClient
+from mqks.client.errors import ClientError, RequestFailed
+from mqks.client.messages import Peeked
+from mqks.inspection.text import time_text
+from mqks.page import tables
+from mqks.page.live import RATES, Live
+from mqks.page.overview import GROUPS, numbers
+from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
+
+SECURITY: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+STATIC: Final = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "uplot.min.css": "text/css",
+    "uplot.min.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+FORM_BYTES_MAX: Final = 64 * 1024
+MESSAGES: Final = 20
+"""Messages of a queue on one page."""
+DATA_BYTES_MAX: Final = 4096
+"""Shown of the data of one message."""
+
+Handler = Callable[[Request, Session], Awaitable[Response]]
+
+
+class Page:
+    """`open_stream` connects to the broker; `hosts` are the host names, with ports, under which
+    browsers may ask; None: any."""
+
+    def __init__(
+        self, open_stream: Opener, *, with_users: bool, hosts: frozenset[str] | None
+    ) -> None:
+        self._hosts = hosts
+        self._sessions = Sessions(open_stream, with_users=with_users)
+        self.live = Live(self._watching)
+        self._environment = Environment(
+            loader=PackageLoader("mqks.page"),
+            autoescape=select_autoescape(default=True),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters["plain"] = tables.text
+        self._environment.globals.update(queue_link=tables.queue_link)
+        root = files("mqks.page") / "static"
+        self._static = {name: (root / name).read_bytes() for name in STATIC}
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[AsyncClient]:
+        async with self._sessions.client(trusted=True) as client:
+            yield client
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep sessions and samples until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._sessions.run)
+            tasks.start_soon(self.live.run)
+            task_status.started()
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self._guarded(self._overview)),
+            *(
+                Route(f"/{key}", self._guarded(self._table_of(table)))
+                for key, table in tables.TABLES.items()
+            ),
+            Route("/queue", self._guarded(self._queue)),
+            Route("/events", self._guarded(self._events)),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/static/{name}", self._file),
+        ]
+
+    # -- who may
+
+    def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            if refused := self._foreign(request):
+                return refused
+            session = self._sessions.get(request.cookies.get(COOKIE))
+            token = None
+            try:
+                if session is None and not self._sessions.with_users:
+                    token = await self._sessions.begin()
+                    session = self._sessions.get(token)
+                if session is None:
+                    return _secured(RedirectResponse("/login", status_code=303))
+                response = _secured(await handler(request, session))
+            except RequestFailed as failure:
+                return self._failed(403, str(failure))
+            except ClientError as failure:
+                return self._failed(503, str(failure))
+            if token is not None:
+                _set_cookie(response, token)
+            return response
+
+        return guarded
+
+    def _foreign(self, request: Request) -> Response | None:
+        """An answer for who asks under another name (DNS rebinding), or from another site."""
+        if self._hosts is not None and request.headers.get("host", "") not in self._hosts:
+            return self._failed(421, "This host name is not the broker's.")
+        site = request.headers.get("sec-fetch-site", "none")
+        if request.method == "POST" and not (
+            site in ("same-origin", "none") and _has_own_origin(request.headers)
+        ):
+            return self._failed(403, "This request came from another site.")
+        return None
+
+    async def _login(self, request: Request) -> Response:
+        if refused := self._foreign(request):
+            return refused
+        if not self._sessions.with_users:
+            return _secured(RedirectResponse("/", status_code=303))
+        if request.method == "GET":
+            return self._shown("login.html", None, reason="")
+        form = await _form(request)
+        name, password, token = (form.get(key, "") for key in ("name", "password", "token"))
+        credentials = (token,) if token else (name, password)
+        if not all(credentials):
+            return self._shown("login.html", None, 400, reason="Enter a name and a password.")
+        try:
+            cookie = await self._sessions.begin(credentials)
+        except ClientError as failure:
+            return self._shown("login.html", None, 403, reason=refusal(failure))
+        return _set_cookie(_secured(RedirectResponse("/", status_code=303)), cookie)
+
+    async def _logout(self, request: Request) -> Response:
+        if refused := self._foreign(request):
+            return refused
+        token = request.cookies.get(COOKIE, "")
+        session, form = self._sessions.get(token), await _form(request)
+        if session is not None and session.allows(form.get("csrf", "")):
+            self._sessions.end(token)
+        response = _secured(RedirectResponse("/login", status_code=303))
+        response.delete_cookie(COOKIE)
+        return response
+
+    # -- views
+
+    async def _overview(self, request: Request, session: Session) -> Response:
+        sample = await self.live.sample(session.client, set())
+        return self._shown(
+            "overview.html",
+            session,
+            here="overview",
+            groups=GROUPS,
+            numbers=numbers(sample),
+            history=json.dumps([*self.live.history]),
+            rates=RATES,
+            totals=sample["totals"],
+            journal=sample["journal"],
+        )
+
+    def _table_of(self, table: tables.Table) -> Handler:
+        async def handler(request: Request, session: Session) -> Response:
+            view = tables.view_of(table, request.query_params)
+            sample = await self.live.sample(session.client, {table.key})
+            return self._shown(
+                "table.html",
+                session,
+                here=table.key,
+                table=table,
+                view=view,
+                shown=tables.shown(table, view, sample[table.key]),
+                page_rows=tables.PAGE_ROWS,
+            )
+
+        return handler
+
+    async def _queue(self, request: Request, session: Session) -> Response:
+        # Bytes that are not UTF-8 come back as they went into the link.
+        name = _parameter(request, "name")
+        row = json.loads(await session.client.request("stats", "queue", name))
+        after = request.query_params.get("after", "")
+        messages, reason = [], ""
+        try:
+            messages = await session.client.peek(
+                name,
+                after=int(after) if after.isdigit() and len(after) < 19 else 0,
+                limit=MESSAGES,
+                scheduled="scheduled" in request.query_params,
+            )
+        except RequestFailed:
+            reason = "You may not read the messages of this queue."
+        return self._shown(
+            "queue.html",
+            session,
+            queue=row,
+            reason=reason,
+            scheduled="scheduled" in request.query_params,
+            messages=[_message(each) for each in messages],
+            is_full=len(messages) == MESSAGES,
+            last=messages[-1].seq if messages else 0,
+        )
+
+    async def _events(self, request: Request, session: Session) -> Response:
+        if self.live.is_full:
+            return self._failed(503, "Too many pages are open.")
+        table = tables.TABLES.get(request.query_params.get("table", ""))
+        view = None if table is None else tables.view_of(table, request.query_params)
+        return StreamingResponse(
+            self.live.watch(view), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            return self._failed(404, "There is no such page.")
+        response = _secured(Response(self._static[name], media_type=STATIC[name]))
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+    def _shown(
+        self, template: str, session: Session | None, status: int = 200, *, here: str = "", **values: Any
+    ) -> Response:
+        text = self._environment.get_template(template).render(
+            session=session, here=here, tables=tables.TABLES.values(), **values
+        )
+        return _secured(HTMLResponse(text.encode("utf-8", "backslashreplace"), status))
+
+    def _failed(self, status: int, reason: str) -> Response:
+        return self._shown("failed.html", None, status, reason=reason)
+
+
+def _secured(response: Response) -> Response:
+    response.headers.update(SECURITY)
+    return response
+
+
+def _set_cookie(response: Response, token: str) -> Response:
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+    return response
+
+
+def _has_own_origin(headers: Headers) -> bool:
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2] == headers.get("host")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Fields of a form, of a bounded size."""
+    body = b""
+    async for some in request.stream():
+        body += some
+        if len(body) > FORM_BYTES_MAX:
+            return {}
+    return dict(parse_qsl(body.decode("ascii", "replace"), errors="surrogateescape"))
+
+
+def _parameter(request: Request, key: str) -> str:
+    pairs = parse_qsl(request.url.query, errors="surrogateescape")
+    return next((value for name, value in pairs if name == key), "")
+
+
+def _message(message: Peeked) -> Mapping[str, Any]:
+    letter = message.letter
+    return {
+        "seq": message.seq,
+        "id": message.id,
+        "event": message.event,
+        "time": time_text(int(message.time * 1e6))[:19].replace("T", " "),
+        "due": None if message.due is None else time_text(int(message.due * 1e6))[:19],
+        "retry": message.retry,
+        "meta": message.meta,
+        "letter": None if letter is None else letter._asdict(),
+        "data": _data(message.data),
+        "cut": max(0, len(message.data) - DATA_BYTES_MAX),
+    }
+
+
+def _data(data: bytes) -> str:
+    """JSON laid out, text as it is, anything else as bytes in Python's notation."""
+    if len(data) <= DATA_BYTES_MAX:
+        try:
+            return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    some = data[:DATA_BYTES_MAX]
+    try:
+        return tables.text(some.decode())
+    except UnicodeDecodeError:
+        return repr(some)
