@@ -242,8 +242,10 @@ class Settings:
         "page is on port 25080 if that is free.",
         (0, 65535, ""),
     )
-    page: Literal["off", "read"] = _watching(
-        "read", "The web page on the port of metrics: off, or read to look at the broker."
+    page: Literal["off", "read", "full"] = _watching(
+        "read",
+        "The web page on the port of metrics: off, read to look, or full to act, too, as far as "
+        "the user may.",
     )
     queue_age_warning_s: float = _watching(
         0.0,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
 from anyio.abc import TaskStatus
@@ -20,10 +20,16 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from mqks.client.async_client import AsyncClient
-from mqks.client.errors import ClientError, RequestFailed
+from mqks.client.errors import (
+    AuthenticationFailed,
+    ClientError,
+    InvalidRequest,
+    RequestFailed,
+)
 from mqks.client.messages import Peeked
 from mqks.inspection.text import time_text
 from mqks.page import tables
+from mqks.page.actions import ACTIONS, POLICY_FIELDS, policy_values
 from mqks.page.live import RATES, Live
 from mqks.page.overview import GROUPS, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
@@ -34,7 +40,7 @@ SECURITY: Final = {
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
@@ -55,12 +61,19 @@ Handler = Callable[[Request, Session], Awaitable[Response]]
 
 
 class Page:
-    """`open_stream` connects to the broker; `hosts` are the host names, with ports, under which
+    """`open_stream` connects to the broker. With `may_act` the page offers what its users may do;
+    otherwise it only shows. `hosts` are the host names, with ports, under which
     browsers may ask; None: any."""
 
     def __init__(
-        self, open_stream: Opener, *, with_users: bool, hosts: frozenset[str] | None
+        self,
+        open_stream: Opener,
+        *,
+        with_users: bool,
+        may_act: bool,
+        hosts: frozenset[str] | None,
     ) -> None:
+        self._may_act = may_act
         self._hosts = hosts
         self._sessions = Sessions(open_stream, with_users=with_users)
         self.live = Live(self._watching)
@@ -97,6 +110,8 @@ class Page:
                 for key, table in tables.TABLES.items()
             ),
             Route("/queue", self._guarded(self._queue)),
+            Route("/publish", self._guarded(self._publish)),
+            Route("/do/{action}", self._guarded(self._act), methods=["POST"]),
             Route("/events", self._guarded(self._events)),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
@@ -118,10 +133,14 @@ class Page:
                 if session is None:
                     return _secured(RedirectResponse("/login", status_code=303))
                 response = _secured(await handler(request, session))
+            except AuthenticationFailed:
+                # The user was removed, or has another password now.
+                self._sessions.end(request.cookies.get(COOKIE, ""))
+                return _secured(RedirectResponse("/login", status_code=303))
             except RequestFailed as failure:
-                return self._failed(403, str(failure))
+                return self._failed(403, str(failure), session)
             except ClientError as failure:
-                return self._failed(503, str(failure))
+                return self._failed(503, str(failure), session)
             if token is not None:
                 _set_cookie(response, token)
             return response
@@ -219,12 +238,39 @@ class Page:
             "queue.html",
             session,
             queue=row,
+            fields=POLICY_FIELDS,
+            values=policy_values(row["policy"]),
             reason=reason,
             scheduled="scheduled" in request.query_params,
             messages=[_message(each) for each in messages],
+            has_dead=any(each.letter for each in messages),
             is_full=len(messages) == MESSAGES,
             last=messages[-1].seq if messages else 0,
         )
+
+    async def _publish(self, request: Request, session: Session) -> Response:
+        wanted = {key: _parameter(request, key) for key in ("event", "data", "meta")}
+        return self._shown("publish.html", session, here="publish", wanted=wanted)
+
+    async def _act(self, request: Request, session: Session) -> Response:
+        """Ask, and when the answer is yes, do it."""
+        form = await _form(request)
+        action = ACTIONS.get(request.path_params["action"])
+        if action is None or not self._may_act or not session.allows(form.pop("csrf", "")):
+            return self._failed(403, "This page does not allow that.", session)
+        try:
+            if form.pop("sure", "") != "yes":
+                question = action.question(form)
+                back = action.back(form)
+                return self._shown(
+                    "ask.html", session, action=action, question=question, form=form, back=back
+                )
+            session.notice = await action.do(session.client, form)
+        except KeyError as missing:
+            return self._failed(400, f"{missing.args[0]} is missing.", session)
+        except InvalidRequest as failure:
+            return self._failed(400, f"{failure}.", session)
+        return RedirectResponse(action.back(form), status_code=303)
 
     async def _events(self, request: Request, session: Session) -> Response:
         if self.live.is_full:
@@ -232,7 +278,9 @@ class Page:
         table = tables.TABLES.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
         return StreamingResponse(
-            self.live.watch(view), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+            self.live.watch(view),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
         )
 
     async def _file(self, request: Request) -> Response:
@@ -244,15 +292,29 @@ class Page:
         return response
 
     def _shown(
-        self, template: str, session: Session | None, status: int = 200, *, here: str = "", **values: Any
+        self,
+        template: str,
+        session: Session | None,
+        status: int = 200,
+        *,
+        here: str = "",
+        **values: Any,
     ) -> Response:
+        notice = ""
+        if session is not None and template != "failed.html":
+            notice, session.notice = session.notice, ""
         text = self._environment.get_template(template).render(
-            session=session, here=here, tables=tables.TABLES.values(), **values
+            session=session,
+            notice=notice,
+            may_act=self._may_act,
+            here=here,
+            tables=tables.TABLES.values(),
+            **values,
         )
         return _secured(HTMLResponse(text.encode("utf-8", "backslashreplace"), status))
 
-    def _failed(self, status: int, reason: str) -> Response:
-        return self._shown("failed.html", None, status, reason=reason)
+    def _failed(self, status: int, reason: str, session: Session | None = None) -> Response:
+        return self._shown("failed.html", session, status, reason=reason)
 
 
 def _secured(response: Response) -> Response:
@@ -297,8 +359,17 @@ def _message(message: Peeked) -> Mapping[str, Any]:
         "meta": message.meta,
         "letter": None if letter is None else letter._asdict(),
         "data": _data(message.data),
+        "copy_link": _copy_link(message),
         "cut": max(0, len(message.data) - DATA_BYTES_MAX),
     }
+
+
+def _copy_link(message: Peeked) -> str:
+    """The form to publish a copy with; none for data that a form cannot hold."""
+    if len(message.data) > DATA_BYTES_MAX:
+        return ""
+    pairs = {"event": message.event, "data": message.data, "meta": urlencode(message.meta)}
+    return "/publish?" + urlencode(pairs, errors="surrogateescape", quote_via=quote)
 
 
 def _data(data: bytes) -> str:

@@ -19,8 +19,9 @@ from mqks.client import listing
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
 from mqks.inspection.sample import add_rates
+from mqks.inspection.source import Row
 from mqks.page.overview import numbers
-from mqks.page.tables import TABLES, Row, View, shown
+from mqks.page.tables import TABLES, View, shown
 
 INTERVAL_S: Final = 2.0
 SHARE: Final = 100

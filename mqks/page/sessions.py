@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mqks.client.async_client import AsyncClient
-from mqks.client.errors import AuthenticationFailed, ClientError, RequestFailed
+from mqks.client.errors import AuthenticationFailed, ClientError, InvalidRequest, RequestFailed
 from mqks.client.options import Options
 from mqks.client.urls import Address
 
@@ -36,6 +36,8 @@ class Session:
     """Empty without users."""
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     used_s: float = field(default_factory=monotonic)
+    notice: str = ""
+    """What an action has done, to be shown once."""
     end: anyio.Event = field(default_factory=anyio.Event)
 
     def allows(self, csrf: str) -> bool:
@@ -116,6 +118,8 @@ def refusal(failure: ClientError) -> str:
     """Why a login failed, for the person who tried."""
     if isinstance(failure, AuthenticationFailed):
         return "The broker does not accept this name and password."
+    if isinstance(failure, InvalidRequest):
+        return f"{failure}."
     if isinstance(failure, RequestFailed):
         return "This user may not look at the broker."
-    return "The broker does not answer."
+    return f"The broker does not answer: {failure}."

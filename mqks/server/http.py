@@ -147,7 +147,12 @@ async def serve(
     page = None
     if settings.page != "off":
         with_users = settings.users is not None
-        page = Page(open_inside, with_users=with_users, hosts=_hosts(settings.http_host, port))
+        page = Page(
+            open_inside,
+            with_users=with_users,
+            may_act=settings.page == "full",
+            hosts=_hosts(settings.http_host, port),
+        )
     server = _Uvicorn(
         Config(
             _app(settings, broker, journal, why_not_ready, page),
@@ -167,7 +172,7 @@ async def serve(
     log.event("listening", address=f"http://{shown(host, port)}")
     async with anyio.create_task_group() as tasks:
         if page:
-            await tasks.start(page.run)
+            await tasks.start(_keep_page, page)
         task_status.started()
         try:
             await server.serve([sock])
@@ -175,6 +180,16 @@ async def serve(
             with anyio.CancelScope(shield=True):
                 await server.shutdown([sock])
             tasks.cancel_scope.cancel()
+
+
+async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
+    while True:
+        try:
+            await page.run(task_status=task_status)
+        except Exception as failure:
+            log.error("page_failed", exception=failure)
+            task_status = anyio.TASK_STATUS_IGNORED
+            await anyio.sleep(1)
 
 
 def _hosts(host: str, port: int) -> frozenset[str] | None:

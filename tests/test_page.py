@@ -1,0 +1,438 @@
+"""The web page, in a real browser: every view and action, hostile names, many queues, a broker that
+goes and comes back."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+
+import pytest
+
+import mqks
+from mqks.users import User, hash_password
+from tests.server_process import ServerProcess
+from tests.waiting import until
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+HOSTILE = "<b/onclick=alert(1)>q</b>&amp;'\"\x01é"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def server(db: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(db, "--http-port", "0", "--page", "full") as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: ServerProcess) -> Iterator[Page]:
+    yield from opened(browser, server)
+
+
+def opened(browser: Browser, server: ServerProcess) -> Iterator[Page]:
+    """A page that fails the test for anything that its scripts or its policy complain of."""
+    context = browser.new_context(base_url=web_url(server))
+    context.set_default_timeout(20_000)
+    page, faults = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda told: faults.append(told.text) if "Policy" in told.text else None)
+    page.on("dialog", lambda dialog: faults.append(f"a dialog: {dialog.message}"))
+    try:
+        yield page
+    except BaseException:
+        print(server.log)
+        raise
+    context.close()
+    assert faults == []
+
+
+def web_url(server: ServerProcess) -> str:
+    until(lambda: "address=http://" in server.log)
+    return str(re.findall(r"address=(http://\S+)", server.log)[0])
+
+
+def client_of(server: ServerProcess) -> mqks.BlockingClient:
+    return mqks.connect_blocking(server.url)
+
+
+def sure(page: Page, button: str, notice: str) -> None:
+    """Press a button, say yes, and see what was done."""
+    page.get_by_role("button", name=button, exact=True).first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(
+        page.locator("button.sure").text_content() or "?"
+    )
+    page.locator("button.sure").click()
+    expect(page.locator(".notice")).to_have_text(notice)
+
+
+def test_rates_move_while_the_page_is_open(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        ready = page.locator("[data-number='totals.messages_ready']")
+        expect(ready).to_have_text("0")
+        client.publish("order.new", "x", confirm=True)
+        expect(ready).to_have_text("1")
+        published = page.locator("[data-number='rates_per_s.received']")
+        expect(published).not_to_have_text("")
+        expect(page.locator("#chart canvas")).to_be_visible()
+    assert page.locator("#lost").is_hidden()
+
+
+def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        for name, count in (("a", 1), ("b", 3), ("other", 2)):
+            client.subscribe(name, [name])
+            client.publish_many((name, n) for n in range(count))
+        page.goto("/queues")
+        names = page.locator("#rows tr td:first-child")
+        expect(names).to_have_text(["b", "other", "a"])
+        page.get_by_role("link", name="Name").click()
+        expect(names).to_have_text(["a", "b", "other"])
+        page.get_by_label("Filter").fill("OTH")
+        page.get_by_role("button", name="Apply").click()
+        expect(names).to_have_text(["other"])
+        # The view stays as it is while it is renewed.
+        client.publish("other", "x", confirm=True)
+        expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("3")
+        expect(names).to_have_text(["other"])
+
+
+@pytest.mark.slow
+def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        for number in range(10_000):
+            client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
+        client.publish("e4321", "x", confirm=True)
+        page.goto("/queues")
+        expect(page.locator("#count")).to_have_text("10,000 in all")
+        names = page.locator("#rows tr td:first-child")
+        expect(names).to_have_count(100)
+        expect(names.first).to_have_text("q04321")
+        page.get_by_role("link", name="Next").click()
+        expect(page.locator(".pages span")).to_have_text("101 to 200")
+        page.goto("/queues?filter=q0999")
+        expect(names).to_have_count(10)
+        client.publish("e9999", "x", confirm=True)
+        page.goto("/queues?filter=q09999")
+        expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("1")
+
+
+def test_hostile_names_and_payloads_stay_text(page: Page, server: ServerProcess) -> None:
+    data = {"text": "</pre><script>alert(1)</script>", "list": [1, 2]}
+    with client_of(server) as client:
+        client.subscribe(HOSTILE, [HOSTILE])
+        client.publish(HOSTILE, data, confirm=True, meta={"<i>": "<script>"})
+        client.request("subscribe", "--confirm", "\udcff\udcfe", "bytes")
+        client.publish("bytes", b"\xff\x00\xfe", confirm=True)
+        page.goto("/queues")
+        link = page.get_by_role("link", name="<b/onclick")
+        expect(link).to_be_visible()
+        link.click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text(
+            "<b/onclick=alert(1)>q</b>&amp;"
+        )
+        expect(page.locator("pre")).to_contain_text('"text": "</pre><script>alert(1)</script>"')
+        expect(page.locator("main script, main b, main i")).to_have_count(0)
+        page.goto("/queues")
+        page.get_by_role("link", name=r"\xff\xfe").click()
+        expect(page.locator("pre")).to_have_text(repr(b"\xff\x00\xfe"))
+
+
+def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/publish")
+        page.get_by_label("Event", exact=True).fill("order.new")
+        page.get_by_label("Data").fill('{"no": 17}')
+        page.get_by_label("Attributes").fill("trace=7")
+        page.get_by_role("button", name="Publish", exact=True).click()
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_contain_text("Published as ")
+        page.goto("/queue?name=orders")
+        page.get_by_role("link", name="Publish a copy").click()
+        page.get_by_role("button", name="Publish", exact=True).click()
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_contain_text("Published as ")
+        first, second = client.peek("orders")
+    assert (first.data, first.meta) == (second.data, second.meta) == (b'{"no": 17}', {"trace": "7"})
+    assert first.id != second.id
+
+
+def test_doing_nothing_changes_nothing(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x", confirm=True)
+        page.goto("/queue?name=orders")
+        page.get_by_role("button", name="Purge", exact=True).click()
+        expect(page.get_by_text("Delete every message that is ready in orders?")).to_be_visible()
+        page.get_by_role("link", name="Do nothing").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+        assert len(client.peek("orders")) == 1
+
+
+def test_a_queue_is_purged_moved_and_deleted(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.subscribe("others", ["other"])
+        client.publish_many([("order.new", n) for n in range(3)])
+        page.goto("/queue?name=orders")
+        page.get_by_label("to", exact=True).fill("others")
+        sure(page, "Move", "3 messages moved to others.")
+        page.goto("/queue?name=others")
+        sure(page, "Purge", "3 messages purged.")
+        sure(page, "Delete queue", "Queue others deleted.")
+        names = page.locator("#rows tr td:first-child")
+        expect(names).to_have_text(["orders"])
+        assert client.peek("orders") == []
+
+
+def test_scheduled_messages_are_promoted_and_cancelled(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        for name in ("one", "two", "three"):
+            client.publish("order.new", name, id=name, confirm=True, delay_s=3600)
+        page.goto("/queue?name=orders")
+        page.get_by_role("link", name="Show scheduled messages").click()
+        sure(page, "Deliver now", "1 message promoted.")
+        assert [each.id for each in client.peek("orders")] == ["one"]
+        page.get_by_role("link", name="Show scheduled messages").click()
+        sure(page, "Cancel", "1 message cancelled.")
+        sure(page, "Cancel all scheduled", "1 message cancelled.")
+        assert client.peek("orders", scheduled=True) == []
+
+
+def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.set_queue("orders", retries=1, dead_letters="orders.dead")
+        client.publish_many([("order.new", n) for n in range(2)])
+        with client.consume("orders", manual_ack=True) as consumer:
+            for _ in range(2):
+                consumer.receive().reject()
+            until(lambda: len(client.peek("orders.dead")) == 2)
+        page.goto("/queue?name=orders.dead")
+        expect(page.get_by_text("reason rejects").first).to_be_visible()
+        sure(page, "Retry all dead letters", "2 messages redriven.")
+        assert len(client.peek("orders")) == 2
+
+
+def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/queue?name=orders")
+        page.get_by_text("Change the policy").click()
+        page.get_by_label("Retries before").fill("5")
+        page.get_by_label("Backoff").fill("1, 60")
+        page.get_by_label("Dead-letter queue").fill("orders.dead")
+        sure(page, "Change policy", "Policy of orders changed.")
+        expect(page.get_by_text("orders.dead from set_queue")).to_be_visible()
+        page.get_by_text("Change the policy").click()
+        expect(page.get_by_label("Retries before")).to_have_value("5")
+        page.get_by_label("Retries before").fill("many")
+        page.get_by_role("button", name="Change policy").click()
+        page.locator("button.sure").click()
+        expect(page.get_by_role("alert")).to_have_text("retries: 'many' is not a number.")
+
+
+def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x", confirm=True)
+        with client.consume("orders", manual_ack=True) as consumer:
+            consumer.receive()
+            page.goto("/consumers")
+            expect(page.get_by_role("link", name="orders")).to_be_visible()
+            expect(page.locator("#rows td:nth-child(6)")).to_have_text("1")
+            page.goto("/connections")
+            expect(page.locator("#rows")).to_contain_text("127.0.0.1:")
+        with pytest.raises(mqks.RequestFailed):
+            client.request("dance")
+        page.goto("/errors")
+        expect(page.locator("#rows")).to_contain_text("dance")
+
+
+def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
+    with ServerProcess(db, "--http-port", "0") as server:
+        url = web_url(server)
+        port = url.rpartition(":")[2]
+        pages = opened(browser, server)
+        page = next(pages)
+        page.goto("/")
+        expect(page.locator("[data-number='totals.uptime_s']")).not_to_have_text("")
+        server.kill()
+        expect(page.locator("#lost")).to_be_visible()
+    with ServerProcess(db, "--http-port", port):
+        expect(page.locator("#lost")).to_be_hidden()
+    for _ in pages:
+        pass
+
+
+def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> None:
+    with ServerProcess(db, "--http-port", "0") as server, client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        pages = opened(browser, server)
+        page = next(pages)
+        page.goto("/queue?name=orders")
+        expect(page.get_by_role("button")).to_have_count(0)
+        cookie = page.context.cookies()[0]
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        form = urlencode({"queue": "orders", "sure": "yes", "csrf": ""}).encode()
+        headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(f"{web_url(server)}/do/delete", form, headers))
+        assert refused.value.code == 403
+        assert client.request("stats", "queue", "orders")
+        for _ in pages:
+            pass
+
+
+def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/queue?name=orders")
+        cookie = page.context.cookies()[0]
+        csrf = page.locator("input[name=csrf]").first.get_attribute("value")
+        url = f"{web_url(server)}/do/delete"
+        headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+
+        def code(form: dict[str, Any], **more: str) -> int:
+            extra = {key.replace("_", "-"): value for key, value in more.items()}
+            try:
+                with urlopen(Request(url, urlencode(form).encode(), headers | extra)) as answer:
+                    return int(answer.status)
+            except HTTPError as failure:
+                return failure.code
+
+        wanted = {"queue": "orders", "sure": "yes", "csrf": csrf}
+        assert code(wanted | {"csrf": "wrong"}) == 403
+        assert code(wanted, Origin="http://evil.example") == 403
+        assert code(wanted, Sec_Fetch_Site="cross-site") == 403
+        assert code(wanted, Host="evil.example") == 421
+        assert client.request("stats", "queue", "orders")
+        assert code(wanted) == 200
+        with pytest.raises(mqks.RequestFailed):
+            client.request("stats", "queue", "orders")
+
+
+def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    password = hash_password("open-sesame", b"salt" * 4)
+    lines = [
+        User("boss", password, admin=True, publish=["**"], consume=["**"]).line(),
+        User("guest", password, consume=["orders"]).line(),
+    ]
+    users.write_text("".join(lines))
+    flags = ("--http-port", "0", "--page", "full", "--users", str(users))
+    with ServerProcess(db, *flags) as server:
+        pages = opened(browser, server)
+        page = next(pages)
+
+        def log_in(name: str, given: str) -> None:
+            page.goto("/login")
+            page.get_by_label("Name").fill(name)
+            page.get_by_label("Password").fill(given)
+            page.get_by_role("button", name="Log in").click()
+
+        page.goto("/queues")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        log_in("boss", "wrong")
+        expect(page.get_by_role("alert")).to_contain_text("does not accept")
+        log_in("guest", "open-sesame")
+        expect(page.get_by_role("alert")).to_contain_text("may not look")
+        log_in("boss", "open-sesame")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        page.goto("/publish")
+        page.get_by_label("Event", exact=True).fill("order.new")
+        page.get_by_role("button", name="Publish", exact=True).click()
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_contain_text("Published as ")
+        page.get_by_role("button", name="Log out boss").click()
+        page.goto("/queues")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        # A user that is removed is out at once.
+        log_in("boss", "open-sesame")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        users.write_text(lines[1])
+        server.hang_up()
+        until(lambda: "event=reloaded" in server.log)
+        page.goto("/queues")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        for _ in pages:
+            pass
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screen_readers_keyboards_and_narrow_screens(
+    browser: Browser, server: ServerProcess, scheme: str
+) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", {"no": 17}, confirm=True)
+        context = browser.new_context(
+            base_url=web_url(server),
+            color_scheme=scheme,  # type: ignore[arg-type]
+            viewport={"width": 360, "height": 700},
+        )
+        page = context.new_page()
+        for path in (
+            "/",
+            "/queues",
+            "/queue?name=orders",
+            "/consumers",
+            "/connections",
+            "/publish",
+        ):
+            page.goto(path)
+            found = Axe().run(page).response["violations"]
+            serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+            assert serious == [], path
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= 360, path
+        page.goto("/")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert page.evaluate("location.hash") == "#main"
+        context.close()
+
+
+def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:
+    for path in ("/", "/queues", "/queue?name=" + quote("none"), "/static/page.js", "/static/none"):
+        try:
+            answer = urlopen(web_url(server) + path)
+        except HTTPError as failure:
+            answer = failure
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "unsafe" not in policy
+        body = answer.read().decode()
+        assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|javascript:", body), path
+        answer.close()
+
+
+def test_a_taken_port_costs_a_line_only(db: Path, tmp_path: Path) -> None:
+    with (
+        ServerProcess(db, "--http-port", "0") as first,
+        ServerProcess(tmp_path / "other.db", "--http-port", "0") as second,
+    ):
+        assert web_url(first) != web_url(second)
