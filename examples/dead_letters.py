@@ -8,10 +8,10 @@ import mqks
 prices = {"tea": 3}
 
 with mqks.connect_blocking() as client:
-    client.set_queue("orders", retries=2, dead_letters="orders.dead")
-    with client.consume("orders", events=["order"], manual_ack=True) as consumer:
-        client.publish("order", "coffee")
-        client.publish("order", "tea", confirm=True)
+    client.set_queue("shop", retries=2, dead_letters="shop.dead")
+    with client.consume("shop", events=["shop.order"], manual_ack=True) as consumer:
+        client.publish("shop.order", "coffee")
+        client.publish("shop.order", "tea", confirm=True)
 
         def sell(count: int) -> None:
             for _ in range(count):
@@ -23,14 +23,14 @@ with mqks.connect_blocking() as client:
                     print(f"{message.text}: no price, try {message.retry + 1}")
 
         sell(3)
-        with client.consume("orders.dead", manual_ack=True, meta=True) as dead_letters:
+        with client.consume("shop.dead", manual_ack=True, meta=True) as dead_letters:
             dead = dead_letters.receive(timeout_s=10)
             if dead.letter is not None:
                 print(f"dead: {dead.text}, {dead.letter.reason} in {dead.letter.queue}")
         # It was not acked, so it is still there.
 
         prices["coffee"] = 4
-        print(f"{client.redrive('orders.dead')} redriven")
+        print(f"{client.redrive('shop.dead')} redriven")
         sell(1)
-    for queue in ("orders", "orders.dead"):
+    for queue in ("shop", "shop.dead"):
         client.delete_queue(queue)

@@ -10,14 +10,15 @@ import mqks
 
 async def main() -> None:
     async with mqks.connect() as client:
-        async with client.consume("greetings", events=["hello"], manual_ack=True) as consumer:
-            await client.publish("hello", "world", confirm=True)
-            await client.publish("hello", {"to": ["everybody", "else"]})
+        events = ["example.hello"]
+        async with client.consume("hello-example", events, manual_ack=True) as consumer:
+            await client.publish("example.hello", "world", confirm=True)
+            await client.publish("example.hello", {"to": ["everybody", "else"]})
             for _ in range(2):
                 message = await consumer.receive(timeout_s=10)
                 async with message.process():
                     print(f"{message.event}: {message.text}")
-        await client.delete_queue("greetings")
+        await client.delete_queue("hello-example")
 
 
 anyio.run(main)

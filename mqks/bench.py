@@ -1,7 +1,7 @@
 """Load for a running server: how fast it is, in a few seconds.
 
-The one rule: nothing is done per message while the clock runs, everything that came is checked once
-it has stopped, and the queues, which are the bench's own, are deleted whatever happened.
+The one rule: nothing is done per message while the clock runs, all replies are checked after it has
+stopped, and the benchmark's queues are always deleted.
 """
 
 import secrets
@@ -21,15 +21,15 @@ from mqks.protocol import replies
 
 CHUNK_BYTES = 1 << 18
 IN_FLIGHT, FAN_OUT, PER_SECOND = 1_000, 10, 1_000
-FEWER = 20  # Works that send one message at a time get this part of the count.
-ABANDONED_S = 600  # The server deletes the queues by itself when the bench had no chance to.
+FEWER = 20  # Workloads that send one message at a time get this part of the count.
+ABANDONED_S = 600  # After this the server deletes the queues, if the benchmark could not.
 
 clock = time.perf_counter
 Figures = dict[str, float]
 
 
 class Bench:
-    """One work: its queues, its messages and its connections. Raises BenchFailed."""
+    """One workload: its queues, messages and connections. Raises BenchFailed."""
 
     def __init__(self, address: Address, options: Options, count: int, payload_bytes: int) -> None:
         self.address = address
@@ -45,7 +45,7 @@ class Bench:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # Threads that wait for the server learn from their sockets that it is over.
+        # Threads that wait for the server end when their sockets are closed.
         for sock in self._sockets:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -60,7 +60,7 @@ class Bench:
                 sock.close()
 
     def connect(self) -> socket.socket:
-        """A connection that is closed in the end."""
+        """A connection that is closed at the end."""
         try:
             sock = open_socket(self.address, self.options)
         except OSError as error:
@@ -81,21 +81,21 @@ class Bench:
         return name
 
     def consumer(self, *flags: bytes) -> tuple[bytes, socket.socket]:
-        """A consumer of a queue of its own, both under the same name."""
+        """A consumer with a new queue, both with the same name."""
         sock, name = self.connect(), self.queue()
         rule = b"--delete-queue-when-unused=%d" % ABANDONED_S
         ask(sock, b" ".join([name, b"consume --confirm", name, rule, *flags]), name + b" ok ")
         return name, sock
 
     def publishes(self, *, each: bool) -> list[bytes]:
-        """Every message; `each` asks for a confirm, or only the last one does."""
+        """Every message; with `each` all of them ask for a confirm, otherwise only the last one."""
         plain = b" publish %b %b\n" % (self.event, self.payload)
         confirmed = plain.replace(b"publish", b"publish --confirm", 1)
         *ids, last = self.ids
         return [*[number + (confirmed if each else plain) for number in ids], last + confirmed]
 
     def deliveries(self, consumer: bytes) -> bytes:
-        """What a consumer must get."""
+        """The bytes that a consumer must get."""
         bodies = (replies.body(number, self.event, self.payload) for number in self.ids)
         return b"".join([replies.ok(consumer, body) for body in bodies])
 
@@ -108,15 +108,15 @@ def check(found: bytes, expected: bytes) -> None:
     if found != expected:
         pairs = zip(found.splitlines(), expected.splitlines(), strict=False)
         odd = next((line for line, right in pairs if line != right), found[-80:])
-        raise BenchFailed(f"the server has answered wrongly, with {odd[:80]!r}")
+        raise BenchFailed(f"the server has sent a wrong reply: {odd[:80]!r}")
 
 
 def exchange(
     sock: socket.socket, requests: bytes, lines: int, width: int = 0, ahead: int = 0
 ) -> tuple[bytes, list[float]]:
-    """Sends requests until so many lines have come; gives these, and when each of them came.
+    """Send requests until `lines` lines have arrived; return them, and when each arrived.
 
-    With a `width`, the bytes of a request, only `ahead` more of them are sent than lines have come.
+    With a `width`, the bytes of a request, at most `ahead` requests more than lines are sent.
     """
     rest = memoryview(requests)
     chunks: list[bytes] = []
@@ -136,7 +136,7 @@ def exchange(
                 chunks.append(chunk)
                 times += [clock()] * chunk.count(b"\n")
     except OSError as error:
-        why = error.strerror or "the server is silent"
+        why = error.strerror or "the server does not answer"
         raise BenchFailed(f"{why}, after {len(times)} of {lines} lines") from None
     return b"".join(chunks), times
 

@@ -1,7 +1,7 @@
-"""What can be read from a file and yet may be lost when the power goes, made to last.
+"""Makes file contents durable: data that can be read may still be lost in a power cut.
 
-The one rule: after a failed sync no later one tells the truth. The system takes what it could not
-write for written, so it has to be written again.
+The one rule: after a failed sync a later successful one proves nothing. The system considers the
+data written although it is not, so it must be written again.
 """
 
 import os
@@ -22,7 +22,7 @@ def sync(path: Path) -> None:
 
 
 def write_again(path: Path) -> None:
-    """Put on the disk what the file says, and its name, if it is there. Raises OSError."""
+    """Write the content of a file again and sync it and its name, if it exists. Raises OSError."""
     with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
         at = 0
         while chunk := os.pread(file.fileno(), CHUNK_BYTES, at):

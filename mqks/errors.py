@@ -1,35 +1,35 @@
 """Every exception MQKS raises on purpose.
 
     MqksError                  70
-    ├── BadRequest             the request gets an error reply, the connection goes on
-    │   ├── NotAllowed         the user may not do that, or has not said who it is
+    ├── BadRequest             the request gets an error reply, the connection stays open
+    │   ├── NotAllowed         the user has no permission, or has not authenticated
     │   ├── Expelled           the connection is closed after the reply
-    │   ├── LimitExceeded      the request would pass one of the limits
+    │   ├── LimitExceeded      the request would exceed a limit
     │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
-    │   └── Unwritable         what must last cannot be written for now
-    │       └── DiskFull       for want of room
-    ├── ConfigurationError     78  a setting is unknown, bad or unsafe
-    ├── DatabaseLocked         69  another process serves this database
-    ├── AddressUnavailable     69  the address cannot be listened on
-    ├── SchemaTooNew           65  a newer MQKS wrote this database
-    ├── JournalDamaged         65  the journal fails its checksums
-    ├── InspectionFailed       65  what was asked for is not there or cannot be read
-    ├── ImportFailed           65  a line to be imported is wrong, or does not fit what is there
-    ├── CannotWrite            73  a file to be made is there already, or can't be made
-    ├── BenchFailed            69  the server to be measured is not there, or answers wrongly
+    │   └── Unwritable         the journal cannot be written at the moment
+    │       └── DiskFull       because the disk is full
+    ├── ConfigurationError     78  a setting is unknown, invalid or unsafe
+    ├── DatabaseLocked         69  another process serves this database file
+    ├── AddressUnavailable     69  the server cannot listen on the address
+    ├── SchemaTooNew           65  a newer MQKS wrote this database file
+    ├── JournalDamaged         65  the checksums of the journal do not match
+    ├── InspectionFailed       65  a queue or file to be inspected is missing or unreadable
+    ├── ImportFailed           65  a line to be imported is invalid, or conflicts with the server
+    ├── CannotWrite            73  an output file exists, or cannot be created
+    ├── BenchFailed            69  the server to be measured does not answer, or answers wrongly
     ├── JournalFailed          74  the journal could not be written
-    ├── ClaimLost              77  another process has taken the journal over
-    ├── BadData                65  what a command is given to send cannot be sent
-    ├── TimedOut               75  what a command waits for has not come in time
-    └── ClientError            70  what clients raise, in mqks.client.errors
-        ├── InvalidRequest     65  the wire cannot carry it
+    ├── ClaimLost              77  another process has taken over the journal
+    ├── BadData                65  the input of a command cannot be published
+    ├── TimedOut               75  a command has waited too long
+    └── ClientError            70  raised by clients, see mqks.client.errors
+        ├── InvalidRequest     65  the protocol cannot carry the arguments
         ├── RequestFailed      65  the server's error reply
-        ├── ConnectionLost     69  there is no server
-        ├── ProtocolViolation  69  the peer is no MQKS server
+        ├── ConnectionLost     69  the server does not answer
+        ├── ProtocolViolation  69  the peer is not an MQKS server
         └── ConfirmTimeout     75  no answer in time
 
-The one rule: the message is a single line for the person who has to act on it. The number is
-the exit code when the exception ends the process, as in BSD's sysexits.h.
+The one rule: the message is a single line for the person who must act on it. The number is the
+exit code when the exception ends the process, as in BSD's sysexits.h.
 """
 
 from typing import ClassVar, Literal
@@ -48,15 +48,14 @@ Limit = Literal[
     "consumers_per_connection_max",
     "reads_waiting_max",
     "logins_waiting_max",
-    "outboxes_bytes_max",
+    "unsent_bytes_max",
     "unacked_bytes_max",
 ]
-"""The limits at which a request or a connection is refused, or consumers are held back; how often
-is counted for each."""
+"""Limits at which a request or connection is refused, or deliveries pause. Each has a counter."""
 
 
 class MqksError(Exception):
-    """The root; by itself it tells of a fault inside MQKS."""
+    """The base class. Raised itself, it means a fault inside MQKS."""
 
     exit_code: ClassVar[int] = 70
 
@@ -70,15 +69,15 @@ class BadRequest(MqksError):
 
 
 class NotAllowed(BadRequest):
-    """A request that this user may not make, or that nobody may before authentication."""
+    """The user has no permission for the request, or the connection is not authenticated."""
 
 
 class Expelled(BadRequest):
-    """What costs the connection: it is closed after the reply."""
+    """The connection is closed after the error reply."""
 
 
 class LimitExceeded(BadRequest):
-    """A request that would pass one of the limits."""
+    """A request that would exceed a limit."""
 
     def __init__(self, limit: Limit, reason: str) -> None:
         super().__init__(reason)
@@ -90,66 +89,80 @@ class LineTooLong(LimitExceeded, Expelled):
 
 
 class Unwritable(BadRequest):
-    """A request that must last while nothing can be written."""
+    """A request that must be durable while the journal cannot be written."""
 
 
 class DiskFull(Unwritable):
-    """The same for want of room."""
+    """The journal cannot be written because the disk is full."""
+
+    state: ClassVar[str] = "disk full"
+    """What publishers and `/readyz` get to know."""
+
+
+class LowDiskSpace(DiskFull):
+    """The same: the disk has less free space than `disk_free_bytes_min`."""
+
+    state = "low disk space"
 
 
 class ConfigurationError(MqksError, exit_code=78):
-    """A setting that is unknown, bad or unsafe; the message tells its place and the reason."""
+    """A setting is unknown, invalid or unsafe; the message contains its place and the reason.
+    `others` are further mistakes, a line each."""
+
+    def __init__(self, message: str, *others: str) -> None:
+        super().__init__(message)
+        self.others = others
 
 
 class DatabaseLocked(MqksError, exit_code=69):
-    """Another process serves this database."""
+    """Another process serves this database file."""
 
 
 class AddressUnavailable(MqksError, exit_code=69):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 class SchemaTooNew(MqksError, exit_code=65):
-    """The database was written by a newer MQKS."""
+    """A newer MQKS wrote this database file."""
 
 
 class JournalDamaged(MqksError, exit_code=65):
-    """The journal fails its checksums, and `salvage` is off."""
+    """The checksums of the journal do not match, and `salvage` is off."""
 
 
 class InspectionFailed(MqksError, exit_code=65):
-    """What was asked for is not there, or the file cannot be read."""
+    """A queue to be inspected does not exist, or the file cannot be read."""
 
 
 class ImportFailed(MqksError, exit_code=65):
-    """A line to be imported is wrong, or does not fit what is there; nothing of it was done."""
+    """A line to be imported is invalid, or conflicts with the server; it changed nothing."""
 
 
 class CannotWrite(MqksError, exit_code=73):
-    """A file to be made is there already, or can't be made."""
+    """An output file exists, or cannot be created."""
 
 
 class BenchFailed(MqksError, exit_code=69):
-    """The server to be measured is not there, falls silent or answers wrongly."""
+    """The server to be measured does not answer, or answers wrongly."""
 
 
 class JournalFailed(MqksError, exit_code=74):
-    """The journal could not be written; what is not yet confirmed may be lost."""
+    """The journal could not be written; requests not yet confirmed can be lost."""
 
 
 class ClaimLost(MqksError, exit_code=77):
-    """Another process has taken the journal over; what is not yet confirmed was not written."""
+    """Another process has taken over the journal; requests not yet confirmed are not written."""
 
 
 class BadData(MqksError, exit_code=65):
-    """What a command is given to send cannot be sent; the message tells where it stands."""
+    """The input of a command cannot be published; the message contains its place."""
 
 
 class TimedOut(MqksError, exit_code=75):
-    """What a command waits for has not come in time."""
+    """A command has waited too long."""
 
 
 def reason(error: OSError) -> str:
-    """What the system had against it, with the file if it was one."""
-    told = error.strerror or str(error) or type(error).__name__
-    return told if error.filename is None else f"{error.filename}: {told}"
+    """The reason of an OSError, with its file if there is one."""
+    text = error.strerror or str(error) or type(error).__name__
+    return text if error.filename is None else f"{error.filename}: {text}"

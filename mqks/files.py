@@ -1,6 +1,6 @@
-"""Files as the system knows them: which one it is, and who has it.
+"""The identity of files, and locks on them.
 
-The one rule: names prove nothing; others may move them meanwhile.
+The one rule: names prove nothing, since files may be renamed at any time.
 """
 
 import fcntl
@@ -14,8 +14,8 @@ TRY_S: Final = 0.01
 
 
 def lock(descriptor: int) -> None:
-    """Again and again for a moment: whoever looks for a server holds the lock while it looks.
-    Raises BlockingIOError."""
+    """Lock a file, with retries for a moment: a program that checks for a server holds the lock
+    shortly. Raises BlockingIOError."""
     for _ in range(TRIES):
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -24,5 +24,5 @@ def lock(descriptor: int) -> None:
 
 
 def identity(of: os.stat_result) -> tuple[int, int]:
-    """What tells a file from every other one, whatever their names."""
+    """Identifies a file, independent of its names."""
     return of.st_dev, of.st_ino

@@ -65,6 +65,9 @@ GROUPS_COPIES_MAX: Final = 16 * 1024
 """Messages times queues of what gathers side by side: it is published within one turn, in a few
 milliseconds, so that nobody sees later messages of a connection without the earlier ones."""
 
+GATHERED_MAX: Final = GROUPS_COPIES_MAX + LINES_MAX
+"""Messages for one queue that gather before they are published."""
+
 ROUTE_QUEUES: Final = 256
 """Queues that get their copies before the time is looked at: half a millisecond."""
 
@@ -201,6 +204,9 @@ LINGER_BYTES_MAX: Final = 1024 * 1024
 
 ERRORS_TOLD_MAX: Final = 1000
 """Failed requests, the last ones, that are kept in memory for stats."""
+
+ERRORS_BURST_US: Final = 10_000_000
+"""Failed requests of one connection with shorter pauses are a burst, whose first one is kept."""
 
 LOOP_HELD_LINES_MAX: Final = 10
 """Log lines in one minute of what held the event loop."""

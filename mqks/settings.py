@@ -1,8 +1,8 @@
-"""Every setting, once: its default, its bounds and one line of why.
+"""Every setting, once: its default, its bounds and one line about it.
 
 The one rule: a setting is one field of `Settings`. Flags, variables, the keys of mqks.toml and
-their checks all follow from that field; a test holds mqks.toml.example and docs/operations.md
-against it.
+their checks are derived from that field; tests compare mqks.toml.example and docs/settings.md
+with it.
 """
 
 # ruff: noqa: RUF009  A default that is a call to a `_Group` makes a field.
@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -22,17 +23,28 @@ from mqks.protocol.requests import POLICY_FIELDS, policy_value
 
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
-"""The least that a budget shrinks to with `memory_bytes`."""
+"""Minimum of a limit that shrinks with `memory_bytes`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
+_SIZE_EXAMPLE = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-# These start like settings and are none: the place of mqks.toml, and what clients connect to.
+# Not settings: the path of mqks.toml, and the URL that clients use.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
+
+RENAMED = {
+    "consumer_unacked_max": "prefetch_max",
+    "outbox_high_water_bytes": "delivery_pause_bytes",
+    "outbox_bytes_max": "output_buffer_bytes_max",
+    "outboxes_bytes_max": "unsent_bytes_max",
+}
+"""Old names of settings and what they are called now. The old ones are refused."""
+ADVANCED = "Advanced"
+"""The group of settings that few operators need."""
 
 T = TypeVar("T")
 
 
 class QueueTable(NamedTuple):
-    """One `[[queue]]` of mqks.toml: fields of the policies of the queues that `name` matches."""
+    """One `[[queue]]` table of mqks.toml: policy fields for queues that the mask `name` matches."""
 
     name: str
     fields: dict[str, Any]
@@ -40,19 +52,19 @@ class QueueTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a field of `Settings` says of itself beyond its type and default."""
+    """The description of a setting, beyond its type and default."""
 
     group: str
     why: str
     unit: str
     bounds: tuple[float, float]  # of numbers, both included
     share: int
-    """What part of a smaller `memory_bytes` it is unless it is set: 2 for a half, 0 for none."""
+    """Unless it is set, it is at most this part of `memory_bytes`: 2 is a half, 0 none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Settings that are shown together; calling it makes a field."""
+    """Settings that are listed together; calling it creates a field."""
 
     name: str
 
@@ -64,15 +76,15 @@ class _Group:
         *,
         share: int = 0,
     ) -> T:
-        """`bounds` are the least and the greatest number, and the unit."""
+        """`bounds` are the minimum, the maximum and the unit."""
         low, high, unit = bounds
         about = About(self.name, why, unit, (low, high), share)
         return field(default=default, metadata={"about": about})
 
 
 _storage, _listening, _security = _Group("Storage"), _Group("Listening"), _Group("Security")
-_limits, _memory = _Group("Limits"), _Group("Memory and pace")
-_watching, _running = _Group("Watching"), _Group("Running")
+_limits, _memory, _monitoring = _Group("Limits"), _Group("Memory"), _Group("Monitoring")
+_process, _advanced = _Group("Process"), _Group(ADVANCED)
 
 
 PAGE_PORT: Final = 25080
@@ -81,161 +93,127 @@ PAGE_PORT: Final = 25080
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a server is told from outside; made by `load`, which checks every value."""
+    """The settings of a server; made by `load`, which checks every value."""
 
-    db: Path = _storage(Path("mqks.db"), "The SQLite file that keeps everything that must last.")
+    db: Path = _storage(Path("mqks.db"), "Path of the database file.")
     synchronous: Literal["full", "normal", "off"] = _storage(
-        "full", "How far a commit waits for the disk; only full outlives a power cut."
+        "full", "When commits are synced to the disk; only full survives a power cut."
     )
     db_bytes_max: int = _storage(
-        0, "Where the database stops growing; 0 lets it fill the disk.", (0, 128 * TIB, "bytes")
+        0,
+        "Maximum size of the database; above it publishes are refused. 0 means no limit.",
+        (0, 128 * TIB, "bytes"),
     )
     disk_free_bytes_min: int = _storage(
         50 * MIB,
-        "Free space on its disk below which publishes are refused, as on a full disk.",
+        "Refuse publishes when the file system has less free space than this.",
         (0, 128 * TIB, "bytes"),
-    )
-    ballast_bytes: int = _storage(
-        16 * MIB,
-        "A file given back when the disk is full, so that acks can still be written.",
-        (0, 16 * GIB, "bytes"),
-    )
-    wal_checkpoint_pages: int = _storage(
-        250,
-        "How far the WAL grows before it is folded back; more slows the slowest confirms.",
-        (1, 1_000_000, "pages"),
-    )
-    wal_bytes_max: int = _storage(
-        GIB,
-        "How far the WAL may grow while another process reads; then publishes are refused.",
-        (16 * MIB, 128 * TIB, "bytes"),
     )
     once_ids_max: int = _storage(
         1_000_000,
-        "Ids of publish --once that are remembered; an older one may be published again.",
+        "Number of remembered ids of publish --once; older ids are no longer deduplicated.",
         (0, 100_000_000, "ids"),
     )
-    errors_kept_max: int = _storage(
-        1000,
-        "Errors that mqks inspect can look up; older ones are forgotten.",
-        (0, 10_000_000, "errors"),
-    )
 
-    host: str = _listening("127.0.0.1", "The address to listen on.")
-    port: int = _listening(25000, "The TCP port; 0 takes any free one and logs it.", (0, 65535, ""))
-    unix: Path | None = _listening(None, "A Unix socket to listen on as well.")
+    host: str = _listening("127.0.0.1", "Address to listen on.")
+    port: int = _listening(25000, "TCP port; 0 selects a free port and logs it.", (0, 65535, ""))
+    unix: Path | None = _listening(None, "Path of a Unix socket to listen on as well.")
     insecure: bool = _listening(
-        False, "Listen beyond loopback, where whoever can connect may do anything."
-    )
-    eval: Literal["off", "loopback", "on"] = _listening(
-        "loopback", "Who may send _eval, which looks into the running server."
+        False, "Listen beyond loopback without users: anyone who can connect may do everything."
     )
 
-    users: Path | None = _security(None, "The file of users that mqks user writes.")
+    users: Path | None = _security(None, "Users file, written by mqks user.")
     auth: Literal["remote", "always"] = _security(
-        "remote", "Who must authenticate: peers beyond loopback, or everybody."
+        "remote", "Who must authenticate: clients on other machines, or all clients."
+    )
+    tls_host: str = _security("0.0.0.0", "Address to listen on with TLS.")
+    tls_port: int = _security(0, "TCP port for TLS, usually 25001; 0 disables TLS.", (0, 65535, ""))
+    tls_cert: Path | None = _security(
+        None, "PEM file with the server certificate and the intermediate certificates."
+    )
+    tls_key: Path | None = _security(None, "PEM file with the private key of the certificate.")
+    tls_client_ca: Path | None = _security(
+        None, "PEM file with authorities; TLS clients must present a certificate of one of them."
+    )
+    eval: Literal["off", "loopback", "on"] = _security(
+        "loopback", "Who may use _eval, which can read the whole state of the server."
     )
     auth_timeout_s: float = _security(
-        10.0, "How long a peer that must authenticate may take for it.", (0.1, 3600, "seconds")
+        10.0,
+        "Close a connection that has not authenticated within this time.",
+        (0.1, 3600, "seconds"),
     )
     unauthenticated_max: int = _security(
         1000,
-        "Connections that have yet to authenticate; beyond it the oldest of them is closed.",
+        "Maximum number of unauthenticated connections; above it the oldest is closed.",
         (1, 1_000_000, "connections"),
-    )
-    tls_host: str = _security("0.0.0.0", "The address to listen on with TLS as well.")
-    tls_port: int = _security(0, "The TCP port for TLS, mostly 25001; 0 for none.", (0, 65535, ""))
-    tls_cert: Path | None = _security(None, "The server's certificate and those above it, as PEM.")
-    tls_key: Path | None = _security(None, "The certificate's private key, as PEM.")
-    tls_client_ca: Path | None = _security(
-        None, "Whose certificates clients must show over TLS, as PEM; none for all."
     )
 
     connections_max: int = _limits(
-        20_000, "Connections at once; each costs a file descriptor.", (1, 1_000_000, "connections")
+        20_000,
+        "Maximum number of connections; each uses a file descriptor.",
+        (1, 1_000_000, "connections"),
     )
     connections_per_address_max: int = _limits(
         5000,
-        "Connections at once from one IPv4 address, or from one IPv6 network of 64 bits.",
+        "Maximum number of connections from one IPv4 address or one IPv6 /64 network.",
         (1, 1_000_000, "connections"),
     )
     line_bytes_max: int = _limits(
         MIB,
-        "The longest request, without its line end; a longer one closes its connection.",
+        "Maximum length of a request; a longer one closes the connection.",
         (64, GIB, "bytes"),
     )
     name_bytes_max: int = _limits(
         255,
-        "The longest new name: a queue, an event, or the id of a request.",
+        "Maximum length of the name of a new queue or event, and of a request id.",
         (64, 64 * 1024, "bytes"),
     )
-    queues_max: int = _limits(
-        100_000,
-        "Queues at once, so that a client inventing names is stopped.",
-        (1, 100_000_000, "queues"),
-    )
+    queues_max: int = _limits(100_000, "Maximum number of queues.", (1, 100_000_000, "queues"))
     queue_messages_max: int = _limits(
         100_000_000,
-        "Waiting messages of one queue at which publishes to it are refused; 0 for no limit.",
+        "Refuse publishes to a queue with this many waiting messages; 0 means no limit.",
         (0, 10**15, "messages"),
     )
-    bindings_per_queue_max: int = _limits(
-        100_000, "Events and masks bound to one queue.", (1, 100_000_000, "bindings")
-    )
-    consumers_per_connection_max: int = _limits(
-        10_000, "Consumers on one connection.", (1, 10_000_000, "consumers")
-    )
-    consumer_unacked_max: int = _limits(
+    prefetch_max: int = _limits(
         100_000,
-        "Deliveries one consumer may leave unacked before it gets no more.",
-        (1, 100_000_000, "deliveries"),
+        "Maximum number of unacked messages of one consumer; delivery to it pauses there.",
+        (1, 100_000_000, "messages"),
     )
 
     memory_bytes: int = _memory(
         512 * MIB,
-        "Bodies of waiting messages kept in memory; beyond it they live on disk only.",
+        "Memory for waiting messages; above it they are only on disk.",
         (0, 128 * TIB, "bytes"),
     )
     metadata_bytes_max: int = _memory(
         512 * MIB,
-        "Queues, bindings and consumers, messages aside, above which new ones are refused.",
+        "Memory for queues, bindings and consumers; above it new ones are refused.",
         (MIB, 128 * TIB, "bytes"),
         share=1,
     )
     unacked_bytes_max: int = _memory(
         256 * MIB,
-        "Messages that consumers hold unacked, above which each gets one at a time.",
+        "Memory for unacked messages; above it each consumer gets one message at a time.",
         (MIB, 128 * TIB, "bytes"),
         share=2,
     )
-    outbox_high_water_bytes: int = _memory(
-        MIB,
-        "Unsent replies above which a connection's consumers get nothing more.",
-        (1, 16 * GIB, "bytes"),
-    )
-    outbox_bytes_max: int = _memory(
-        16 * MIB,
-        "Unsent replies above which a slow connection is no longer read.",
-        (1, 16 * GIB, "bytes"),
-    )
-    outboxes_bytes_max: int = _memory(
+    unsent_bytes_max: int = _memory(
         256 * MIB,
-        "Unsent replies of all connections, above which all wait and who takes none is closed.",
+        "Memory for unsent replies of all clients; above it delivery pauses, and clients that do "
+        "not read are disconnected.",
         (MIB, 128 * TIB, "bytes"),
         share=2,
-    )
-    batch_records_max: int = _memory(
-        16_384,
-        "Records waiting for the journal before publishers are paused.",
-        (1, 10_000_000, "records"),
-    )
-    batch_bytes_max: int = _memory(
-        4 * MIB, "Bytes waiting for the journal before publishers are paused.", (1, GIB, "bytes")
     )
 
-    http_host: str = _watching(
-        "127.0.0.1", "The address on which metrics and health are told over HTTP."
+    http_host: str = _monitoring("127.0.0.1", "Address of the web page, metrics and health.")
+    http_port: int | None = _monitoring(
+        None,
+        "Port of the web page, metrics and health; 0 selects a free port and logs it. Without it, "
+        "25080 if that is free and page is not off.",
+        (0, 65535, ""),
     )
+<<<<<<< HEAD
     http_port: int | None = _watching(
         None,
         "Port of metrics, health and the page; 0 takes any free one and logs it. Without it, the "
@@ -248,52 +226,114 @@ class Settings:
         "the user may.",
     )
     queue_age_warning_s: float = _watching(
+=======
+    queue_age_warning_s: float = _monitoring(
+>>>>>>> main
         0.0,
-        "How long messages may wait in a queue before the log warns of it; 0 for ever.",
+        "Log a warning when a message has waited this long; 0 disables it.",
         (0, 1e9, "seconds"),
     )
-    loop_held_s: float = _watching(
+    log_level: Literal["debug", "info", "warning", "error"] = _monitoring(
+        "info", "Minimum log level."
+    )
+    log_format: Literal["text", "json"] = _monitoring(
+        "text", "Format of log lines: key=value text, or JSON."
+    )
+
+    salvage: bool = _process(False, "Start with a damaged journal, using what is readable.")
+    drain_timeout_s: float = _process(
+        10.0,
+        "How long a stopping server waits until clients have read their replies.",
+        (0, 3600, "seconds"),
+    )
+    uvloop: bool = _process(True, "Use uvloop if it is installed; it is faster than asyncio.")
+
+    ballast_bytes: int = _advanced(
+        16 * MIB,
+        "Size of a file that is released when the disk is full, to make space for acks.",
+        (0, 16 * GIB, "bytes"),
+    )
+    wal_checkpoint_pages: int = _advanced(
+        250,
+        "Checkpoint the WAL at this size; larger values make the slowest confirms slower.",
+        (1, 1_000_000, "pages"),
+    )
+    wal_bytes_max: int = _advanced(
+        GIB,
+        "Refuse publishes at this size of the WAL, which grows while another process reads it.",
+        (16 * MIB, 128 * TIB, "bytes"),
+    )
+    errors_kept_max: int = _advanced(
+        1000,
+        "Number of error replies stored for mqks inspect errors.",
+        (0, 10_000_000, "errors"),
+    )
+    bindings_per_queue_max: int = _advanced(
+        100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")
+    )
+    consumers_per_connection_max: int = _advanced(
+        10_000, "Maximum number of consumers on one connection.", (1, 10_000_000, "consumers")
+    )
+    delivery_pause_bytes: int = _advanced(
+        MIB,
+        "Pause deliveries on a connection with more unsent replies than this.",
+        (1, 16 * GIB, "bytes"),
+    )
+    output_buffer_bytes_max: int = _advanced(
+        16 * MIB,
+        "Stop reading requests from a connection with more unsent replies than this.",
+        (1, 16 * GIB, "bytes"),
+    )
+    batch_records_max: int = _advanced(
+        16_384,
+        "Pause publishers while this many records wait for the next commit.",
+        (1, 10_000_000, "records"),
+    )
+    batch_bytes_max: int = _advanced(
+        4 * MIB,
+        "Pause publishers while this many bytes wait for the next commit.",
+        (1, GIB, "bytes"),
+    )
+    loop_held_s: float = _advanced(
         0.1,
-        "How long one thing may hold the event loop before it is counted and logged; 0: never.",
+        "Log a warning when something blocks the event loop this long; 0 disables it.",
         (0, 60, "seconds"),
     )
 
-    salvage: bool = _running(False, "Start on a damaged journal with what can still be read.")
-    drain_timeout_s: float = _running(
-        10.0, "How long a stopping server waits for its replies to be taken.", (0, 3600, "seconds")
-    )
-    uvloop: bool = _running(True, "Run on uvloop where it is installed, faster than plain asyncio.")
-    log_level: Literal["debug", "info", "warning", "error"] = _running(
-        "info", "The least grave lines that are still logged."
-    )
-    log_format: Literal["text", "json"] = _running(
-        "text", "Log lines as key=value text for people, or as JSON for collectors."
-    )
-
     config: Path | None = field(default=None, compare=False)
-    """The mqks.toml that was read."""
+    """The settings file that was read."""
     queue_tables: tuple[QueueTable, ...] = ()
-    """What holds for queues unless `set_queue` says otherwise: the first that matches counts."""
+    """Defaults for policies of queues; the first table that matches applies."""
 
     @property
     def has_http(self) -> bool:
         return self.http_port is not None or self.page != "off"
 
     def needs_auth(self, *, local: bool) -> bool:
-        """Whether a peer must say who it is before anything else."""
+        """Whether a client must authenticate before anything else."""
         return self.auth == "always" or not (local or self.users is None)
 
     def public(self) -> dict[str, object]:
-        """Every setting that a client may see, in plain values."""
+        """All settings as plain values."""
         values = {name: getattr(self, name) for name in SETTINGS}
         return {
             name: str(value) if isinstance(value, Path) else value for name, value in values.items()
         }
 
 
+def flag_of(name: str) -> str:
+    """The flag of the setting with this name."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of the setting with this name."""
+    return "MQKS_" + name.upper()
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of `Settings` as the command line, the variables and the documents see it."""
+    """One field of `Settings`, for the command line, the variables and the documents."""
 
     name: str
     type: Any  # bool, int, float, str, Path, a Literal of words; int or Path | None
@@ -307,24 +347,24 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def variable(self) -> str:
-        return "MQKS_" + self.name.upper()
+        return variable_of(self.name)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed words; empty where the type alone decides."""
+        """The allowed words; empty if the type alone decides."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def default_text(self) -> str:
-        """The default as one writes it."""
+        """The default as text."""
         return self.text_of(self.default)
 
     def text_of(self, value: Any) -> str:
-        """A value as one writes it: sizes in their largest unit, nothing for none."""
+        """A value as text: sizes in their largest unit, None as an empty string."""
         if self.about.unit == "bytes":
             for name, size in _SIZES.items():
                 if value and value % size == 0:
@@ -334,9 +374,9 @@ class Setting:
         return "" if value is None else str(value)
 
     def parse(self, value: object) -> object:
-        """Turn text, or a native TOML value, into this setting's type.
+        """Convert text, or a TOML value, to the type of this setting.
 
-        Raises ValueError with the reason alone; the caller knows the place.
+        Raises ValueError with the reason; the caller adds the place.
         """
         if value == "" and self.default is None:
             return None
@@ -361,11 +401,12 @@ class Setting:
 
     def _parse_number(self, value: Any) -> Any:
         number = self._read_number(value) if isinstance(value, str) else value
-        # bool is an int to Python; a float is never cut down to an int unasked.
+        # bool is an int in Python; a float is never truncated to an int.
         if type(number) not in (int, self.kind):
             kind = "a whole number" if self.kind is int else "a number"
             of_unit = f" of {self.about.unit}" if self.about.unit else ""
-            raise ValueError(f"must be {kind}{of_unit}, not {value!r}")
+            example = _SIZE_EXAMPLE if self.about.unit == "bytes" else ""
+            raise ValueError(f"must be {kind}{of_unit}{example}, not {value!r}")
         low, high = self.about.bounds
         if not low <= number <= high:
             raise ValueError(f"must be from {low} to {high}, not {value!r}")
@@ -401,7 +442,7 @@ def load(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> Settings:
-    """The settings alone; otherwise as `gather`."""
+    """Return the settings; otherwise like `gather`."""
     return gather(flags, environ, config)[0]
 
 
@@ -410,34 +451,89 @@ def gather(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Gather the settings: a flag beats a variable, that beats mqks.toml, that the default. Tell
-    the places, too, of those that are no defaults.
+    """Return the settings, and the places of those that are not defaults. A flag takes precedence
+    over a variable, a variable over mqks.toml.
 
     `flags` maps names of settings to values, None for a flag not given. `config` is the file;
     without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
 
     Raises ConfigurationError, with the place and the reason, also for a bad value that a
-    stronger place would have hidden.
+    stronger place would have hidden. It has all mistakes.
     """
+    settings, places, mistakes = collect(flags, environ, config)
+    if mistakes:
+        raise ConfigurationError(*mistakes)
+    return settings, places
+
+
+def collect(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config: Path | None = None,
+) -> tuple[Settings, dict[str, str], list[str]]:
+    """The same, with all mistakes instead of the first: what is wrong has its default."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    file = _config_file(environ, config)
-    table = {} if file is None else _read(file)
-    tables = _queue_tables(file, table.pop("queue", []))
+    mistakes: list[str] = []
+    file, table = _config_file(environ, config), {}
+    if file is not None:
+        try:
+            table = _read(file)
+        except ConfigurationError as error:
+            mistakes.append(str(error))
+    tables, of_tables = _queue_tables(file, table.pop("queue", []))
     for place, setting, value in (
         *_from_file(file, table),
         *_from_environ(environ),
         *_from_flags(flags),
     ):
+        if isinstance(setting, str):
+            mistakes.append(f"{place}: {setting}")
+            continue
         try:
             values[setting.name] = setting.parse(value)
         except ValueError as error:
-            raise ConfigurationError(f"{place}: {error}") from None
+            mistakes.append(f"{place}: {error}")
         places[setting.name] = place
     _share_memory(values, places)
     settings = Settings(**values, config=file, queue_tables=tables)
-    _check_together(settings, places)
-    return settings, places
+    mistakes += [*of_tables, *_mistakes_together(settings, places)]
+    return settings, places, [*_with_lines(file, mistakes)]
+
+
+def _with_lines(path: Path | None, mistakes: Iterable[str]) -> Iterator[str]:
+    """Mistakes in the file get the number of their line, as far as it is found."""
+    for mistake in mistakes:
+        file, _, told = mistake.partition(": ")
+        if path is not None and file == str(path):
+            lines = _lines(path)
+            known = [place for place in lines if told.startswith(f"{place}: ")]
+            if known:
+                yield f"{path}:{lines[max(known, key=len)]}: {told}"
+                continue
+        yield mistake
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """In which lines the keys and tables of a file are, by their place in an error."""
+    lines: dict[str, int] = {}
+    table, tables = "", 0
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return lines
+    for number, line in enumerate(text.splitlines(), 1):
+        key, equals, _ = line.partition("=")
+        if line.lstrip().startswith("["):
+            table = line.partition("#")[0].strip(" \t[]")
+            if table == "queue":
+                tables += 1
+                table = f"queue {tables}"
+            lines.setdefault(table, number)
+        elif equals:
+            key = key.strip(" \t\"'")
+            lines.setdefault(f"{table}: {key}" if table else key, number)
+    return lines
 
 
 def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None:
@@ -450,9 +546,9 @@ def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None
 
 
 def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
-    """With less `memory_bytes` than by default the budgets beside it shrink, too, unless they are
-    set themselves. With more they stay: how much may be unacked is bounded by what a commit can
-    hold, and the others do not grow with the messages."""
+    """With a smaller `memory_bytes` the other memory limits shrink too, unless they are set. With a
+    larger one they do not grow: a commit limits the unacked bytes, and the others do not depend on
+    the messages."""
     for name, setting in SETTINGS.items() if "memory_bytes" in values else ():
         if setting.about.share and name not in values:
             part = max(SHARE_BYTES_MIN, values["memory_bytes"] // setting.about.share)
@@ -460,7 +556,8 @@ def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
                 values[name], places[name] = part, "memory_bytes"
 
 
-_Given = tuple[str, Setting, object]  # the place, the setting, the value
+_Given = tuple[str, Setting | str, object]
+"""The place, the setting or why there is none, the value."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -474,42 +571,52 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_queue_tables(settings: Settings) -> tuple[QueueTable, ...]:
-    """Those of the same mqks.toml as it is now. Raises ConfigurationError."""
+    """Read the tables of the same mqks.toml again. Raises ConfigurationError."""
     path = settings.config
     if path is None:
         return settings.queue_tables
-    tables = _queue_tables(path, _read(path).get("queue", []))
-    _check_queue_names(settings, tables)
+    tables, mistakes = _queue_tables(path, _read(path).get("queue", []))
+    mistakes += _bad_queue_names(settings, tables)
+    if mistakes:
+        raise ConfigurationError(*_with_lines(path, mistakes))
     return tables
 
 
-def _queue_tables(path: Path | None, tables: object) -> tuple[QueueTable, ...]:
+def _queue_tables(path: Path | None, tables: object) -> tuple[tuple[QueueTable, ...], list[str]]:
+    """The tables, and the mistakes in them."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigurationError(f"{path}: queue: write [[queue]] for a table")
+        return (), [f"{path}: queue: write queue defaults as tables, [[queue]]"]
     if len(tables) > QUEUE_TABLES_MAX:
-        raise ConfigurationError(f"{path}: queue: there may be {QUEUE_TABLES_MAX} tables at most")
-    return tuple(
-        _queue_table(f"{path}: queue {number}", table) for number, table in enumerate(tables, 1)
-    )
+        return (), [f"{path}: queue: more than {QUEUE_TABLES_MAX} tables"]
+    mistakes: list[str] = []
+    read = [
+        _queue_table(f"{path}: queue {number}", table, mistakes)
+        for number, table in enumerate(tables, 1)
+    ]
+    return tuple(read), mistakes
 
 
-def _queue_table(place: str, table: Mapping[str, Any]) -> QueueTable:
+def _queue_table(place: str, table: Mapping[str, Any], mistakes: list[str]) -> QueueTable:
     name = table.get("name", "")
     if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"{place}: name: must be a mask of queues, not {name!r}")
+        mistakes.append(f"{place}: name: must be a mask of queues, not {name!r}")
+        name = ""
     policy: dict[str, Any] = {}
     try:
         name_masks([name.encode()])
     except BadRequest as error:
-        raise ConfigurationError(f"{place}: name: {error}") from None
+        mistakes.append(f"{place}: name: {error}")
     for key, value in table.items():
         if key == "name":
             continue
-        flag = _known(_POLICY_KEYS, key, f"{place}: {key}")
+        flag = _known(_POLICY_KEYS, key)
+        if flag not in POLICY_FIELDS:
+            mistakes.append(f"{place}: {key}: {flag!s}")
+            continue
         try:
             policy[POLICY_FIELDS[flag]] = policy_value(flag, _in_bytes(key, value))
-        except BadRequest as error:
-            raise ConfigurationError(f"{place}: {key}: {error}") from None
+        except (BadRequest, ValueError) as error:
+            mistakes.append(f"{place}: {key}: {error}")
     return QueueTable(name, policy)
 
 
@@ -517,89 +624,116 @@ _POLICY_KEYS = {flag[2:].decode().replace("-", "_"): flag for flag in POLICY_FIE
 
 
 def _in_bytes(key: str, value: Any) -> Any:
-    """A size like 64MiB as a number; all else as it is."""
+    """Convert a size like 64MiB to a number; return other values unchanged."""
     if key == "bytes_max" and isinstance(value, str):
         for suffix, size in _SIZES.items():
             number = value.removesuffix(suffix)
             if number != value and number.isdecimal():
                 return int(number) * size
+        if not value.isdecimal():
+            raise ValueError(f"must be a whole number of bytes{_SIZE_EXAMPLE}, not {value!r}")
     return value
 
 
-def _check_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> None:
-    """Names that would be refused if a client had set them."""
+def _bad_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> Iterator[str]:
+    """Names that would be refused in `set_queue`."""
     for number, table in enumerate(tables, 1):
         name = table.fields.get("dead_letters", b"")
         if len(name) > settings.name_bytes_max:
-            raise ConfigurationError(
-                f"{settings.config}: queue {number}: dead_letters: has {len(name)} bytes, a name "
-                f"may have {settings.name_bytes_max} at most"
+            yield (
+                f"{settings.config}: queue {number}: dead_letters: the name has {len(name)} "
+                f"bytes; name_bytes_max is {settings.name_bytes_max}"
             )
 
 
 def _from_file(path: Path | None, table: Mapping[str, Any]) -> Iterator[_Given]:
     for key, value in table.items():
-        place = f"{path}: {key}"
-        yield place, _known(SETTINGS, key, place), value
+        yield f"{path}: {key}", _known(SETTINGS, key), value
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
     known = {setting.variable: setting for setting in SETTINGS.values()}
     for variable, value in environ.items():
         if variable.startswith("MQKS_") and variable not in _OTHER_VARIABLES:
-            yield variable, _known(known, variable, variable), value
+            yield variable, _known(known, variable), value
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
+    known = {setting.flag: setting for setting in SETTINGS.values()}
     for name, value in flags.items():
         if value is not None:
-            setting = _known(SETTINGS, name, name)
-            yield setting.flag, setting, value
+            setting = _known(known, flag_of(name))
+            yield flag_of(name), setting, value
 
 
-def _known(settings: Mapping[str, T], key: str, place: str) -> T:
+def _known(settings: Mapping[str, T], key: str) -> T | str:
+    """What has this name, or that there is no such thing."""
     if key in settings:
         return settings[key]
+    if new := _renamed(key):
+        return f"this setting was renamed. Write {new}"
     near = get_close_matches(key, settings, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigurationError(f"{place}: unknown setting{hint}")
+    return f"unknown setting; did you mean {near[0]}?" if near else "unknown setting"
 
 
-def _check_together(settings: Settings, places: Mapping[str, str]) -> None:
-    _check_queue_names(settings, settings.queue_tables)
-    check_reach(settings, settings.host, places.get("host", "host"))
+def _renamed(key: str) -> str:
+    """The new name of a setting, written as `key` is: as a flag, as a variable or as in mqks.toml;
+    empty if it was not renamed."""
+    forms = [
+        RENAMED,
+        {variable_of(old): variable_of(new) for old, new in RENAMED.items()},
+        {flag_of(old): flag_of(new) for old, new in RENAMED.items()},
+    ]
+    return next((form[key] for form in forms if key in form), "")
+
+
+def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterator[str]:
+    """Values that are right by themselves but not together."""
+    yield from _bad_queue_names(settings, settings.queue_tables)
+    checks = [partial(check_reach, settings, settings.host, places.get("host", "host"))]
     if settings.tls_port:
-        check_reach(settings, settings.tls_host, places.get("tls_host", "tls_host"))
-        check_certificate(settings, places["tls_port"])
+        place = places.get("tls_host", "tls_host")
+        checks.append(partial(check_reach, settings, settings.tls_host, place))
+        checks.append(partial(check_certificate, settings, places["tls_port"]))
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            yield str(error)
     if settings.auth == "always" and settings.users is None:
-        raise ConfigurationError(f"{places['auth']}: nobody can authenticate without users")
+        yield f"{places['auth']}: nobody can authenticate. Set users to a users file, too"
     if (
         settings.http_port is not None
         and not settings.insecure
         and not is_loopback(settings.http_host)
     ):
-        raise ConfigurationError(
-            f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP asks nobody "
-            "who they are: set insecure to let everyone who can connect see queues and numbers"
+        yield (
+            f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP has no "
+            "authentication. Set insecure to let everyone who can connect read the metrics"
         )
-    if settings.outbox_high_water_bytes > settings.outbox_bytes_max:
-        place = places.get("outbox_high_water_bytes") or places["outbox_bytes_max"]
-        raise ConfigurationError(f"{place}: outbox_high_water_bytes is above outbox_bytes_max")
+    if settings.delivery_pause_bytes > settings.output_buffer_bytes_max:
+        place = places.get("delivery_pause_bytes") or places["output_buffer_bytes_max"]
+        yield f"{place}: delivery_pause_bytes must not be above output_buffer_bytes_max"
 
 
 def check_reach(settings: Settings, host: str, place: str) -> None:
+<<<<<<< HEAD
     """Raises ConfigurationError when listening on `host` would let in whom it should not."""
     if settings.users is None and not settings.insecure and not is_loopback(host):
+=======
+    """Raises ConfigurationError if listening on `host` would allow everything to other machines."""
+    if settings.users is None and not settings.insecure and not _is_loopback(host):
+>>>>>>> main
         raise ConfigurationError(
-            f"{place}: {host!r} is not loopback: set users, so that clients must authenticate, or "
-            "insecure to let everyone who can connect do anything"
+            f"{place}: {host!r} is not loopback. Set users, so that clients must authenticate, "
+            "or insecure, so that everyone who can connect may do everything"
         )
 
 
 def check_certificate(settings: Settings, place: str) -> None:
-    """Raises ConfigurationError when there is none for TLS."""
+    """Raises ConfigurationError if TLS has no certificate."""
     if not (settings.tls_cert and settings.tls_key):
-        raise ConfigurationError(f"{place}: tls_cert and tls_key are needed")
+        raise ConfigurationError(f"{place}: TLS needs the settings tls_cert and tls_key")
 
 
 def is_loopback(host: str) -> bool:

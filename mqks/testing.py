@@ -4,6 +4,8 @@ Put `pytest_plugins = ["mqks.testing"]` into the topmost conftest.py. `mqks_brok
 of the test's process, `mqks_broker_process` in a process of its own; both are stopped as SIGTERM
 would stop them, and can be stopped and started again within a test.
 
+`Broker` and `BrokerProcess` can be used without pytest: only the fixtures need it.
+
 The one rule: nothing here waits without a limit.
 """
 
@@ -22,12 +24,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import pytest
 from anyio.from_thread import start_blocking_portal
 
 from mqks.journal.default_store import open_store
 from mqks.server.server import serve
 from mqks.settings import Settings
+
+try:
+    import pytest
+except ModuleNotFoundError:
+    pytest = None  # type: ignore[assignment]
 
 WAIT_S = 120.0
 LOG_LINES_SHOWN = 40
@@ -84,13 +90,13 @@ class Broker:
 class BrokerProcess:
     """`mqks serve` as a process; a context in which it runs.
 
-    `flags` go to its command line, `environment` is added to its environment. Between `stop` and
-    `start` the port stays the same. An error that leaves the context has the end of the broker's
-    log among its notes.
+    `flags` are added to its command line, `environment` to its environment. Between `stop` and
+    `start` the port stays the same. An exception that leaves the context gets the end of the
+    broker's log as a note.
     """
 
     def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
-        # Settings come from the environment, too, and those of whoever runs the tests must not.
+        # Settings in the environment of the test run must not change this broker.
         inherited = {key: value for key, value in os.environ.items() if key[:5] != "MQKS_"}
         self._environment = inherited | dict(environment or {})
         self._command = [sys.executable, "-m", "mqks", "serve", "--db", str(db)]
@@ -101,7 +107,7 @@ class BrokerProcess:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port it listens on; waits until it does."""
+        """Host and port that it listens on; waits until it listens."""
         self._listens_or_ended.wait(WAIT_S)
         if not self._listens:
             self.kill()
@@ -126,12 +132,12 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written since it was started."""
+        """Its log since it was started."""
         return "\n".join(self._log)
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the process has in RAM, as Linux tells it."""
+        """Resident memory of the process, from Linux."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
@@ -175,15 +181,15 @@ class BrokerProcess:
         _ = self.address
 
     def stop(self) -> int:
-        """SIGTERM, if it runs, and the exit code."""
+        """Send SIGTERM, if it runs; return the exit code."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """SIGKILL, if it runs, and the exit code."""
+        """Send SIGKILL, if it runs; return the exit code."""
         return self._end(signal.SIGKILL)
 
     def wait(self) -> int:
-        """The exit code, once it has ended; one that does not end in time is killed, and fails."""
+        """Wait for its end; return the exit code. If it does not end in time, kill it and fail."""
         try:
             code = self._started.wait(WAIT_S)
         except subprocess.TimeoutExpired:
@@ -219,15 +225,16 @@ class BrokerProcess:
             error.add_note(f"end of the broker's log:\n{end}")
 
 
-@pytest.fixture
-def mqks_broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker in this process; `mqks_broker.url` is what to connect to."""
-    with Broker(tmp_path / "mqks.db") as broker:
-        yield broker
+if pytest is not None:
 
+    @pytest.fixture
+    def mqks_broker(tmp_path: Path) -> Iterator[Broker]:
+        """A broker in this process; `mqks_broker.url` is what to connect to."""
+        with Broker(tmp_path / "mqks.db") as broker:
+            yield broker
 
-@pytest.fixture
-def mqks_broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker in a process of its own; `mqks_broker_process.url` is what to connect to."""
-    with BrokerProcess(tmp_path / "mqks.db") as broker:
-        yield broker
+    @pytest.fixture
+    def mqks_broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
+        """A broker in a process of its own; `mqks_broker_process.url` is what to connect to."""
+        with BrokerProcess(tmp_path / "mqks.db") as broker:
+            yield broker

@@ -1,14 +1,14 @@
-"""Who may do what: the users file, its hashes, and permissions by masks.
+"""Users: the users file, its hashes, and permissions by masks.
 
-One JSON object a line:
+One JSON object per line:
 
     {"name": "alice", "password": "scrypt:16384:8:1:SALT:HASH", "token": "SHA-256",
-     "publish": ["orders.**"], "consume": ["alice-*"], "bind": ["**"], "admin": false,
-     "eval": false}
+     "publish": ["orders.**"], "consume": ["alice-*"], "read": [], "bind": ["**"],
+     "monitoring": false, "admin": false, "eval": false}
 
-Only the name is needed. SALT, HASH and SHA-256 are hexadecimal digits.
+Only the name is required. SALT, HASH and SHA-256 are hexadecimal digits.
 
-The one rule: neither the file nor an answer, nor how long it takes, tells a secret.
+The one rule: neither the file nor a reply, nor the time it takes, reveals a secret.
 """
 
 import hashlib
@@ -32,7 +32,16 @@ _HASH_BYTES: Final = 32
 class Permissions:
     """What one user may do."""
 
-    __slots__ = ("admin", "eval", "may_bind", "may_bind_mask", "may_consume", "may_publish")
+    __slots__ = (
+        "admin",
+        "eval",
+        "may_bind",
+        "may_bind_mask",
+        "may_consume",
+        "may_publish",
+        "may_read",
+        "monitoring",
+    )
 
     def __init__(
         self,
@@ -40,6 +49,8 @@ class Permissions:
         consume: Iterable[str] = (),
         bind: Iterable[str] = (),
         *,
+        read: Iterable[str] = (),
+        monitoring: bool = False,
         admin: bool = False,
         eval: bool = False,
     ) -> None:
@@ -48,10 +59,14 @@ class Permissions:
         """Takes an event."""
         self.may_consume: Callable[[bytes], bool] = allows(consume)
         """Takes a queue."""
+        self.may_read: Callable[[bytes], bool] = allows([*consume, *read])
+        """Takes a queue, whose messages may be read without consuming them."""
         self.may_bind: Callable[[bytes], bool] = allows(bind)
         """Takes an event."""
         self.may_bind_mask: Callable[[bytes], bool] = allows(bind, covering)
         """Takes a mask that a queue is to be bound to."""
+        self.monitoring = monitoring or admin
+        """Whether all `stats` may be seen."""
         self.admin = admin
         self.eval = eval
 
@@ -60,7 +75,8 @@ def allows(
     masks: Iterable[str],
     matching: Callable[[Iterable[bytes]], Callable[[bytes], bool]] = name_masks,
 ) -> Callable[[bytes], bool]:
-    """What names these masks match. Raises BadRequest for a mask that is too long."""
+    """Return a function that matches names with these masks. Raises BadRequest for a mask that is
+    too long."""
     given = [mask.encode() for mask in masks]
     matches = matching(given)
     if any(len(mask) > 1 and not mask.strip(b"*") for mask in given):
@@ -69,13 +85,13 @@ def allows(
 
 
 STRANGER: Final = Permissions()
-"""Who has not yet said who it is."""
+"""Permissions of an unauthenticated client."""
 
 
 _KINDS: Final = {
     **dict.fromkeys(("name", "password", "token"), str),
-    **dict.fromkeys(("publish", "consume", "bind"), list),
-    **dict.fromkeys(("admin", "eval"), bool),
+    **dict.fromkeys(("publish", "consume", "read", "bind"), list),
+    **dict.fromkeys(("monitoring", "admin", "eval"), bool),
 }
 
 
@@ -88,7 +104,9 @@ class User:
     token: str = ""
     publish: list[str] = field(default_factory=list)
     consume: list[str] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
     bind: list[str] = field(default_factory=lambda: ["**"])
+    monitoring: bool = False
     admin: bool = False
     eval: bool = False
 
@@ -97,25 +115,33 @@ class User:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} has the wrong type")
         check_word("name", self.name)
-        for mask in (*self.publish, *self.consume, *self.bind):
+        for mask in (*self.publish, *self.consume, *self.read, *self.bind):
             check_word("mask", mask)
         if self.password:
             _read_hash(self.password)
         if self.token and len(bytes.fromhex(self.token)) != hashlib.sha256().digest_size:
-            raise ValueError("the token is no SHA-256")
+            raise ValueError("the token is not a SHA-256 hash in hexadecimal digits")
 
     def permissions(self) -> Permissions:
         """Raises BadRequest for a mask that is too long."""
-        return Permissions(self.publish, self.consume, self.bind, admin=self.admin, eval=self.eval)
+        return Permissions(
+            self.publish,
+            self.consume,
+            self.bind,
+            read=self.read,
+            monitoring=self.monitoring,
+            admin=self.admin,
+            eval=self.eval,
+        )
 
     def line(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
 def check_word(what: str, word: Any) -> None:
-    """Whether it can be an argument of a request. Raises ValueError, without the word."""
+    """Check that it can be an argument of a request. Raises ValueError, without the word."""
     if not isinstance(word, str) or not word or not word.isprintable():
-        raise ValueError(f"the {what} must be text without control characters, and not empty")
+        raise ValueError(f"the {what} must be non-empty text without control characters")
     if " " in word or word.startswith("--"):
         raise ValueError(f"the {what} must not have a space or start with two dashes")
 
@@ -132,7 +158,7 @@ def parse(text: str, place: str) -> list[User]:
         except (ValueError, BadRequest) as error:
             raise ConfigurationError(f"{place}:{number}: {error}") from None
         if user.name in users:
-            raise ConfigurationError(f"{place}:{number}: there is a user {user.name} already")
+            raise ConfigurationError(f"{place}:{number}: the user {user.name} exists already")
         users[user.name] = user
     return list(users.values())
 
@@ -144,7 +170,7 @@ def _members(line: str) -> dict[str, Any]:
     if "name" not in members:
         raise ValueError("the name is missing")
     if unknown := members.keys() - User.__dataclass_fields__.keys():
-        raise ValueError(f"there is no {min(unknown)!r} of a user")
+        raise ValueError(f"unknown key {min(unknown)!r}")
     return members
 
 
@@ -161,7 +187,7 @@ _Cost = tuple[int, int, int]
 
 def _scrypt(password: bytes, salt: bytes, cost: _Cost) -> bytes:
     n, r, p = cost
-    # OpenSSL needs a little more than the formula's 128·n·r.
+    # OpenSSL needs a little more than 128·n·r.
     memory = SCRYPT_MEMORY_BYTES_MAX + (1 << 20)
     return hashlib.scrypt(password, salt=salt, n=n, r=r, p=p, maxmem=memory, dklen=_HASH_BYTES)
 
@@ -177,9 +203,9 @@ def _read_hash(text: str) -> tuple[_Cost, bytes, bytes]:
         n, r, p = map(int, numbers)
         found = (n, r, p), bytes.fromhex(salt), bytes.fromhex(digest)
     except ValueError:
-        raise ValueError("the password is no hash that mqks user has made") from None
+        raise ValueError("the password is not a hash written by mqks user") from None
     bounded = n > 1 and n & (n - 1) == 0 and 0 < r <= 256 and 0 < p <= 16
-    # What OpenSSL refuses would fail when somebody logs in.
+    # OpenSSL refuses other parameters, so every login would fail.
     bounded = bounded and n.bit_length() <= 16 * r
     if scheme != "scrypt" or not bounded or 128 * n * r * p > SCRYPT_MEMORY_BYTES_MAX:
         raise ValueError("the password has unknown or excessive parameters")
@@ -188,14 +214,14 @@ def _read_hash(text: str) -> tuple[_Cost, bytes, bytes]:
 
 @dataclass(slots=True, frozen=True)
 class Known:
-    """A user as the broker keeps it."""
+    """A user of a running server."""
 
     name: str
     permissions: Permissions
 
 
 class Users:
-    """The users of a running server. `key` are random bytes of its own."""
+    """The users of a running server. `key` is random bytes."""
 
     def __init__(self, users: Iterable[User], key: bytes) -> None:
         self._key = key
@@ -203,7 +229,7 @@ class Users:
         self._hashes: dict[str, tuple[_Cost, bytes, bytes]] = {}
         self._tokens: dict[bytes, Known] = {}
         self._verified: dict[str, bytes] = {}
-        """The password that proved right, blinded: its user comes in at once the next time."""
+        """Correct passwords, blinded: the next login of the user is immediate."""
         for user in users:
             known = self._known[user.name] = Known(user.name, user.permissions())
             if user.password:
@@ -218,11 +244,11 @@ class Users:
         return self._known.get(name)
 
     def by_token(self, token: bytes) -> Known | None:
-        """Whose token this is; at once, as 32 random bytes need no slow hash."""
+        """The user of this token. It is fast: 32 random bytes need no slow hash."""
         return self._tokens.get(self._blind(hashlib.sha256(token).digest()))
 
     def recall(self, name: bytes, password: bytes) -> Known | None:
-        """The user, if this very password has been verified before."""
+        """The user, if this password has been verified before."""
         user = name.decode("utf-8", "replace")
         mac = self._blind(name + b" " + password)
         if hmac.compare_digest(self._verified.get(user, b""), mac):
@@ -230,8 +256,8 @@ class Users:
         return None
 
     def verify(self, name: bytes, password: bytes) -> Known | None:
-        """The user, if the password is right. Takes 30 ms or more of a thread of its own: as long
-        for a user that is not there as for a wrong password."""
+        """The user, if the password is correct. It takes at least 30 ms, also for unknown users:
+        call it in a thread."""
         user = name.decode("utf-8", "replace")
         cost, salt, digest = self._hashes.get(user, (_COST, bytes(SALT_BYTES), b""))
         if not hmac.compare_digest(digest, _scrypt(password, salt, cost)):
@@ -240,5 +266,5 @@ class Users:
         return self._known[user]
 
     def _blind(self, secret: bytes) -> bytes:
-        """With a key that nobody knows, how long a comparison takes tells nothing."""
+        """The key is secret, so the duration of a comparison reveals nothing."""
         return hmac.digest(self._key, secret, "sha256")

@@ -1,6 +1,6 @@
 """The users file on disk.
 
-The one rule: whoever reads it finds a whole file, the old one or the new one.
+The one rule: a reader always finds a complete file, the old or the new one.
 """
 
 import fcntl
@@ -23,17 +23,17 @@ def read(path: Path) -> list[User]:
         with path.open("rb") as file:
             data = file.read(USERS_BYTES_MAX + 1)
         if len(data) > USERS_BYTES_MAX:
-            raise ConfigurationError(f"{path}: longer than {USERS_BYTES_MAX} bytes")
+            raise ConfigurationError(f"{path}: the file is longer than {USERS_BYTES_MAX} bytes")
         return users.parse(data.decode(), str(path))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: not UTF-8") from None
+        raise ConfigurationError(f"{path}: the file is not UTF-8") from None
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else changes it meanwhile. Raises ConfigurationError."""
+    """Lock the file against changes by others. Raises ConfigurationError."""
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -46,8 +46,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, entries: Iterable[User]) -> None:
-    """For its owner's eyes only. Written by root, a new file belongs to whom its directory does:
-    the server must be able to read it. Raises ConfigurationError."""
+    """Replace the file, readable by its owner only. If root creates it, it belongs to the owner of
+    its directory, so that the server can read it. Raises ConfigurationError."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         temporary = Path(name)

@@ -1,6 +1,7 @@
 """The arrows between the rooms, read from the imports, and the documents that must keep step."""
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 import mqks
 from mqks.protocol.requests import POLICY_FIELDS
-from mqks.settings import SETTINGS, Settings, load
+from mqks.settings import ADVANCED, SETTINGS, Settings, load
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(mqks.__file__).parent
@@ -196,12 +197,17 @@ def test_the_example_tells_why(name: str) -> None:
     lines = example_lines()
     at = next(index for index, line in enumerate(lines) if line.startswith(f"{name} = "))
 
-    assert lines[at - 1].startswith(f"# {SETTINGS[name].about.why}")
+    start = max(index for index in range(at) if not lines[index])
+    comment = " ".join(line.removeprefix("# ") for line in lines[start + 1 : at])
+    assert comment.startswith(SETTINGS[name].about.why)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_operations_page_tells_every_setting(name: str) -> None:
-    default = SETTINGS[name].default_text
-    row = f"| `{name}` | " + (f"`{default}` |" if default else "none |")
+def test_the_settings_page_has_every_setting_in_its_group(name: str) -> None:
+    default, about = SETTINGS[name].default_text, SETTINGS[name].about
+    row = f"| `{name}` | " + (f"`{default}` | " if default else "none | ") + about.why
+    heading = "\n## Advanced settings\n" if about.group == ADVANCED else f"\n### {about.group}\n"
+    _, found, rest = (ROOT / "docs/settings.md").read_text().partition(heading)
 
-    assert row in (ROOT / "docs/operations.md").read_text()
+    assert found
+    assert f"\n{row}" in re.split(r"\n##+ ", rest)[0]

@@ -143,7 +143,7 @@ def test_a_wrong_answer_is_noticed(
         code, out, err = run(capsys, work, "--url", between.url, "--count", 60)
 
     assert (code, out) == (os.EX_UNAVAILABLE, "")
-    assert err.startswith("mqks: the server has answered wrongly")
+    assert err.startswith("mqks: the server has sent a wrong reply")
     assert queues(server) == []
 
 

@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from benchmarks import process, scale
+from benchmarks import footprint, process, scale
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.process import Running
@@ -257,3 +257,19 @@ def test_failed_work_leaves_the_others_their_figures(
     written = json.loads(file.read_text())
     assert list(written["failed"]) == ["stream sink"]
     assert list(written["runs"]) == ["stream mqks"]
+
+
+def test_the_footprint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    footprint.main(["--count", "1000"])
+    figures = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert set(figures) == {
+        "installed_bytes",
+        "installed_without_dependencies_bytes",
+        "empty_broker_bytes",
+        "message_memory_bytes",
+        "message_counted_bytes",
+    }
+    installed, own, empty = (int(figures[name].replace(",", "")) for name in list(figures)[:3])
+    assert 2**20 < own < installed
+    assert empty > 2**20
+    assert int(figures["message_counted_bytes"]) > len(footprint.PAYLOAD)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks.client.messages import Letter, Peeked
 from tests.chaos.checker import (
     Checker,
     Consumer,
@@ -27,6 +28,7 @@ from tests.chaos.hermit import Hermit
 from tests.chaos.plan import plan
 from tests.chaos.play import chaos
 from tests.chaos.server import check_log
+from tests.chaos.ward import QUEUE, Book, Holder
 
 
 def seed() -> int:
@@ -362,6 +364,174 @@ def test_a_hermit_finds_what_is_missing() -> None:
     there.rows.clear()
     with pytest.raises(Violation):
         hermit.restarted({b"h.q1": there}, rules, bound, stopped=False)
+
+
+class WardStory:
+    """A message in the ward; the book is told, and no server is there."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self.alice, self.bob = Holder(b"alice", 1), Holder(b"bob", 1)
+        self.publish(b"m1")
+
+    def publish(self, name: bytes, *, delay_s: float = 0, ttl_s: float = 0) -> None:
+        self.book.published(name, 100.0, delay_s, ttl_s)
+        self.book.confirmed(name)
+
+    def deliver(self, holder: Holder, name: bytes = b"m1", *, now: float = 100.0) -> None:
+        self.book.delivered(holder, name, payload(name), now)
+
+    def restart(
+        self, *, stopped: bool = False, letters: tuple[Peeked, ...] = (), **rows: Peeked
+    ) -> None:
+        """What is found: `ready` and `scheduled`, at most one each, and letters."""
+        places = {place: [rows[place]] if place in rows else [] for place in ("ready", "scheduled")}
+        self.book.compare({**places, "dead": [*letters]}, stopped=stopped)
+
+
+def found(name: bytes, reason: str = "", died: float = 200.0) -> Peeked:
+    """As a reader sees it; with a reason, as a dead letter."""
+    letter = Letter(reason, QUEUE.decode(), 1, 100.0, died) if reason else None
+    return Peeked(1, 100.0, name.decode(), "ward.new", payload(name), 0, {}, letter, None)
+
+
+def ward_lives(ward: WardStory) -> None:
+    ward.restart(ready=found(b"m1"))
+    ward.deliver(ward.alice)
+    ward.book.rejected(ward.alice, b"m1", 100.0)
+    ward.restart(scheduled=found(b"m1"))
+    ward.deliver(ward.bob, now=100.1)
+    ward.book.rejected(ward.bob, b"m1", 100.1, dead=True)
+    ward.restart(letters=(found(b"m1", "dead"),))
+    ward.book.hurries()
+    ward.book.hurried()
+    ward.deliver(ward.alice)
+    ward.book.left(ward.alice, unread=False)
+    ward.deliver(ward.bob)
+    ward.book.acked(ward.bob, b"m1")
+    ward.restart()
+    ward.restart(ready=found(b"m1"))
+    ward.book.settled(b"m1", b"ack", 0)
+    ward.restart()
+
+
+def ward_loses(ward: WardStory) -> None:
+    ward.restart()
+
+
+def ward_loses_in_a_stop(ward: WardStory) -> None:
+    ward.book.published(b"m2", 100.0)
+    ward.book.received([b"m2"])
+    ward.restart(ready=found(b"m1"))  # A crash may.
+    ward.restart(ready=found(b"m1"), stopped=True)
+
+
+def ward_loses_a_rejected(ward: WardStory) -> None:
+    ward.deliver(ward.alice)
+    ward.book.rejected(ward.alice, b"m1", 100.0, dead=True)
+    ward.restart()
+
+
+def ward_doubles(ward: WardStory) -> None:
+    ward.deliver(ward.alice)
+    ward.book.rejected(ward.alice, b"m1", 100.0, dead=True)
+    ward.restart(ready=found(b"m1"), letters=(found(b"m1", "dead"),))
+
+
+def ward_has_it_scheduled_and_ready(ward: WardStory) -> None:
+    ward.restart(ready=found(b"m1"), scheduled=found(b"m1"))
+
+
+def ward_brings_back(ward: WardStory) -> None:
+    ward.deliver(ward.alice)
+    ward.book.acked(ward.alice, b"m1")
+    ward.book.settled(b"m1", b"ack", 0)
+    ward.restart(ready=found(b"m1"))
+
+
+def ward_brings_back_a_cancelled_one(ward: WardStory) -> None:
+    ward.book.cancelled(b"m1", 1, before=False)
+    ward.restart(scheduled=found(b"m1"))
+
+
+def ward_loses_what_was_not_cancelled(ward: WardStory) -> None:
+    ward.book.cancelled(b"m1", 0, before=False)
+    ward.restart()
+
+
+def ward_is_early(ward: WardStory) -> None:
+    ward.publish(b"m2", delay_s=2)
+    ward.deliver(ward.alice, b"m2", now=101.9)
+
+
+def ward_is_early_after_a_restart(ward: WardStory) -> None:
+    ward.publish(b"m2", delay_s=2)
+    ward.book.begin_again({"ready": [found(b"m1")], "scheduled": [found(b"m2")], "dead": []})
+    ward.deliver(ward.alice, b"m2", now=101.9)
+
+
+def ward_does_not_back_off(ward: WardStory) -> None:
+    ward.deliver(ward.alice)
+    ward.book.rejected(ward.alice, b"m1", 100.0)
+    ward.deliver(ward.alice, now=100.04)
+
+
+def ward_gives_to_two(ward: WardStory) -> None:
+    ward.deliver(ward.alice)
+    ward.deliver(ward.bob)
+
+
+def ward_gives_too_much(ward: WardStory) -> None:
+    ward.publish(b"m2")
+    ward.deliver(ward.alice)
+    ward.deliver(ward.alice, b"m2")
+
+
+def ward_kills_too_soon(ward: WardStory) -> None:
+    for now in (100.0, 101.0):
+        ward.deliver(ward.alice, now=now)
+        ward.book.rejected(ward.alice, b"m1", now)
+    ward.restart(letters=(found(b"m1", "rejects"),))
+
+
+def ward_counts_a_loss_too_many(ward: WardStory) -> None:
+    ward.deliver(ward.alice)
+    ward.book.left(ward.alice, unread=False)
+    ward.restart(letters=(found(b"m1", "losses"),))
+
+
+def ward_kills_what_has_no_ttl(ward: WardStory) -> None:
+    ward.restart(letters=(found(b"m1", "ttl"),))
+
+
+def ward_ends_a_ttl_early(ward: WardStory) -> None:
+    ward.book.refused(b"m1")
+    ward.publish(b"m2", ttl_s=10)
+    ward.restart(letters=(found(b"m2", "ttl", died=109.0),))
+
+
+def ward_has_no_letter(ward: WardStory) -> None:
+    ward.restart(letters=(found(b"m1"),))
+
+
+def test_what_holds_in_the_ward_is_no_violation() -> None:
+    ward_lives(WardStory())
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        *(ward_loses, ward_loses_in_a_stop, ward_loses_a_rejected, ward_doubles),
+        *(ward_has_it_scheduled_and_ready, ward_brings_back, ward_brings_back_a_cancelled_one),
+        *(ward_loses_what_was_not_cancelled, ward_is_early, ward_is_early_after_a_restart),
+        *(ward_does_not_back_off, ward_gives_to_two, ward_gives_too_much, ward_kills_too_soon),
+        *(ward_counts_a_loss_too_many, ward_kills_what_has_no_ttl, ward_ends_a_ttl_early),
+        ward_has_no_letter,
+    ],
+)
+def test_a_violation_in_the_ward_is_found(story: Callable[[WardStory], None]) -> None:
+    with pytest.raises(Violation):
+        story(WardStory())
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,87 @@ async def test_the_reason_of_a_refusal_can_be_asked_for(connect: Any, mqks_broke
         with pytest.raises(RequestFailed) as failure:
             await client.publish("e", "x", confirm=True, mandatory=True)
         reason = "publish: no queue is bound to 'e'"
+        assert failure.value.reason == reason
+        assert str(failure.value).endswith(f", error {failure.value.error_id}: {reason}")
         assert await client.reason(failure.value.error_id) == reason
         assert await client.reason("0" * 24) is None
     async with connect(mqks_broker.url) as another:
         assert await another.reason(failure.value.error_id) == reason
+
+
+async def test_a_bulk_publish_that_fails_names_its_first_cause(
+    connect: Any, tmp_path: Path
+) -> None:
+    with Broker(tmp_path / "a.db", queue_messages_max=1) as broker:
+        async with connect(broker.url) as client:
+            await client.subscribe("full", ["full"])
+            await client.publish("full", "x", confirm=True)
+            events = ["full", *(f"nowhere-{number}" for number in range(5000))]
+            with pytest.raises(PublishFailed) as failure:
+                await client.publish_many(((event, "x") for event in events), mandatory=True)
+        # Its own errors have driven the first ones out of the last errors.
+        async with connect(broker.url) as another:
+            assert await another.reason(failure.value.failed[0].error_id) is None
+
+    assert failure.value.confirmed == 0
+    assert [each.number for each in failure.value.failed] == [*range(5001)]
+    assert failure.value.reason == (
+        "queue_messages_max is 1, and 1 messages wait in a queue bound to 'full'"
+    )
+    assert str(failure.value).endswith(f": {failure.value.reason}")
+
+
+async def test_a_server_that_knows_only_its_last_error(connect: Any) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        error_ids = iter(b"first second third".split())
+        while line := await reader.readline():
+            request_id, action, *words = line.split()
+            reply = b"ok"
+            if action == b"publish":
+                reply = b"error " + next(error_ids)
+            elif action == b"stats":
+                reply = b'ok [{"reason":"no such day"}]' if words[1] == b"third" else b"ok []"
+            writer.write(request_id + b" " + reply + b"\n")
+
+    with Peer(serve) as peer:
+        async with connect(peer.url, QUICK) as client:
+            with pytest.raises(PublishFailed) as failure:
+                await client.publish_many([("e", 1), ("e", 2), ("e", 3)])
+    assert failure.value.reason == "not known any more, but of the last one it is: no such day"
+
+
+async def test_a_server_that_never_tells_the_reason(connect: Any) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            reply = b"ok" if b" ping " in line else b"error " + b"0" * 24
+            writer.write(line.split()[0] + b" " + reply + b"\n")
+
+    with Peer(serve) as peer:
+        async with connect(peer.url, QUICK) as client:
+            with pytest.raises(RequestFailed, match=r"request, error 0{24}$") as failure:
+                await client.purge("q")
+    assert failure.value.reason is None
+
+
+async def test_a_consumer_that_is_refused_says_why(connect: Any, tmp_path: Path) -> None:
+    with Broker(tmp_path / "a.db", queues_max=1) as broker:
+        async with connect(broker.url) as client:
+            await client.subscribe("q", ["e"])
+            with pytest.raises(RequestFailed) as failure:
+                async with client.consume("another"):
+                    pass
+    assert failure.value.reason == "there are 1 queues already"
+
+
+async def test_credentials_that_are_missing(connect: Any) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line.split()[0] + b" error " + b"0" * 24 + b"\n")
+
+    told = "it needs credentials, as in mqks://USER:"
+    with Peer(serve) as peer, pytest.raises(AuthenticationFailed, match=told):
+        async with connect(peer.url, QUICK):
+            pass
 
 
 @pytest.mark.parametrize("answer", [b"ok ", b"ok no JSON", b'ok [{"id": 1}]', b"ok [1]"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ def environ(url: str) -> dict[str, str]:
 
 
 OUTPUTS = {
-    "hello": ["hello: world", 'hello: {"to":["everybody","else"]}'],
+    "hello": ["example.hello: world", 'example.hello: {"to":["everybody","else"]}'],
     "blocking": ["the sum is 45"],
     "delayed": [
         "scheduled: tomorrow's",
@@ -39,7 +41,7 @@ OUTPUTS = {
         "coffee: no price, try 1",
         "tea: 3",
         "coffee: no price, try 2",
-        "dead: coffee, rejects in orders",
+        "dead: coffee, rejects in shop",
         "1 redriven",
         "coffee: 4",
     ],
@@ -62,6 +64,56 @@ def test_example(name: str, mqks_broker: Broker) -> None:
     )
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
+
+
+def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    (tmp_path / "service.py").write_text(program)
+    service = subprocess.Popen(
+        [sys.executable, "-W", "error", "-u", tmp_path / "service.py"],
+        env=environ(mqks_broker.url),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with connect_blocking(mqks_broker.url) as client:
+            client.subscribe("mails", ["mail.send"])
+            client.publish("mail.send", {"to": "all"}, confirm=True)
+        assert service.stdout is not None
+        assert service.stdout.readline() == "{'to': 'all'}\n"
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(WAIT_S) == 0
+    finally:
+        service.kill()
+        service.communicate()
+
+
+HELLO_WORLD = {
+    "greetings": ["hi", "hello"],
+    "greetings-and-byes": ["hi", "hello", "bye", "good-bye"],
+    "orders": ["order.new"],
+    "mailer": ["user.new"],
+}
+"""Queues that the README and the other pages leave behind."""
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_example_leaves_the_queues_of_the_readme_alone(name: str, mqks_broker: Broker) -> None:
+    with connect_blocking(mqks_broker.url) as client, ExitStack() as consuming:
+        for queue, events in HELLO_WORLD.items():
+            client.subscribe(queue, events)
+            consuming.enter_context(client.consume(queue, manual_ack=True))
+        before = client.request("stats", "queues")
+
+        test_example(name, mqks_broker)
+
+        # A message that had been published to one of them would have taken a number, too.
+        assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
+
+
+def of_hello_world(rows: str) -> list[dict[str, object]]:
+    return [row for row in json.loads(rows) if row["name"] in HELLO_WORLD]
 
 
 DEADLY = """

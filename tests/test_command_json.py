@@ -38,10 +38,11 @@ LIVE = {
     "mqks import": "export.jsonl --merge",
     "mqks publish": "e x",
     "mqks consume": "q --count 1",
-    "mqks requeue": "worker --all",
+    "mqks peek": "q",
+    "mqks requeue": "w --all",
     "mqks subscribe": "made e1 e2",
     "mqks rebind": "made e3",
-    "mqks set-queue": "made --ttl 5 --retries=",
+    "mqks set-queue": "made --ttl 5 --retries= --create",
     "mqks cancel": "made --all",
     "mqks promote": "made --all",
     "mqks move": "made imported",
@@ -209,12 +210,10 @@ def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
 
 
 def test_what_was_asked_for_is_told(live: World) -> None:
-    assert printed(live, "mqks delete-queue", "none --when-unused 1.5") == [
+    assert printed(live, "mqks delete-queue", "none --when-unused 1.5 --if-exists") == [
         {"queue": "none", "when_unused_s": 1.5}
     ]
-    assert printed(live, "mqks set-queue", "made --reset --ttl 5 --backoff=") == [
+    assert printed(live, "mqks set-queue", "made --reset --ttl 5 --backoff= --create") == [
         {"queue": "made", "reset": True, "changes": {"backoff": None, "ttl_s": "5"}}
     ]
-    assert printed(live, "mqks requeue", "nobody m1 m2") == [
-        {"consumer": "nobody", "messages": ["m1", "m2"]}
-    ]
+    assert printed(live, "mqks requeue", "w m1 m2") == [{"consumer": "w", "messages": ["m1", "m2"]}]

@@ -65,7 +65,7 @@ def test_it_has_a_line_of_help_and_a_panel(told: Told) -> None:
     first, *_ = (told.command.help or "").splitlines() or [""]
 
     assert re.fullmatch(r"[A-Z].{5,90}\.", first.strip()), first
-    assert told.panel in {"Run", "Messages", "Queues", "Look", "Keep", "Pipeline"}
+    assert told.panel in {"Run", "Messages", "Queues", "Inspect", "Maintenance", "Pipeline"}
 
 
 @each

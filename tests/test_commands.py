@@ -116,6 +116,18 @@ def test_a_command_line_not_understood_ends_with_64(
     assert run(capsys, *arguments)[0] == 64
 
 
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_an_old_flag_is_not_shown_and_refused_with_the_new_one(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert "outbox" not in run(capsys, command, "--help")[1]
+    assert run(capsys, command, "--outboxes-bytes-max", "1MiB") == (
+        78,
+        "",
+        "mqks: --outboxes-bytes-max: this setting was renamed. Write --unsent-bytes-max\n",
+    )
+
+
 def test_a_bad_setting_ends_with_one_line_and_78(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "serve", "--port", "70000") == (
         78,
@@ -130,7 +142,7 @@ def test_a_switch_can_be_turned_both_ways(capsys: pytest.CaptureFixture[str]) ->
     code, _, err = run(capsys, "serve", "--no-insecure")
 
     assert code == 78
-    assert err.startswith("mqks: mqks.toml: host: '192.0.2.1' is not loopback")
+    assert err.startswith("mqks: mqks.toml:2: host: '192.0.2.1' is not loopback")
 
 
 def test_the_config_flag_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +151,7 @@ def test_the_config_flag_names_the_file(capsys: pytest.CaptureFixture[str]) -> N
     assert run(capsys, "serve", "--config", "mine.toml") == (
         78,
         "",
-        "mqks: mine.toml: prot: unknown setting; did you mean port?\n",
+        "mqks: mine.toml:1: prot: unknown setting; did you mean port?\n",
     )
 
 

@@ -550,7 +550,7 @@ def test_scheduled_messages_and_dead_letters(
         rows = map(json.loads, told("inspect", "messages", *words, "--json").splitlines())
         return [row["id"] for row in rows]
 
-    told("set-queue", "q", "--retries", 1, "--dead-letters", "dead")
+    told("set-queue", "q", "--create", "--retries", 1, "--dead-letters", "dead")
     told("subscribe", "q", "e", "f.a")
     told("publish", "e", "1", "--id", "m1", "--delay", 3600)
     told("publish", "e", "2", "--id", "m2", "--at", "2200-01-31T09:00+01:00", "--meta", "k=v=1,&")
@@ -712,7 +712,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     assert code == 65
     error_id = err.split()[-3]
     assert err == (
-        f"mqks: the server refused us, error {error_id}; "
+        f"mqks: the server refused the credentials, error {error_id}; "
         f"see on the server's machine: mqks inspect error {error_id} --db FILE\n"
     )
 
@@ -728,8 +728,12 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     [
         (["publish", "f", "x", "--mandatory"], "the request", "no queue is bound to 'f'"),
         (["publish", "f", "-", "--mandatory"], "line 1", "no queue is bound to 'f'"),
-        (["consume", "other"], "the consumer", "there are 1 queues already"),
-        (["subscribe", "other", "e"], "the request", "there are 1 queues already"),
+        (["consume", "other"], "the consumer", "the limit of 1 queues is reached (queues_max)"),
+        (
+            ["subscribe", "other", "e"],
+            "the request",
+            "the limit of 1 queues is reached (queues_max)",
+        ),
         (["eval", "nobody"], "the request", "not known or not allowed: nobody"),
     ],
 )

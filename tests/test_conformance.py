@@ -1,4 +1,4 @@
-"""Every story under `tests/conformance/`, and every example in `docs/protocol.md`, holds.
+"""Every story under `tests/conformance/`, and every transcript in two pages of `docs/`, holds.
 
 Each is played over TCP against a server process and, unless the server itself dies in it, against
 the bare broker: a line at a time and a byte at a time. No way of playing knows the others.
@@ -24,7 +24,8 @@ from tests.waiting import WAIT_S
 
 HERE = Path(__file__).parent
 STORIES = list(stories_of(sorted((HERE / "conformance").glob("*.txt"))))
-EXAMPLES = list(stories_of([HERE.parent / "docs" / "protocol.md"]))
+DOCS = HERE.parent / "docs"
+EXAMPLES = list(stories_of([DOCS / "protocol.md", DOCS / "coming-from.md"]))
 assert STORIES, "without stories the tests below would check nothing"
 assert EXAMPLES, "without examples, neither"
 

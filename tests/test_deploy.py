@@ -466,7 +466,7 @@ def test_systemd_finds_no_fault_in_the_units(systemd_analyze: str, tmp_path: Pat
 def test_the_service_is_no_more_exposed_than_the_documents_say(
     systemd_analyze: str, tmp_path: Path
 ) -> None:
-    told = re.search(r"exposure level (\d)\.(\d)", (ROOT / "docs/operations.md").read_text())
+    told = re.search(r"exposure level (\d)\.(\d)", (ROOT / "docs/install.md").read_text())
     assert told
     service, _ = copied_units(tmp_path)
     # A newer systemd knows more to ask for.

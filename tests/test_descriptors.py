@@ -210,7 +210,7 @@ def test_a_path_at_which_somebody_answers_is_refused(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "mqks.db", "--unix", str(path)) as server:
         code, log = refusal(tmp_path / "other.db", "--unix", str(path))
         assert code == EXIT_IN_USE, log
-        assert f"can't listen on {path}: another process does" in log
+        assert f"can't listen on {path}: another process listens there" in log
         assert asked(path) == b"p ok \n"
         assert server.stop() == 0
     assert not path.exists()
@@ -229,7 +229,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_text("precious")
     code, log = refusal(tmp_path / "mqks.db", "--unix", str(path))
-    assert (code, "no socket" in log) == (EXIT_IN_USE, True), log
+    assert (code, "it exists and is not a socket" in log) == (EXIT_IN_USE, True), log
     assert path.read_text() == "precious"
 
 

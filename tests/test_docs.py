@@ -15,8 +15,6 @@ from mqks.broker.actions import ACTIONS
 from mqks.broker.evaluate.state import State
 from mqks.broker.pending import Mark
 from mqks.journal.segment import checksum, decode
-from tests.line_client import LineClient
-from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -34,11 +32,6 @@ def page(name: str) -> str:
 def section(text: str, heading: str) -> str:
     """What stands under a heading of the second rank."""
     return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-
-
-def blocks(text: str) -> list[list[str]]:
-    """The lines of each fenced block."""
-    return [block.splitlines() for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.M | re.S)]
 
 
 # ------------------------------------------------------------------------------- what is logged
@@ -66,7 +59,7 @@ for module in sorted(Path(mqks.__file__).parent.rglob("*.py")):
 def told_events() -> dict[str, set[str]]:
     """Name and fields of each row under "Log lines": | `name` | level | `field`, … | … |"""
     told = {}
-    for line in section(page("docs/operations.md"), "Log lines").splitlines():
+    for line in section(page("docs/monitoring.md"), "Log lines").splitlines():
         cells = line.split("|")
         if len(cells) > 5 and (name := re.fullmatch(r" `event=(\w+)` ", cells[1])):
             told[name[1]] = set(re.findall(r"`(\w+)`", cells[3]))
@@ -81,7 +74,7 @@ def test_events_are_found() -> None:
     assert {"starting", "request_failed"} <= EVENTS.keys()
 
 
-def test_the_operations_page_tells_every_log_line_with_its_fields() -> None:
+def test_the_monitoring_page_has_every_log_line_with_its_fields() -> None:
     assert told_events() == EVENTS
 
 
@@ -96,9 +89,33 @@ def test_the_protocol_tells_every_action(action: str) -> None:
     assert re.match(rf"\n+    \{{\w+\}} {action} ", rest), "its usage stands first"
 
 
+@pytest.mark.parametrize("action", [action.decode() for action in ACTIONS])
+def test_the_usage_of_an_action_has_the_flags_that_help_returns(action: str) -> None:
+    _, _, rest = page("docs/protocol.md").partition(f"\n### {action}\n")
+    told = rest.partition("\n#")[0]
+    usages = re.findall(rf"^    \{{\w+\}} {action} .*(?:\n     +.*)*", told, re.M)
+    flags = {flag for usage in usages for flag in re.findall(r"--[a-z-]+", usage)}
+
+    assert flags == {*re.findall(r"--[a-z-]+", ACTIONS[action.encode()].usage), "--confirm"}
+
+
 @pytest.mark.parametrize("name", STATE)
 def test_the_protocol_tells_everything_that_an_expression_can_see(name: str) -> None:
     assert f"| `state.{name}` |" in page("docs/protocol.md")
+
+
+@pytest.mark.parametrize("name", ["docs/coming-from.md", "docs/glossary.md"])
+def test_the_flags_that_other_pages_name_exist(name: str) -> None:
+    usages = " ".join(action.usage for action in ACTIONS.values())
+    known = {*re.findall(r"--[a-z-]+", usages), "--confirm", "--db"}
+    ours = {
+        flag
+        for line in page(name).splitlines()
+        # Of a row's cells the last one is about MQKS.
+        for flag in re.findall(r"`[^`]*?(--[a-z-]+)[^`]*`", line.rstrip("|").rpartition("|")[2])
+    }
+    assert ours
+    assert ours <= known
 
 
 # ---------------------------------------------------------------------------------------- links
@@ -131,34 +148,6 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 
 
 # ------------------------------------------------------------------------------------- examples
-
-
-def test_hello_world_of_the_readme(tmp_path: Path) -> None:
-    first, second, shown = blocks(section(page("README.md"), "Hello world"))
-    assert first.pop(0) == second.pop(0) == "nc localhost 25000"
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as one,
-        LineClient(server.address) as two,
-    ):
-        one.send("".join(f"{line}\n" for line in first).encode())
-        assert one.ask(b"p ping") == b"p ok "
-        two.send("".join(f"{line}\n" for line in second).encode())
-        assert two.ask(b"p ping") == b"p ok "
-        assert [one.line().decode() for _ in shown] == shown
-        assert one.ask(b"p ping") == b"p ok "
-
-
-def test_publish_consume_ack_of_the_readme(tmp_path: Path) -> None:
-    [session] = blocks(section(page("README.md"), "Publish, consume, ack"))
-    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
-        for line in session:
-            if line.split()[1] == "ok":
-                # The space at the end of a confirm cannot be seen on a page.
-                assert client.line().decode().rstrip() == line
-            else:
-                client.send(f"{line}\n".encode())
-        assert client.ask(b"ev _eval state.messages_by_consumer_ids") == b'ev ok {"w1": []}'
 
 
 def test_the_dumped_segment_is_one() -> None:

@@ -263,7 +263,7 @@ def test_another_event_leads_into_the_queue_alone_where_others_are_in_use(
     ask(other, b"s subscribe --confirm mine e", b"s subscribe --confirm others e")
     rows = [HEADER, queue("mine"), message("mine", "m1"), message("mine", "m2", "f"), end(1, 2)]
     assert tool.imported(rows, other, "--merge") == BAD_INPUT
-    assert "its event leads to queue others of this server, too" in tool.err
+    assert "queue others of this server is bound to its event, too" in tool.err
     ask(other, b"r rebind --confirm others --add taken")
     assert tool.imported(rows, other, "--merge", "--event", "taken") == BAD_INPUT
 
@@ -333,7 +333,7 @@ def test_what_exists_is_left_alone_unless_it_is_to_be_merged(
 def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool: Tool) -> None:
     rows = [HEADER, queue("q", {"delay_s": None}), message("q", "m"), end(1, 1)]
     assert tool.imported(rows, other) == 0
-    assert "queue q: its rule" in tool.err
+    assert "queue q: its delete rule" in tool.err
     assert tool.exported("--url", other.url, "--messages")[-1] == end(1, 1)
 
 
@@ -389,4 +389,4 @@ def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool)
         rows = [HEADER, queue("a"), queue("b"), queue("c"), end(3)]
         assert tool.imported(rows, small) == BAD_INPUT
         assert tool.err.startswith("mqks: line 4: the server refused it, error ")
-        assert ": there are 2 queues already; others up to line" in tool.err
+        assert ": the limit of 2 queues is reached (queues_max); others up to line" in tool.err

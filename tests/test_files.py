@@ -242,7 +242,7 @@ def test_missing_messages_are_told(stopped: Path, capsys: pytest.CaptureFixture[
         connection.execute("delete from segment where id in (select id from segment limit 1, 2)")
         connection.commit()
     assert main(["verify", str(stopped)]) == DAMAGED
-    assert "2 waiting messages are missing" in capsys.readouterr().out
+    assert "2 ready messages are missing" in capsys.readouterr().out
 
 
 def test_rows_without_sense_are_told(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,6 +304,29 @@ def test_a_missing_extra_is_told(
 
     assert main(["check-config", "--http-port", "0"]) == WRONG_SETTING
     assert "pip install 'mqks[web]'" in capsys.readouterr().err
+
+
+def test_all_that_is_wrong_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("\nmemory_bytes = '512 megabytes'\nport = 'many'\n")
+    monkeypatch.setenv("MQKS_QUEUES_MAX", "none")
+    flags = ["--config", str(config), "--unix", "nowhere/socket", "--batch-bytes-max", "x"]
+
+    assert main(["check-config", *flags]) == WRONG_SETTING
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"mqks: {config}:2: memory_bytes: must be a whole number of bytes or a size such as 512MiB "
+        "(KiB, MiB, GiB, TiB), not '512 megabytes'",
+        f"mqks: {config}:3: port: must be a whole number, not 'many'",
+        "mqks: MQKS_QUEUES_MAX: must be a whole number of queues, not 'none'",
+        "mqks: --batch-bytes-max: must be a whole number of bytes or a size such as 512MiB (KiB, "
+        "MiB, GiB, TiB), not 'x'",
+        f"mqks: unix: there is no directory {Path('nowhere').absolute()}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -182,11 +182,11 @@ def test_consumers_and_connections_are_those_of_a_running_server(
         code, out, err = run(capsys, what)
         assert (code, len(out.splitlines())) == (0, 1)
         assert err == (
-            "mqks: mqks.db: no server has it; this is what the file says\n"
-            f"mqks: mqks.db: no server has it, so there are no {what}\n"
+            "mqks: mqks.db: no server uses it; these are the contents of the file\n"
+            f"mqks: mqks.db: no server uses it, so there are no {what}\n"
         )
         _, _, err = run(capsys, what, "--db", "mqks.db")
-        assert err == f"mqks: mqks.db: no server has it, so there are no {what}\n"
+        assert err == f"mqks: mqks.db: no server uses it, so there are no {what}\n"
 
 
 def test_looking_changes_nothing_in_a_server(world: World, told: Told) -> None:
@@ -246,7 +246,7 @@ def test_a_damaged_file_is_told_as_far_as_it_goes(
     assert list(doubtful) == ["m1", "m2", "m3", "p", "m4"]
     assert [doubtful[name] for name in ("m1", "p", "m4")] == [False, True, False]
     assert f"mqks: segment {segment}: its checksum does not match" in err
-    assert "of these messages stand in damaged segments" in err
+    assert "of these messages are in damaged segments" in err
 
     code, out, err = run(capsys, "queues")
     assert code == 65

@@ -60,7 +60,7 @@ def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):
         assert code == MqksError.exit_code, log
         last = log.splitlines()[-1]
-        assert last == "mqks: an internal error, told above, has ended the server"
+        assert last == "mqks: the server ended because of the internal error above"
 
 
 @contextmanager

@@ -196,7 +196,7 @@ async def test_what_is_missing_in_any_other_queue_is_damage(disk: Disk) -> None:
     with pytest.raises(JournalDamaged):
         async with disk.open():
             pass
-    assert disk.told == ["queue q: 1 waiting messages are missing"]
+    assert disk.told == ["queue q: 1 ready messages are missing"]
     async with disk.open(salvage=True):
         assert disk.restored.holes == []
         assert [*disk.restored.returned] == [1, 2, 4, 5]

@@ -4,14 +4,15 @@ import json
 import re
 import sqlite3
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from mqks.broker import bindings
+from mqks.broker import bindings, publishing
 from mqks.broker.pending import Mark, Run
 from mqks.broker.turns import finish
-from mqks.limits import MASKS_MAX, ONCE_ID_BYTES_MAX
+from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -72,9 +73,9 @@ def test_messages_of_a_queue() -> None:
 
 def test_a_full_queue_slows_only_those_who_publish_to_it() -> None:
     """What others publish in one chunk is still delivered in one piece."""
-    world = bare(queue_messages_max=1)
+    world = bare(queue_messages_max=3)
     assert ask(world, b"s subscribe full e\nc consume --confirm free f") == b"c ok \n"
-    assert ask(world, b"m1 publish --confirm e x") == b"m1 ok \n"
+    assert ask(world, b"m publish e x\nm publish e x\nm1 publish --confirm e x") == b"m1 ok \n"
     connection = world.connection("k")
 
     world.intake.receive(connection, b"m2 publish f a\nm3 publish f b\nm4 publish f c\n")
@@ -83,6 +84,103 @@ def test_a_full_queue_slows_only_those_who_publish_to_it() -> None:
         b"c ok m2 event=f a\nc ok m3 event=f b\nc ok m4 event=f c\n",
     ]
     assert ERROR.fullmatch(ask(world, b"m5 publish --confirm e x").splitlines(keepends=True)[-1])
+
+
+def waiting(world: BareWorld) -> dict[bytes, int]:
+    return {name: queue.ready + queue.scheduled for name, queue in world.broker.queues.items()}
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags"),
+    [
+        *[(limit, "--confirm ") for limit in (1, 1574, 1575, 1576, GATHERED_MAX + 500)],
+        *[(100, flags) for flags in ("", "--once ", "--mandatory ", "--ttl=60 ")],
+        *[(1576, f"--confirm {flags}") for flags in ("--once ", "--mandatory ", "--ttl=60 ")],
+    ],
+)
+def test_a_chunk_does_not_pass_the_limit_of_a_queue(limit: int, flags: str) -> None:
+    """Not that of any queue that it goes to: by names and by masks, gathered or one by one."""
+    world = bare(queue_messages_max=limit)
+    subscribe = b"s subscribe wide a b c d\nm subscribe masked --add-mask a.*\n"
+    assert ask(world, subscribe + b"n subscribe --confirm narrow b c") == b"n ok \n"
+    done = refused = 0
+    for start in range(0, 2 * max(limit, 1575), 1575):
+        events = [("a", "b", "c", "d", "a.b")[number % 5] for number in range(1575)]
+        ids = [f"m{start + number}" for number in range(1575)]
+        lines = [f"{i} publish {flags}{e} x\n" for i, e in zip(ids, events, strict=True)]
+        world.send("k", "".join(lines).encode())
+        replies = world.received("k").splitlines()
+        refused += sum(b" error " in reply for reply in replies)
+        done += sum(reply.endswith(b" ok ") for reply in replies)
+    published = sum(waiting(world)[name] for name in (b"wide", b"masked"))
+    assert waiting(world)[b"wide"] == limit
+    assert max(waiting(world).values()) == limit
+    assert done == (published if "--confirm" in flags else 0)
+    assert refused == start + 1575 - published
+    assert "queue_messages_max is" in world.broker.last_errors[-1].reason
+
+
+@pytest.mark.parametrize("delay", ["", "--delay=600 "])
+@pytest.mark.parametrize("policy", ["--messages-max=100", "--bytes-max=1405"])
+def test_a_chunk_does_not_pass_the_limit_of_a_policy(policy: str, delay: str) -> None:
+    """In the same chunk as the policy, which does not count what came before the queue."""
+    world = bare()
+    assert ask(world, b"s subscribe --confirm free e") == b"s ok \n"
+    lines = [f"{number:04} publish --confirm {delay}e x\n" for number in range(1575)]
+    policy_lines = f"s subscribe q e\np set_queue q {policy}\n"
+    world.send("k", "".join(["m publish e x\n", policy_lines, *lines]).encode())
+    replies = world.received("k").splitlines()
+
+    count, size = world.broker.queues[b"q"]._waiting
+    if "messages" in policy:
+        assert count == 100
+        reason = "messages_max is 100, and 100 messages wait in a queue bound to 'e'"
+    else:
+        each = size // count
+        assert size <= 1405 < size + each
+        reason = (
+            f"bytes_max is 1405, the message has {each}, and {size} bytes wait in a queue bound "
+            "to 'e'"
+        )
+    assert waiting(world) == {b"free": count + 1, b"q": count}
+    assert sum(reply.endswith(b" ok ") for reply in replies) == count
+    assert sum(b" error " in reply for reply in replies) == 1575 - count
+    assert world.broker.last_errors[-1].reason == reason
+
+
+def test_a_consumer_makes_room_within_a_chunk() -> None:
+    world = bare(queue_messages_max=2)
+    assert ask(world, b"c consume --confirm q e") == b"c ok \n"
+    world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(50)))
+    assert [*world.received("k").splitlines()] == [b"c ok m%d event=e x" % n for n in range(50)]
+
+
+def test_messages_that_go_to_very_many_queues_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another connection, which come in between, find the places taken."""
+    monkeypatch.setattr(publishing, "ROUTE_QUEUES", 1)
+    world = bare(queue_messages_max=3)
+    for number in range(GROUPS_QUEUES):
+        world.send("k", b"s subscribe q%d e\n" % number)
+    assert ask(world, b"p set_queue --confirm q0 --messages-max=2") == b"p ok \n"
+    world.connect("l")
+    world.broker.turns.chunk_s = -1.0  # A turn is one step.
+    for name in "kl":
+        world.intake.receive(world.connection(name), b"m publish e x\n")
+        assert waiting(world)[b"q%d" % (GROUPS_QUEUES - 1)] == 0
+    world.broker.turns.chunk_s = inf
+    for name in "kl":
+        world.send(name, b"m publish e x\n")
+    assert {*waiting(world).values()} == {2}
+
+
+def test_the_error_of_a_queue_that_was_full_says_when_it_is_not() -> None:
+    world = bare(queue_messages_max=100)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    world.send("k", b"m publish e x\n" * 100 + b"t trim q 6\nm publish e x\n")
+    assert world.broker.last_errors[-1].reason == (
+        "queue_messages_max is 100, and 95 messages wait in a queue bound to 'e'; "
+        "it accepts messages again below 87"
+    )
 
 
 def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
@@ -210,7 +308,7 @@ def test_consumers_of_a_connection() -> None:
 
 
 def test_unacked_of_a_consumer() -> None:
-    world = bare(consumer_unacked_max=2)
+    world = bare(prefetch_max=2)
     world.send("k", b"c consume q e --manual-ack\n")
     world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(5)))
     assert world.received("k") == b"c ok m0 event=e x\nc ok m1 event=e x\n"
@@ -220,7 +318,7 @@ def test_unacked_of_a_consumer() -> None:
 
 
 def test_one_full_consumer_does_not_hold_up_another() -> None:
-    world = bare(consumer_unacked_max=1)
+    world = bare(prefetch_max=1)
     world.send("k", b"c1 consume q e --manual-ack\nc2 consume q\n")
     world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(4)))
     lines = sorted(world.received("k").splitlines())
@@ -321,7 +419,7 @@ def test_a_consumer_that_does_not_read(tmp_path: Path) -> None:
 
 def test_a_client_that_does_not_take_its_replies(tmp_path: Path) -> None:
     """It is not read any more: its own sending stops, and nobody else's."""
-    flags = ("--outbox-bytes-max", "1MiB", "--outbox-high-water-bytes", "64KiB")
+    flags = ("--output-buffer-bytes-max", "1MiB", "--delivery-pause-bytes", "64KiB")
     with (
         ServerProcess(tmp_path / "mqks.db", *flags) as server,
         LineClient(server.address, seconds=0.5) as stuck,

@@ -514,8 +514,8 @@ def test_beyond_loopback_it_needs_insecure() -> None:
 # -------------------------------------------------------------------- what is written elsewhere
 
 
-def operations() -> str:
-    return (ROOT / "docs/operations.md").read_text()
+def monitoring() -> str:
+    return (ROOT / "docs/monitoring.md").read_text()
 
 
 def kind_of(name: str) -> str:
@@ -524,8 +524,8 @@ def kind_of(name: str) -> str:
     return "counter" if name.endswith("_total") else "gauge"
 
 
-def test_the_operations_page_tells_every_metric() -> None:
-    told = re.findall(r"^\| `(mqks_\w+)`\S* \| (\w+) \|", operations(), re.M)
+def test_the_monitoring_page_has_every_metric() -> None:
+    told = re.findall(r"^\| `(mqks_\w+)`\S* \| (\w+) \|", monitoring(), re.M)
 
     assert told == [(name, kind_of(name)) for name in metrics.NAMES]
 
@@ -587,4 +587,4 @@ def test_the_alerts_ask_for_what_there_is_and_each_tells_what_to_do() -> None:
         expression = rest.partition("expr:")[2].partition("labels:")[0]
         assert used_names(expression), name
         assert used_names(expression) <= set(metrics.NAMES), name
-        assert re.search(rf"^\| `{name}` \| \w", operations(), re.M), f"{name} is told nowhere"
+        assert re.search(rf"^\| `{name}` \| \w", monitoring(), re.M), f"{name} is told nowhere"

@@ -1,5 +1,5 @@
 """The same stories told to MQKS, RabbitMQ and beanstalkd: what they have in common, and what MQKS
-does otherwise on purpose. The table in `docs/protocol.md` tells why.
+does otherwise on purpose. The table in `docs/coming-from.md` says why.
 
 The one rule: a server answers, or time has passed by its own clock; nothing here measures it.
 """

@@ -66,7 +66,7 @@ class Disk:
 def filled(db: Path, returned: int = 0, **settings: Any) -> None:
     """A queue with messages that are only on disk after a restart, some of them below its cursor:
     a consumer held them."""
-    limit = {"consumer_unacked_max": returned} if returned else {}
+    limit = {"prefetch_max": returned} if returned else {}
     with Broker(db, **limit, **settings) as broker, client_of(broker) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"s subscribe --confirm another f") == b"s ok "
@@ -198,7 +198,7 @@ def test_what_came_back_is_taken_though_memory_is_short(
 ) -> None:
     """What is needed next lies on disk, and later ones fill the room there is."""
     monkeypatch.setattr(lane_module, "SCARCE_BYTES", 200)
-    settings: dict[str, Any] = {"memory_bytes": 0, "consumer_unacked_max": 3}
+    settings: dict[str, Any] = {"memory_bytes": 0, "prefetch_max": 3}
     with Broker(db, **settings) as broker, client_of(broker) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for consumer in (b"a", b"b", b"c"):

@@ -13,7 +13,7 @@ EXIT_DAMAGED = 65
 def test_a_rejected_message_that_still_waits_keeps_its_retry(tmp_path: Path) -> None:
     db = tmp_path / "mqks.db"
     with (
-        ServerProcess(db, "--consumer-unacked-max", "1") as server,
+        ServerProcess(db, "--prefetch-max", "1") as server,
         LineClient(server.address) as client,
     ):
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
@@ -49,7 +49,7 @@ def test_a_missing_segment_is_noticed_and_salvaged_once(tmp_path: Path) -> None:
     damage(db, "delete from segment where id = 2")
     code, log = refusal(db)
     assert code == EXIT_DAMAGED
-    assert "queue q: 1 waiting messages are missing" in log
+    assert "queue q: 1 ready messages are missing" in log
     with ServerProcess(db, "--salvage") as server, LineClient(server.address) as client:
         assert client.ask(b"p publish --confirm e late") == b"p ok "
     # Told once, it is settled.

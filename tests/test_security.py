@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -29,6 +31,7 @@ from mqks.protocol.masks import EventMasks, name_masks
 from mqks.server import gate
 from mqks.settings import load
 from mqks.users import Permissions, User, Users, hash_password, hash_token, parse
+from tests import forks
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -52,12 +55,14 @@ def user(name: str, **members: Any) -> User:
 ROOT = user("root", publish=["**"], consume=["**"], admin=True, eval=True)
 WORKER = user("worker", publish=["job.*"], consume=["work-*"], bind=["job.**", "tick"])
 NONE = user("none")
+WATCHER = user("watcher", monitoring=True)
+READER = user("reader", read=["work-*"])
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("security")
-    users_file.write(directory / "users", [ROOT, WORKER, NONE])
+    users_file.write(directory / "users", [ROOT, WORKER, NONE, WATCHER, READER])
     flags = ("--users", str(directory / "users"), "--auth", "always")
     with ServerProcess(directory / "mqks.db", *flags) as server:
         yield server
@@ -97,7 +102,7 @@ def ends(client: LineClient) -> list[bytes]:
 # --------------------------------------------------------------------------------- permissions
 
 # What a line needs: users that may send it. `mine` and `other` are consumers of root.
-EVERYBODY = {"root", "worker", "none"}
+EVERYBODY = {"root", "worker", "none", "watcher", "reader"}
 CASES: list[tuple[bytes, set[str]]] = [
     (b"publish --confirm job.1 x", {"root", "worker"}),
     (b"publish --confirm --once job.1 x", {"root", "worker"}),
@@ -159,23 +164,30 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"delete_queue --confirm work-1", {"root"}),
     (b"delete_queue --confirm work-1 --when-unused=5", {"root"}),
     (b"purge --confirm work-1", {"root"}),
-    (b"peek work-1", {"root", "worker"}),
+    (b"peek work-1", {"root", "worker", "reader"}),
     (b"peek other", {"root"}),
     (b"peek --limit=1 other", {"root"}),
-    (b"peek --after=1 work-1", {"root", "worker"}),
-    (b"range work-1", {"root", "worker"}),
+    (b"peek --after=1 work-1", {"root", "worker", "reader"}),
+    (b"range work-1", {"root", "worker", "reader"}),
     (b"range --at=1 other", {"root"}),
-    (b"read work-1 --from=1", {"root", "worker"}),
+    (b"read work-1 --from=1", {"root", "worker", "reader"}),
     (b"read --from=1 other", {"root"}),
     (b"trim --confirm work-1 0", {"root", "worker"}),
     (b"trim --confirm other 0", {"root"}),
-    (b"stats", {"root"}),
-    (b"stats queues", {"root"}),
+    (b"stats", {"root", "watcher"}),
+    (b"stats queues", {"root", "watcher"}),
+    *(
+        (b"stats " + what, {"root", "watcher"})
+        for what in (b"consumers", b"connections", b"unacked")
+    ),
+    (b"stats queue work-1", {"root", "watcher"}),
+    (b"stats journal", {"root", "watcher"}),
     (b"stats errors", EVERYBODY),
     (b"stats --limit=1 errors", EVERYBODY),
-    (b"stats bindings errors", {"root"}),
+    (b"stats bindings errors", {"root", "watcher"}),
     (b"_eval 1", {"root"}),
     (b"ping x", EVERYBODY),
+    (b"set_name --confirm web-1", EVERYBODY),
     (b"help", EVERYBODY),
     (b"help publish", EVERYBODY),
     (b"auth --confirm noneT", EVERYBODY),
@@ -212,6 +224,55 @@ def errors(client: LineClient, arguments: bytes = b"") -> list[dict[str, Any]]:
     return found
 
 
+INSPECTING = [
+    *(f"inspect {what}" for what in ("queues", "bindings", "consumers", "connections", "unacked")),
+    *(f"inspect {what}" for what in ("queue work-9", "unacked work-9", "journal", "stats")),
+    *("inspect errors", "top --count 1"),
+]
+CHANGING = [
+    *("purge work-9 --yes", "delete-queue work-9 --yes", "trim work-9 9 --yes"),
+    *("consume work-9 --count 1", "rebind work-9 --add e", "set-queue work-9 --ttl 5"),
+    *("move work-9 work-8", "redrive work-9", "cancel work-9 --all --yes", "publish e x"),
+    *("eval 1", "promote work-9 --all", "subscribe work-9 e"),
+]
+READING = ["peek work-9", "inspect messages work-9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [("watcher", INSPECTING), ("reader", READING), ("none", [])],
+)
+def test_who_may_only_inspect_or_read(
+    server: ServerProcess, client: LineClient, name: str, may: list[str]
+) -> None:
+    login(client, "root")
+    assert client.ask(b"s subscribe --confirm work-9 e9") == b"s ok "
+    assert client.ask(b"m publish --confirm e9 the-data") == b"m ok "
+    url = "mqks://{}T@{}:{}".format(name, *server.address)
+    environment = {**os.environ, "MQKS_URL": url}
+
+    def run(command: str) -> tuple[int, bytes]:
+        words = [sys.executable, "-m", "mqks", *command.split(), "--json"]
+        code, out, _ = forks.run(words, b"", environment, Path.cwd())
+        return code, out
+
+    told = b""
+    for command in (*INSPECTING, *READING, *CHANGING):
+        # Errors of one's own are for everybody.
+        code, out = run(command)
+        assert (code == 0) == (command in may or command == "inspect errors"), command
+        told += out
+    assert (b"the-data" in told) == (name == "reader")
+    assert b'"id"' in run("inspect errors")[1]
+
+    login(client, "root")
+    answer = client.ask(b"st stats queue work-9").removeprefix(b"st ok ")
+    queue = json.loads(answer)
+    assert (queue["ready"], queue["events"], queue["masks"]) == (1, ["e9"], [])
+    assert queue["policy"] == {}
+    assert client.ask(b"d delete_queue --confirm work-9") == b"d ok "
+
+
 def test_everybody_is_told_the_own_errors_only(server: ServerProcess, client: LineClient) -> None:
     login(client, "worker")
     with LineClient(server.address) as other:
@@ -224,13 +285,15 @@ def test_everybody_is_told_the_own_errors_only(server: ServerProcess, client: Li
         assert errors(other, mine) == []
         assert errors(other)[-1]["id"].encode() == theirs[1]
         assert {row["user"] for row in errors(other)} == {"none"}
+        login(other, "watcher")
+        assert {row["id"].encode() for row in errors(other)} >= {mine, *theirs}
         login(other, "root")
         assert {row["id"].encode() for row in errors(other)} >= {mine, *theirs}
         [row] = errors(other, theirs[0])
         assert (row["user"], row["action"], row["reason"]) == (
             None,
             "dance",
-            "there is no action 'dance'",
+            "there is no action 'dance'; 'help' lists all",
         )
 
     assert mine in [row["id"].encode() for row in errors(client)]
@@ -433,8 +496,8 @@ def test_credentials_that_are_wrong(
     reasons = set(re.findall(r'action=auth reason="([^"]*)"', server.log))
     assert reasons <= {
         "wrong credentials",
-        "wrong credentials, too often",
-        "auth: a token, or a user and a password, are needed",
+        "wrong credentials, 3 times: the connection is closed",
+        "auth: the arguments are not a token, or a user and a password",
     }
 
 
@@ -694,7 +757,7 @@ def test_a_flood_of_errors_is_told_in_part(tmp_path: Path) -> None:
 
 
 def a_server(directory: Path, *flags: str) -> ServerProcess:
-    users_file.write(directory / "users", [ROOT, WORKER, NONE])
+    users_file.write(directory / "users", [ROOT, WORKER, NONE, WATCHER, READER])
     return ServerProcess(
         directory / "mqks.db", "--users", str(directory / "users"), "--auth", "always", *flags
     )
@@ -723,7 +786,7 @@ def test_a_peer_that_is_gone_before_it_is_accepted(tmp_path: Path, loop: str) ->
             gone = LineClient(server.address)
             gone.send(b"s subscribe q e\n")
             gone.break_off()
-        until(lambda: "authenticate first" in server.log)
+        until(lambda: "not authenticated" in server.log)
         with LineClient(server.address) as client:
             assert client.ask(b"a auth --confirm workerT") == b"a ok "
 
@@ -769,8 +832,11 @@ def test_who_must_authenticate(settings: dict[str, Any], local: bool, asked: boo
     [
         ({"host": "0.0.0.0"}, "--host: '0.0.0.0' is not loopback"),
         ({"tls_port": "1", "tls_cert": "c", "tls_key": "k"}, "tls_host: '0.0.0.0' is not loopback"),
-        ({"tls_port": "1", "users": "u"}, "--tls-port: tls_cert and tls_key are needed"),
-        ({"auth": "always"}, "--auth: nobody can authenticate without users"),
+        (
+            {"tls_port": "1", "users": "u"},
+            "--tls-port: TLS needs the settings tls_cert and tls_key",
+        ),
+        ({"auth": "always"}, "--auth: nobody can authenticate. Set users to a users file, too"),
     ],
 )
 def test_settings_that_would_be_unsafe(given: dict[str, object], reason: str) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from mqks.errors import ConfigurationError
-from mqks.settings import SETTINGS, Settings, gather, load
+from mqks.settings import RENAMED, SETTINGS, Settings, gather, load
+
+SIZES = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +101,7 @@ def test_less_memory_means_less_of_what_stands_beside_it(
     memory: str, metadata: int, unacked: int, outboxes: int
 ) -> None:
     given = {"memory_bytes": memory}
-    names = ("metadata_bytes_max", "unacked_bytes_max", "outboxes_bytes_max")
+    names = ("metadata_bytes_max", "unacked_bytes_max", "unsent_bytes_max")
 
     settings, places = gather(given, {})
 
@@ -109,6 +111,21 @@ def test_less_memory_means_less_of_what_stands_beside_it(
     assert {name for name, place in places.items() if place == "memory_bytes"} == shrunk
     told = load(given, {"MQKS_UNACKED_BYTES_MAX": "200MiB"})
     assert told.unacked_bytes_max == 200 * 1024**2, "what is set itself stays"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, directory: Path) -> None:
+    config = directory / "old.toml"
+    config.write_text(f"{old} = 1\n")
+    flag, new_flag = "--" + old.replace("_", "-"), "--" + new.replace("_", "-")
+    variable, new_variable = f"MQKS_{old.upper()}", f"MQKS_{new.upper()}"
+
+    assert new in SETTINGS
+    assert refusal(config=config) == f"{config}: {old}: this setting was renamed. Write {new}"
+    assert refusal(environ={variable: "1"}) == (
+        f"{variable}: this setting was renamed. Write {new_variable}"
+    )
+    assert refusal({old: "1"}) == f"{flag}: this setting was renamed. Write {new_flag}"
 
 
 def test_toml_values_keep_their_types(directory: Path) -> None:
@@ -132,8 +149,8 @@ def test_toml_values_keep_their_types(directory: Path) -> None:
         ("port", "", "must be a whole number, not ''"),
         ("port", "1.5", "must be a whole number, not '1.5'"),
         ("port", "1KiB", "must be a whole number, not '1KiB'"),
-        ("memory_bytes", "1MB", "must be a whole number of bytes, not '1MB'"),
-        ("memory_bytes", "MiB", "must be a whole number of bytes, not 'MiB'"),
+        ("memory_bytes", "1MB", f"must be a whole number of bytes{SIZES}, not '1MB'"),
+        ("memory_bytes", "MiB", f"must be a whole number of bytes{SIZES}, not 'MiB'"),
         ("queues_max", "0", "must be from 1 to 100000000, not '0'"),
         ("drain_timeout_s", "soon", "must be a number of seconds, not 'soon'"),
         ("drain_timeout_s", "nan", "must be from 0 to 3600, not 'nan'"),
@@ -172,7 +189,50 @@ def test_a_bad_file_is_refused_with_place_and_reason(
     config = directory / "mqks.toml"
     config.write_text(line)
 
-    assert refusal(config=config).startswith(f"{config}: {reason}")
+    place = f"{config}: " if "at line" in reason else f"{config}:1: "
+    assert refusal(config=config).startswith(place + reason)
+
+
+def test_all_mistakes_are_reported_at_once(directory: Path) -> None:
+    config = directory / "mqks.toml"
+    config.write_text(
+        """# a comment
+port = "many"
+
+"prot" = 1
+tls_port = 25001
+tls_host = "::1"
+memory_bytes = "512 megabytes" # of memory
+[[queue]]
+name = "orders"
+retries = "many"
+[[queue]]  # of all
+bytes_max = "1 GB"
+[other]
+port = 1
+"""
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load({"batch_bytes_max": "x"}, {"MQKS_QUEUES_MAX": "0", "MQKS_HOST": "0.0.0.0"}, config)
+    found = [str(caught.value), *caught.value.others]
+    assert [each.partition(": ")[0] for each in found] == [
+        f"{config}:2",
+        f"{config}:4",
+        f"{config}:7",
+        f"{config}:13",
+        "MQKS_QUEUES_MAX",
+        "--batch-bytes-max",
+        f"{config}:10",
+        f"{config}:11",
+        f"{config}:12",
+        "MQKS_HOST",
+        f"{config}:5",
+    ]
+    size = f"must be a whole number of bytes{SIZES}"
+    assert found[2] == f"{config}:7: memory_bytes: {size}, not '512 megabytes'"
+    assert found[8] == f"{config}:12: queue 2: bytes_max: {size}, not '1 GB'"
+    assert found[9].startswith("MQKS_HOST: '0.0.0.0' is not loopback")
+    assert found[10] == f"{config}:5: tls_port: tls_cert and tls_key are needed"
 
 
 def test_a_file_that_cannot_be_read_is_refused(directory: Path) -> None:
@@ -193,7 +253,7 @@ def test_unknown_names_are_refused_except_what_clients_read() -> None:
         "MQKS_PROT: unknown setting; did you mean MQKS_PORT?"
     )
     assert refusal(environ={"MQKS_port": "1"}).startswith("MQKS_port: unknown setting")
-    assert refusal(flags={"prot": "1"}) == "prot: unknown setting; did you mean port?"
+    assert refusal(flags={"prot": "1"}) == "--prot: unknown setting; did you mean --port?"
     assert load({}, {"MQKS_URL": "mqks://localhost", "PORT": "x"}) == Settings()
 
 
@@ -209,8 +269,8 @@ def test_anything_else_needs_insecure(host: str) -> None:
 
 
 def test_the_high_water_mark_is_not_above_the_limit() -> None:
-    assert refusal({"outbox_bytes_max": "1KiB"}) == (
-        "--outbox-bytes-max: outbox_high_water_bytes is above outbox_bytes_max"
+    assert refusal({"output_buffer_bytes_max": "1KiB"}) == (
+        "--output-buffer-bytes-max: delivery_pause_bytes must not be above output_buffer_bytes_max"
     )
-    both = {"outbox_bytes_max": "1KiB", "outbox_high_water_bytes": "1KiB"}
-    assert load(both, {}).outbox_high_water_bytes == 1024
+    both = {"output_buffer_bytes_max": "1KiB", "delivery_pause_bytes": "1KiB"}
+    assert load(both, {}).delivery_pause_bytes == 1024

@@ -65,10 +65,11 @@ def test_one_is_told_before_it_is_written() -> None:
         "id": error.split()[2].decode(),
         "time_us": 0,
         "connection": "test:k",
+        "client": None,
         "user": None,
         "request_id": "r",
         "action": "dance",
-        "reason": "there is no action 'dance'",
+        "reason": "there is no action 'dance'; 'help' lists all",
     }
 
 

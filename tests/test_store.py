@@ -75,7 +75,7 @@ def test_a_claim_that_is_lost_ends_the_server_and_confirms_nothing() -> None:
                 client.line()
         log = process.communicate(timeout=WAIT_S)[1]
     assert process.returncode == ClaimLost.exit_code
-    assert log.splitlines()[-1] == "mqks: another process has taken the memory over"
+    assert log.splitlines()[-1] == "mqks: another process has opened this store"
 
 
 def test_what_a_server_writes_after_its_claim_is_lost_is_not_there() -> None:

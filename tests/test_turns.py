@@ -110,7 +110,7 @@ def test_lines_without_replies_need_no_room_for_them() -> None:
     world = BareWorld()
     world.connect("k")
     connection = world.connection("k")
-    world.broker.shared.outboxes.used = 2 * world.broker.settings.outboxes_bytes_max
+    world.broker.shared.outboxes.used = 2 * world.broker.settings.unsent_bytes_max
     world.intake.receive(connection, b"r rebind q a\n" * 3)
     assert not connection.overrun
     world.intake.receive(connection, b"h help\n" * 3)

@@ -111,7 +111,7 @@ def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
 
 
 def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
-    world = BareWorld(unacked_bytes_max=10_000, consumer_unacked_max=2)
+    world = BareWorld(unacked_bytes_max=10_000, prefetch_max=2)
     for name in ("k", "a", "b"):
         world.connect(name)
     world.send("a", b"a consume q e --manual-ack\n")
@@ -330,7 +330,7 @@ def test_a_trim_overtakes_the_page(spilled: LineClient) -> None:
 def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) -> None:
     """Five are on disk only, as they were more than is kept in memory; a later one is not."""
     data = b"x" * 1_000_000
-    flags = ("--memory-bytes", "0", "--consumer-unacked-max", "1")
+    flags = ("--memory-bytes", "0", "--prefetch-max", "1")
     with (
         ServerProcess(tmp_path / "mqks.db", *flags) as server,
         LineClient(server.address) as client,

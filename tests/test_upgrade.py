@@ -152,5 +152,5 @@ def test_a_later_schema_is_refused_and_left_alone(
     before = [file.read_bytes() for file in files]
     code, log = refusal(db, *flags)
     assert code == REFUSED
-    assert f"schema version {NEWEST + 1}, this mqks knows versions up to {NEWEST}" in log
+    assert f"schema version {NEWEST + 1}, this mqks supports versions up to {NEWEST}" in log
     assert [file.read_bytes() for file in files] == before

@@ -154,7 +154,7 @@ def test_a_name_that_is_taken(capsys: pytest.CaptureFixture[str], path: Path) ->
 
     code, out, err = run(capsys, "add", "alice", "--token", "--users", path)
 
-    assert (code, out, err) == (78, "", f"mqks: {path}: there is a user alice already\n")
+    assert (code, out, err) == (78, "", f"mqks: {path}: the user alice exists already\n")
     assert path.read_text() == before
 
 
@@ -173,13 +173,15 @@ def test_a_list(capsys: pytest.CaptureFixture[str], path: Path) -> None:
         "token": True,
         "publish": ["x", "y"],
         "consume": [],
+        "read": [],
         "bind": ["**"],
+        "monitoring": False,
         "admin": False,
         "eval": False,
     }
     header, *lines = run(capsys, "list", "--users", path)[1].splitlines()
     assert header.split() == list(rows[0])
-    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "-", "**", "no", "no"]
+    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "-", "-", "**", "no", "no", "no"]
 
 
 def test_a_user_that_goes(capsys: pytest.CaptureFixture[str], path: Path) -> None:
@@ -210,19 +212,21 @@ def test_what_a_user_may_do_grows_and_shrinks(
     run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
     before = only(path)
 
-    more = ("--publish", "x", "--publish", "y", "--consume", "q", "--bind", "z", "--admin")
-    assert run(capsys, "grant", "alice", *more, "--users", path) == (0, "", "")
+    more = "--publish x --publish y --consume q --read r --read s --bind z --monitoring --admin"
+    assert run(capsys, "grant", "alice", *more.split(), "--users", path) == (0, "", "")
 
     user = only(path)
     assert (user.publish, user.consume, user.bind) == (["x", "y"], ["q"], ["**", "z"])
     assert (user.token, user.admin, user.eval) == (before.token, True, False)
+    assert (user.read, user.monitoring) == (["r", "s"], True)
 
-    less = ("--publish", "x", "--consume", "q", "--bind", "**", "--admin", "--eval")
-    assert run(capsys, "revoke", "alice", *less, "--users", path) == (0, "", "")
+    less = "--publish x --consume q --read r --bind ** --monitoring --admin --eval"
+    assert run(capsys, "revoke", "alice", *less.split(), "--users", path) == (0, "", "")
 
     user = only(path)
     assert (user.publish, user.consume, user.bind) == (["y"], [], ["z"])
     assert (user.token, user.admin, user.eval) == (before.token, False, False)
+    assert (user.read, user.monitoring) == (["s"], False)
 
 
 @pytest.mark.parametrize(

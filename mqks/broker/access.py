@@ -47,7 +47,7 @@ class Access:
         else:
             # Not the password is wrong, so it is the connection that is refused: try later.
             self._broker.limits_reached["logins_waiting_max"] += 1
-            reason = f"{LOGINS_WAITING_MAX} passwords wait already"
+            reason = f"{LOGINS_WAITING_MAX} passwords wait to be checked; try again"
             self._broker.refusals.expel(connection, reason)
 
     def verified(self, login: Login, user: Known | None) -> bytes:
@@ -71,7 +71,9 @@ class Access:
         if user is None:
             connection.auth_failures += 1
             if connection.auth_failures >= AUTH_FAILURES_MAX:
-                raise Expelled("wrong credentials, too often")
+                raise Expelled(
+                    f"wrong credentials, {AUTH_FAILURES_MAX} times: the connection is closed"
+                )
             raise NotAllowed("wrong credentials")
         connection.user = user.name
         connection.splitter.line_bytes_max = self._broker.settings.line_bytes_max

@@ -75,19 +75,21 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
     queues = broker.bindings.route(wanted.event)
-    if queues is None:
+    if queues is None or (message.once and broker.publishing.once_unfinished):
         return _publish_later(broker, connection, message, wanted)
     _check_publish(broker, connection, message, wanted, queues)
-    return broker.publishing.publish(connection, message)
+    broker.publishing.publish(connection, message, queues)
+    return None
 
 
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """When there are so many masks that its queues are not found at once."""
-    queues = yield from broker.bindings.find(wanted.event)
+    """When there are so many masks that its queues are not found at once, or others are published
+    once. Between the check and the places in its queues nobody else has a turn."""
+    queues = yield from broker.publishing.find(message)
     _check_publish(broker, connection, message, wanted, queues)
-    yield from broker.publishing.publish_later(connection, message)
+    yield from broker.publishing.publish_later(connection, message, queues)
 
 
 def _check_publish(
@@ -113,9 +115,11 @@ def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[
 def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     wanted = parse_consume(request.rest)
     count = len(connection.consumers) - (request.id in connection.consumers)
-    if count >= broker.settings.consumers_per_connection_max:
+    limit = broker.settings.consumers_per_connection_max
+    if count >= limit:
         raise LimitExceeded(
-            "consumers_per_connection_max", f"this connection has {count} consumers already"
+            "consumers_per_connection_max",
+            f"the limit of {limit} consumers is reached (consumers_per_connection_max)",
         )
     broker.check_consumer(request.id)
     broker.check_queue(wanted.queue)
@@ -134,7 +138,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
         connection,
         queue,
         wanted.manual_ack,
-        broker.settings.consumer_unacked_max,
+        broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
     )
@@ -181,7 +185,7 @@ def release(broker: Broker, connection: Connection, request: Request) -> Work[No
 
 def _check_writable(broker: Broker, request: Request) -> None:
     if request.confirm and broker.unwritable:
-        raise Unwritable(f"{broker.unwritable}: no message gets a new place that lasts")
+        raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
 
 
 def touch(broker: Broker, connection: Connection, request: Request) -> None:
@@ -246,7 +250,9 @@ def purge(broker: Broker, connection: Connection, request: Request) -> Work[int 
 def trim(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
     if len(words) != 2:
-        raise BadRequest("trim: a queue and a sequence number are needed")
+        raise BadRequest(
+            f"trim: needs a queue and a sequence number; arguments found: {len(words)}"
+        )
     name, number = words[0], parse_number("trim", words[1], 0, SEQ_MAX)
     queue, epoch = broker.queues.get(name), texts.get(b"--epoch")
     if (
@@ -254,7 +260,7 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
         and epoch is not None
         and epoch != broker.shared.facts.epoch_of(queue.id).encode()
     ):
-        raise BadRequest(f"trim: {shown(epoch)} is not the epoch of the queue: it was made anew")
+        raise BadRequest(f"trim: the queue was created again: its epoch is not {shown(epoch)}")
     return broker.trim(name, number)
 
 
@@ -285,7 +291,7 @@ def read(broker: Broker, connection: Connection, request: Request) -> None:
     )
     queue = _existing(broker, "read", names)
     if b"--from" not in numbers:
-        raise BadRequest("read: --from={seq} is missing")
+        raise BadRequest("read: --from is missing, as in: read orders --from=1")
     limit = numbers.get(b"--limit", READ_ROWS_DEFAULT)
     end = numbers.get(b"--to")
     first, has_meta = numbers[b"--from"], META in numbers
@@ -361,9 +367,15 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
         return
     action = ACTIONS.get(words[0])
     if action is None:
-        raise BadRequest(f"help: there is no action {shown(words[0])}")
+        raise BadRequest(f"help: there is no action {shown(words[0])}; 'help' lists all")
     usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
     connection.write(replies.ok(request.id, usage.encode()))
+
+
+def set_name(broker: Broker, connection: Connection, request: Request) -> None:
+    name = parse_name("set_name", request.rest)
+    broker.metadata.check_names("name", [name])
+    connection.name = name.decode("utf-8", "surrogateescape")
 
 
 def auth(broker: Broker, connection: Connection, request: Request) -> None:
@@ -382,11 +394,12 @@ def ping(broker: Broker, connection: Connection, request: Request) -> None:
 def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     settings = broker.settings
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
-        raise BadRequest("_eval is not allowed here")
+        raise BadRequest(f"_eval is not allowed: the setting eval is {settings.eval}")
     source = parse_eval(request.rest)
     if connection.eval_steps is None:
         connection.eval_steps = expression.Allowance(
-            expression.LIMITS.steps_max, "the expression takes too many steps"
+            expression.LIMITS.steps_max,
+            "the expression takes too many steps",
         )
     names = {
         "state": State(broker, connection.eval_steps.spend),
@@ -403,7 +416,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     try:
         while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
             if connection.rests & Slow.END:
-                raise BadRequest("_eval: the server stops")
+                raise BadRequest("_eval: the server is stopping")
             try:
                 next(work)
             except StopIteration as end:
@@ -440,8 +453,8 @@ ACTIONS = {
     b"reject": Action(
         reject,
         permits.consumer,
-        "{consumer_id} {msg_id}|--all [--delay={seconds}|--dead] [--retries={n}] "
-        "[--backoff={first}[,{max}]]",
+        "{consumer_id} {msg_id}|--all "
+        "[--dead | [--retries={n}] [--delay={seconds} | --backoff={first}[,{max}]]]",
     ),
     b"release": Action(
         release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"
@@ -463,11 +476,9 @@ ACTIONS = {
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
     ),
     b"purge": Action(purge, permits.admin, "{queue} [--scheduled]"),
-    b"peek": Action(peek, permits.queue, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
-    b"range": Action(range_, permits.queue, "{queue} [--at={microseconds}]"),
-    b"read": Action(
-        read, permits.queue, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"
-    ),
+    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
+    b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
+    b"read": Action(read, permits.read, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
         tell_stats,
@@ -476,6 +487,7 @@ ACTIONS = {
     ),
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
+    b"set_name": Action(set_name, permits.nothing, "{name}"),
     b"ping": Action(ping, permits.nothing, "{data}"),
     b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
 }

@@ -265,7 +265,7 @@ class Bindings:
         if count > self.events_max:
             raise LimitExceeded(
                 "bindings_per_queue_max",
-                f"a queue may be bound to {self.events_max} events and masks at most",
+                f"the limit of {self.events_max} bindings is reached (bindings_per_queue_max)",
             )
         if not (new or new_masks):
             return

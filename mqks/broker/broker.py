@@ -219,7 +219,7 @@ class Broker:
         if len(connection.reads) >= READS_WAITING_MAX:
             raise LimitExceeded(
                 "reads_waiting_max",
-                f"{READS_WAITING_MAX} reads of this connection are waiting already",
+                f"the limit of {READS_WAITING_MAX} unanswered peek, range and read is reached",
             )
         connection.reads.append(read)
         if len(connection.reads) == 1 and not connection.rests:
@@ -232,8 +232,8 @@ class Broker:
 
     def read_failed(self, connection: Connection, read: Read) -> None:
         """The queue was deleted before the answer could be told."""
-        reason = f"{read.form}: queue {shown(read.queue)} was deleted meanwhile"
-        self.refusals.tell(connection, read.request_id, read.form.encode(), reason)
+        reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
+        self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
 
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """Settle these deliveries; what is not there is no error."""
@@ -344,7 +344,10 @@ class Broker:
             return
         self.metadata.check_names("queue", new)
         if len(self.queues) + len(new) > self.settings.queues_max:
-            raise LimitExceeded("queues_max", f"there are {len(self.queues)} queues already")
+            raise LimitExceeded(
+                "queues_max",
+                f"the limit of {self.settings.queues_max} queues is reached (queues_max)",
+            )
         self.metadata.check_room(sum(map(queue_bytes, new)))
 
     def check_consumer(self, consumer_id: bytes) -> None:
@@ -544,7 +547,7 @@ class Broker:
         for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
-                self.refusals.tell(connection, request_id, b"", str(failure))
+                self.refusals.tell(connection, request_id, b"", failure)
         for consumer in waiters.held:
             if not consumer.deleted:
                 self.end_consumers([consumer])

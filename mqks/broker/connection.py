@@ -19,6 +19,7 @@ from mqks.users import STRANGER, Permissions
 
 if TYPE_CHECKING:
     from mqks.broker.consumer import Consumer
+    from mqks.broker.pending import ErrorRecord
 
 
 class Slow:
@@ -43,9 +44,12 @@ class Connection(Resting):
         "consumers",
         "eval_steps",
         "expelled",
+        "first_error",
         "id",
         "kept",
+        "last_error_us",
         "local",
+        "name",
         "on_go_on",
         "outbox",
         "outbox_bytes",
@@ -94,6 +98,8 @@ class Connection(Resting):
         self.consumers: dict[bytes, Consumer] = {}
         self.reads: deque[Read] = deque()
         """What it wants to see of the journal, in the order of its requests."""
+        self.name: str | None = None
+        """What the client calls itself, with surrogate escapes."""
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None
         """None: it may do everything."""
@@ -106,6 +112,10 @@ class Connection(Resting):
         """Its lines took their time: those that are kept are due in its next turn."""
         self.expelled = False
         """It must be closed, and has been told why."""
+        self.first_error: ErrorRecord | None = None
+        """The first one of a burst, which names its cause: the burst itself may drive it out of the
+        last errors that the server keeps."""
+        self.last_error_us = 0
         self.auth_failures = self.stranger_errors = self.stranger_lines = 0
 
     def _stop(self) -> None:

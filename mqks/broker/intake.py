@@ -61,7 +61,7 @@ class Intake:
             start = end
             connection.stranger_lines += data[end - 1] == NEWLINE
             if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
-                reason = f"{STRANGER_LINES_MAX} lines before authentication"
+                reason = f"{STRANGER_LINES_MAX} lines without authentication"
                 self._refusals.expel(connection, reason)
         if connection.kept is not None:
             connection.kept.append(data[start:])
@@ -79,7 +79,7 @@ class Intake:
             remaining = iter(lines)
             for line in remaining:
                 if b"\t" in line:
-                    failure = BadRequest("a tab is not allowed in a request")
+                    failure = BadRequest("the request contains a tab; JSON writes it as \\t")
                     self._refusals.refuse(connection, line, failure)
                     if connection.kept is None and self._turns.over:
                         self._break_off(connection, remaining)
@@ -92,7 +92,7 @@ class Intake:
         if connection.kept is not None:
             connection.kept.append(splitter.take_tail())
         elif splitter.too_long is not None:
-            reason = f"a line may have {splitter.line_bytes_max} bytes at most"
+            reason = f"the line is longer than {splitter.line_bytes_max} bytes (line_bytes_max)"
             # A line without an id is told as such, not by its first megabyte.
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refusals.refuse(connection, line, LineTooLong("line_bytes_max", reason))
@@ -122,9 +122,9 @@ class Intake:
         """
         broker, turns, works = self._broker, self._turns, connection.works
         publishing, gathering = self._publishing, self._publishing.gathering
-        publishing.works = works
+        publishing.works, publishing.lines = works, len(lines)
         groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
-        room = min(broker.settings.outbox_bytes_max, broker.shared.outboxes.room)
+        room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
         others: list[bytes] = []
         event, middle, ids, bodies = NO_GROUP
@@ -293,8 +293,8 @@ class Intake:
         if self._broker.unwritable:
             for message_id in confirms:
                 connection.unconfirmed -= 1
-                reason = f"{self._broker.unwritable}: it is not durable yet"
-                self._refusals.tell(connection, message_id, b"publish", reason)
+                failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
+                self._refusals.tell(connection, message_id, b"publish", failure)
             confirms = []
         self._remember(connection, confirms, others, once_ids)
         yield GOES_ON
@@ -344,7 +344,7 @@ class Intake:
             self._broker.metadata.check_names("id", [request.id])
             action = ACTIONS.get(request.action)
             if action is None:
-                raise BadRequest(f"there is no action {shown(request.action)}")
+                raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
             if connection.permissions is not None:
                 permits.check(action.needs, self._broker, connection.permissions, request)
             work = action.run(self._broker, connection, request)
@@ -366,7 +366,7 @@ class Intake:
         try:
             amount = yield from work
             if request.confirm and broker.unwritable and request.action in PLACING:
-                raise Unwritable(f"{broker.unwritable}: it is not durable yet")
+                raise Unwritable(f"{broker.unwritable}: the request is not durable")
         except BadRequest as failure:
             connection.unconfirmed -= request.confirm
             self._refusals.refuse(connection, line, failure)

@@ -38,7 +38,8 @@ class Metadata:
         for name in filter(self.is_long, names):
             raise LimitExceeded(
                 "name_bytes_max",
-                f"the {what} has {len(name)} bytes, a name may have {self.name_bytes_max} at most",
+                f"the {what} has {len(name)} bytes, the limit is {self.name_bytes_max} "
+                "(name_bytes_max)",
             )
 
     def check_room(self, size: int, *, for_consumer: bool = False) -> None:
@@ -48,7 +49,8 @@ class Metadata:
         if self.bytes + size > room:
             raise LimitExceeded(
                 "metadata_bytes_max",
-                f"queues, bindings and consumers take {self.bytes} bytes, {size} more are too many",
+                f"queues, bindings and consumers use {self.bytes} bytes; {size} more would exceed "
+                f"the limit {room} (metadata_bytes_max)",
             )
 
 

@@ -123,7 +123,7 @@ class QueueState(NamedTuple):
 class ErrorRecord(NamedTuple):
     """Details of one error reply, as log and database keep them; never a payload.
 
-    The user is known to the running server only.
+    The user and the client's name are known to the running server only.
     """
 
     id: str
@@ -133,6 +133,7 @@ class ErrorRecord(NamedTuple):
     action: bytes
     reason: str
     user: str | None = None
+    client: str | None = None
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ Needs = Callable[["Broker", Permissions, Request], None]
 
 def check(needs: Needs, broker: "Broker", permissions: Permissions, request: Request) -> None:
     if permissions is STRANGER and needs is not nothing:
-        raise NotAllowed("authenticate first")
+        raise NotAllowed("the connection is not authenticated; send auth first")
     needs(broker, permissions, request)
 
 
@@ -47,9 +47,9 @@ def eval_(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def stats(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """Of the errors everybody is told their own."""
+    """Of the errors everybody may see their own."""
     if b"errors" not in _first_word(request):
-        admin(broker, permissions, request)
+        _require(permissions.monitoring, "this needs the permission monitoring")
 
 
 def publish(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -61,6 +61,12 @@ def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
     """The queue is the first argument; without one the action itself will complain."""
     for name in _first_word(request):
         _consume(permissions, name)
+
+
+def read(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """The same for an action that changes nothing."""
+    for name in _first_word(request):
+        _require(permissions.may_read(name), f"no permission to read {shown(name)}")
 
 
 def move(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -129,7 +135,7 @@ def _bind(
         _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
     for mask in masks:
         allowed = permissions.may_bind_mask(mask)
-        _require(allowed, f"no permission to bind all that {shown(mask)} matches")
+        _require(allowed, f"no permission to bind all events that {shown(mask)} matches")
 
 
 def _require(allowed: bool, reason: str) -> None:

@@ -72,8 +72,8 @@ class Policies:
         target = wanted.changes.get("dead_letters")
         if target is not None and self._returns(name, target):
             raise BadRequest(
-                f"set_queue: dead letters of {shown(name)} would come back to it, or pass more "
-                f"than {DEAD_LETTERS_MAX} queues"
+                f"set_queue: --dead-letters of {shown(name)} would form a cycle, or a chain of "
+                f"more than {DEAD_LETTERS_MAX} queues"
             )
         names = [name] if target is None else [name, target]
         broker.check_queue(*names)

@@ -39,13 +39,15 @@ class Single(NamedTuple):
 
 
 class Publishing:
-    __slots__ = ("_broker", "gathering", "once_ids", "once_unfinished", "works")
+    __slots__ = ("_broker", "gathering", "lines", "once_ids", "once_unfinished", "works")
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
         """Those of the connection whose chunk is in hand."""
+        self.lines = 0
+        """Of the chunk in hand: no more messages can gather."""
         self.once_ids: list[bytes] = []
         """Of the chunk in hand."""
         self.once_unfinished = 0
@@ -88,15 +90,24 @@ class Publishing:
         queues = broker.bindings.route(event)
         if (
             queues is None
-            or (broker.shared.full_queues and self._full_queue(queues))
+            or (broker.shared.near_queues and self._near(queues))
             or (broker.shared.limited_queues and self._limited(queues))
         ):
             return None
         return queues
 
     def _full_queue(self, queues: Queues) -> Queue | None:
-        """One of them that is full."""
-        return next(iter(queues.keys() & self._broker.shared.full_queues.keys()), None)
+        """One of them that is full, or will be with what is on its way there."""
+        shared = self._broker.shared
+        if full := queues.keys() & shared.full_queues.keys():
+            return full.pop()
+        near = queues.keys() & shared.near_queues.keys()
+        return next((queue for queue in near if queue.room <= 0), None)
+
+    def _near(self, queues: Queues) -> bool:
+        """Whether one of them is full, or the messages of this chunk could be too many for it."""
+        near = queues.keys() & self._broker.shared.near_queues.keys()
+        return any(queue.full or queue.room < self.lines for queue in near)
 
     def _limited(self, queues: Queues) -> set[Queue]:
         """Those of them of which a policy says how much may wait."""
@@ -120,7 +131,7 @@ class Publishing:
         before all that the connection publishes next. `terms` are those of all of them."""
         self._count(queues, len(ids))
         if self.works or len(queues) >= GROUPS_QUEUES:
-            self.works.append(self._route(list(queues), ids, bodies, terms))
+            self.works.append(self._route(queues, ids, bodies, terms))
             return
         for queue in queues:
             _append(queue, ids, bodies, terms)
@@ -134,11 +145,29 @@ class Publishing:
         broker.queued += count * len(queues)
 
     def _route(
-        self, queues: list[Queue], ids: list[bytes], bodies: list[bytes], terms: Terms | None
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None
     ) -> Work[None]:
-        broker = self._broker
+        """In queues that may become full the messages have their places from now on."""
+        shared = self._broker.shared
+        tight = (queues.keys() & shared.near_queues.keys()) | self._limited(queues)
+        size = sum(map(len, bodies)) if tight else 0
+        for queue in tight:
+            queue.reserve(len(ids), size)
+        return self._route_in_turns(list(queues), tight, ids, bodies, terms)
+
+    def _route_in_turns(
+        self,
+        queues: list[Queue],
+        tight: set[Queue],
+        ids: list[bytes],
+        bodies: list[bytes],
+        terms: Terms | None,
+    ) -> Work[None]:
+        broker, size = self._broker, sum(map(len, bodies)) if tight else 0
         for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
             for queue in some:
+                if queue in tight:
+                    queue.reserve(-len(ids), -size)
                 _append(queue, ids, bodies, terms)
             yield broker.pending.records > broker.settings.batch_records_max + COPIES_MAX
 
@@ -164,26 +193,27 @@ class Publishing:
         terms = Terms(due_us, wanted.at_us > 0, expires_us, clock_us)
         return terms, Parts(b"", wanted.meta, published).joined()
 
-    def publish(self, connection: Connection, message: Single) -> Work[None] | None:
-        queues = self._broker.bindings.route(message.event)
-        if queues is None or (message.once and self.once_unfinished):
-            return self.publish_later(connection, message)
+    def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
         if not message.once or self.is_new(connection, message.id):
             self._publish(queues, [message.id], [message.body], message.terms)
-        return None
 
-    def publish_later(self, connection: Connection, message: Single) -> Work[None]:
-        """The same in turns, when others are published once, or the way to its queues is long."""
-        message_id, event, body, terms, once = message
-        while once and self.once_unfinished:
+    def find(self, message: Single) -> Work[Queues]:
+        """Where a message goes, when the way there is long or others are published once."""
+        while True:
+            queues = yield from self._broker.bindings.find(message.event)
+            if not (message.once and self.once_unfinished):
+                return queues
             yield WAITS
+
+    def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
+        """The same as `publish` in turns."""
+        message_id, _, body, terms, once = message
         once_id = connection.once_id(message_id)
         if once and not self._broker.once.add(once_id):
             return
         self.once_unfinished += once
-        queues = yield from self._broker.bindings.find(event)
         self._count(queues, 1)
-        yield from self._route(list(queues), [message_id], [body], terms)
+        yield from self._route(queues, [message_id], [body], terms)
         self.once_unfinished -= once
         if once:
             self.last_once([once_id])
@@ -212,21 +242,22 @@ class Publishing:
         broker = self._broker
         if broker.unwritable:
             raise Unwritable(
-                f"{broker.unwritable}: nothing can be published until that has changed"
+                f"{broker.unwritable}: publishes are refused until the journal is writable"
             )
         if is_known:
             return
-        event, size = message.event, len(message.body)
-        if not all(queue.has_room(size) for queue in self._limited(queues)):
-            reason = f"as many messages as may wait are in a queue bound to {shown(event)}"
-            raise LimitExceeded("messages_max", reason)
-        queue = self._full_queue(queues)
-        if queue is not None:
-            raise LimitExceeded(
-                "queue_messages_max",
-                # Whoever publishes is told the reason, but not whose queue it is.
-                f"{queue.messages_max} messages wait in a queue bound to {shown(event)}",
-            )
+        # Whoever publishes learns the reason, but not whose queue it is.
+        where, size = f"in a queue bound to {shown(message.event)}", len(message.body)
+        for queue in self._limited(queues):
+            if reason := queue.no_room(size):
+                raise LimitExceeded("messages_max", f"{reason} {where}")
+        full = self._full_queue(queues)
+        if full is not None:
+            waiting, most = full.messages_max - full.room, full.messages_max
+            reason = f"queue_messages_max is {most}, and {waiting} messages wait {where}"
+            if waiting < most:
+                reason += f"; it accepts messages again below {full.messages_max_again}"
+            raise LimitExceeded("queue_messages_max", reason)
 
     def check_route(self, event: bytes, queues: Queues) -> None:
         """Raise if a message of this event, which goes to these queues, would go nowhere."""

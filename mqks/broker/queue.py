@@ -22,7 +22,7 @@ from mqks.broker.ranges import Range
 from mqks.broker.shared import Shared
 from mqks.broker.times import Times
 from mqks.broker.turns import GOES_ON, Work
-from mqks.limits import SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
+from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 
 
@@ -62,7 +62,18 @@ class Limits(NamedTuple):
 
 class Queue:
     __slots__ = (
-        *("ack_timeout_us", "consumers", "deleted", "full", "id", "is_dropping", "lane", "limits"),
+        *(
+            "ack_timeout_us",
+            "coming",
+            "coming_bytes",
+            "consumers",
+            "deleted",
+            "full",
+            "id",
+            "is_dropping",
+            "lane",
+            "limits",
+        ),
         *("messages_max", "name", "nearly_full", "policy", "returning", "ring", "rules", "shared"),
         *("timer", "times", "told_at", "updates"),
     )
@@ -89,8 +100,11 @@ class Queue:
         """It has as many waiting messages as it may have: publishes to it are refused."""
         self.nearly_full = False
         """It has been warned of that."""
-        self.told_at = self.messages_max * 4 // 5
-        """With so many waiting messages one of these two is due."""
+        self.coming = self.coming_bytes = 0
+        """Messages on their way here, and the length of their lines, which count already."""
+        self.told_at = 0
+        """With so many waiting messages one of these two is due, or it is near to be full."""
+        self._tell_at()
         self.returning = 0
         """Works that give messages back: until all are back, nothing is delivered."""
         self.consumers: dict[Consumer, None] = {}
@@ -247,13 +261,35 @@ class Queue:
             self.timed()
         self.lane.append_marked(line, mark)
 
-    def has_room(self, size: int) -> bool:
-        """Whether one more message of this size may wait."""
+    def no_room(self, size: int) -> str:
+        """Why its policy does not let one more message of this size wait; empty if it does."""
         limits = self.limits
         if limits is None or limits.drops:
-            return True
+            return ""
         messages, waiting_bytes = self._waiting
-        return messages < limits.messages_max and waiting_bytes + size <= limits.bytes_max
+        messages, waiting_bytes = messages + self.coming, waiting_bytes + self.coming_bytes
+        if messages >= limits.messages_max:
+            return f"messages_max is {limits.messages_max}, and {messages} messages wait"
+        if waiting_bytes + size > limits.bytes_max:
+            most = limits.bytes_max
+            return f"bytes_max is {most}, the message has {size}, and {waiting_bytes} bytes wait"
+        return ""
+
+    @property
+    def room(self) -> int:
+        """How many more messages the setting allows to wait for a consumer."""
+        lane = self.lane
+        return self.messages_max - (lane.next_seq - lane.cursor - len(lane.holes)) - self.coming
+
+    def reserve(self, count: int, size: int) -> None:
+        """So many messages of this size in all are on their way here, or, if negative, arrive."""
+        self.coming += count
+        self.coming_bytes += size
+
+    @property
+    def messages_max_again(self) -> int:
+        """Once it was full, it accepts messages again below this number."""
+        return max(1, self.messages_max * 7 // 8)
 
     @property
     def fullness(self) -> float | None:
@@ -480,14 +516,14 @@ class Queue:
     def _look_at_limit(self) -> None:
         """A warning comes at four fifths of it, and again after less than two thirds. Publishes
         are taken again when an eighth of it is free, not one by one."""
-        shared, limit, lane = self.shared, self.messages_max, self.lane
-        waiting = lane.next_seq - lane.cursor - len(lane.holes)
+        shared, limit = self.shared, self.messages_max
+        waiting = limit - self.room
         if waiting >= limit:
             if not self.full:
                 self.full = self.nearly_full = True
                 shared.full_queues[self] = None
                 shared.on_queue_full(self)
-        elif self.full and waiting < max(1, limit * 7 // 8):
+        elif self.full and waiting < self.messages_max_again:
             self.full = False
             shared.full_queues.pop(self, None)
             shared.on_queue_full(self)
@@ -496,7 +532,16 @@ class Queue:
             shared.on_queue_nearly_full(self)
         if not self.full and waiting < limit * 2 // 3:
             self.nearly_full = False
+        self._tell_at()
+
+    def _tell_at(self) -> None:
+        limit, near_queues = self.messages_max, self.shared.near_queues
         self.told_at = limit if self.nearly_full else limit * 4 // 5
+        if self.room < GATHERED_MAX:
+            near_queues[self] = None
+        else:
+            near_queues.pop(self, None)
+            self.told_at = min(self.told_at, limit - GATHERED_MAX + 1)
 
     def _dispatch(
         self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
@@ -620,6 +665,7 @@ class Queue:
         self.deleted = True
         self.policy = self.rules = DEFAULT
         self.shared.full_queues.pop(self, None)
+        self.shared.near_queues.pop(self, None)
         self.shared.limited_queues.pop(self, None)
         self.shared.outboxes.leave(self)
         gone = [self.lane.delete()]

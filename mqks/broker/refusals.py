@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.connection import Connection
 from mqks.broker.pending import ErrorRecord
-from mqks.errors import BadRequest, Expelled, LimitExceeded
-from mqks.limits import REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
+from mqks.errors import BadRequest, Expelled, LimitExceeded, Unwritable
+from mqks.limits import ERRORS_BURST_US, REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import request_id_of
 from mqks.users import STRANGER
@@ -22,7 +22,7 @@ class Refusals:
     """`new_error_id` gives a text and a time in microseconds; `on_error` tells of a request that
     failed, and answers whether it did: of many at once it may leave some out."""
 
-    __slots__ = ("_broker", "_new_error_id", "_on_error")
+    __slots__ = ("_broker", "_new_error_id", "_on_error", "unwritable")
 
     def __init__(
         self,
@@ -33,6 +33,9 @@ class Refusals:
         self._broker = broker
         self._new_error_id = new_error_id
         self._on_error = on_error
+        self.unwritable = 0
+        """Requests refused since nothing can be written. The log has that state, and so `on_error`
+        gets only the first of them."""
 
     def refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """A line could not be carried out."""
@@ -46,11 +49,11 @@ class Refusals:
         self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
     ) -> None:
         """Reply, and see what it costs the connection."""
-        self.tell(connection, request_id, action, str(failure))
+        self.tell(connection, request_id, action, failure)
         if connection.permissions is STRANGER:
             connection.stranger_errors += 1
             if connection.stranger_errors >= STRANGER_ERRORS_MAX:
-                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors before authentication")
+                failure = Expelled(f"{STRANGER_ERRORS_MAX} errors without authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: with its traceback it would keep what was sent.
             connection.kept, connection.overrun, connection.expelled = [], False, True
@@ -59,17 +62,26 @@ class Refusals:
         """Have a connection closed for what no single request has done."""
         self.fail(connection, b"-", b"", Expelled(reason))
 
-    def tell(self, connection: Connection, request_id: bytes, action: bytes, reason: str) -> None:
-        reply = self.reply(
+    def tell(
+        self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
+    ) -> None:
+        self.unwritable += isinstance(failure, Unwritable)
+        record = self._record(
             connection.address,
             request_id,
             action,
-            reason,
+            str(failure),
             stranger=connection.permissions is STRANGER,
             user=connection.user,
+            client=connection.name,
+            is_logged=isinstance(failure, Unwritable) and self.unwritable > 1,
         )
+        pause_us = record.time_us - connection.last_error_us
+        if connection.first_error is None or pause_us > ERRORS_BURST_US:
+            connection.first_error = record
+        connection.last_error_us = record.time_us
         if not connection.closed:
-            connection.write(reply)
+            connection.write(replies.error(request_id, record.id))
 
     def reply(
         self,
@@ -80,9 +92,27 @@ class Refusals:
         *,
         stranger: bool,
         user: str | None = None,
+        client: str | None = None,
     ) -> bytes:
-        """Record an error under a new id and return the reply that tells it. Strangers fill the
-        database no faster than the log."""
+        """Record an error that no connection has made and return the reply for it."""
+        record = self._record(
+            address, request_id, action, reason, stranger=stranger, user=user, client=client
+        )
+        return replies.error(request_id, record.id)
+
+    def _record(
+        self,
+        address: str,
+        request_id: bytes,
+        action: bytes,
+        reason: str,
+        *,
+        stranger: bool,
+        user: str | None,
+        client: str | None,
+        is_logged: bool = False,
+    ) -> ErrorRecord:
+        """Record an error under a new id. Strangers fill the database no faster than the log."""
         broker = self._broker
         broker.errors += 1
         error_id, time_us = self._new_error_id()
@@ -94,9 +124,10 @@ class Refusals:
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
             user,
+            client,
         )
-        told = self._on_error(record)
+        told = is_logged or self._on_error(record)
         if told or not stranger:
             broker.last_errors.append(record)
             broker.pending.add_error(record)
-        return replies.error(request_id, error_id)
+        return record

@@ -52,6 +52,7 @@ class Shared:
             "dead_letter_queue",
             "fetches",
             "limited_queues",
+            "near_queues",
             "queue_messages_max",
             "schedule",
             "touched",
@@ -78,10 +79,10 @@ class Shared:
         its way, and to the allocator."""
         self.unacked = Budget(settings.unacked_bytes_max, self.turns, on_unacked_wait)
         """For what consumers hold. Consumers wait for it."""
-        self.outboxes = Budget(settings.outboxes_bytes_max, self.turns)
+        self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
-        self.high_water_bytes = settings.outbox_high_water_bytes
+        self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Connection] = []
         """Connections with something in their outbox: the server's to flush."""
         self.due: dict[Queue, None] = {}
@@ -95,6 +96,8 @@ class Shared:
         self.queue_messages_max = settings.queue_messages_max
         self.full_queues: dict[Queue, None] = {}
         """Queues with as many waiting messages as they may have."""
+        self.near_queues: dict[Queue, None] = {}
+        """Queues that what gathers at most may fill: how much gathers is checked before it does."""
         self.limited_queues: dict[Queue, None] = {}
         """Queues of which a policy says how much may wait: publishes to them are looked at one by
         one."""

@@ -163,6 +163,7 @@ def _consumer_row(consumer: Consumer) -> Row:
         "queue": _text(consumer.queue.name),
         "connection": consumer.connection.id,
         "address": consumer.connection.address,
+        "client": consumer.connection.name,
         "manual_ack": consumer.manual_ack,
         "prefetch": consumer.prefetch or None,
         "meta": consumer.meta,
@@ -181,6 +182,7 @@ def _connection_row(connection: Connection) -> Row:
     return {
         "id": connection.id,
         "address": connection.address,
+        "name": connection.name,
         "user": connection.user,
         "consumers": len(connection.consumers),
         "unconfirmed": connection.unconfirmed,
@@ -224,12 +226,17 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
 def errors(
     broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
 ) -> Rows:
-    """The last ones, or those that came after one. Only administrators are told others' errors."""
-    sees_all = viewer.permissions is None or viewer.permissions.admin
+    """The last ones, or those that came after one. Those of others need the permission
+    monitoring. Of its own errors a connection may also ask for the first one of a burst."""
+    sees_all = viewer.permissions is None or viewer.permissions.monitoring
     wanted, last = error_id and _text(error_id), _text(after)
+    first = viewer.first_error
+    known = {record.id: record for record in broker.last_errors}
+    if first is not None and wanted == first.id:
+        known[first.id] = first
     found = sorted(
         record
-        for record in broker.last_errors
+        for record in known.values()
         if (sees_all or record.user == viewer.user)
         and wanted in (None, record.id)
         and record.id > last
@@ -239,6 +246,7 @@ def errors(
             "id": record.id,
             "time_us": record.time_us,
             "connection": record.connection,
+            "client": record.client,
             "user": record.user,
             "request_id": _text(record.request_id),
             "action": _text(record.action),
@@ -278,6 +286,9 @@ def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> 
         yield [row(things[key]) for key in some if key in things]
 
 
+WHAT = "queues, queue NAME, bindings, consumers, connections, unacked, errors and journal"
+
+
 def _number(key: bytes) -> int:
     """What a list of numbers goes on after; 0 begins it."""
     return parse_number("stats", key, 0, SEQ_MAX) if key else 0
@@ -310,4 +321,4 @@ def ask(
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
             return broker.shared.facts.journal()
-    raise BadRequest(f"stats: there is nothing to tell of {shown(b' '.join(words))}")
+    raise BadRequest(f"stats: unknown statistics {shown(b' '.join(words))}; there are {WHAT}")

@@ -7,8 +7,10 @@ says when the message comes back, and how often it may fail, where its queue has
 
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import anyio
@@ -17,7 +19,7 @@ from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message
-from mqks.client.options import Options
+from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
 
 _log = logging.getLogger("mqks.app")
@@ -48,7 +50,8 @@ class _Service:
 
 
 class App:
-    """A service; `stop_timeout_s` is how long stopping waits for messages in hand.
+    """A service; `stop_timeout_s` is how long stopping waits for messages in hand. Without a
+    `client_name` the server shows the name of the program, of the host and the process id.
 
     A message whose function raises comes back later, and is dead after a number of tries: the
     policy of its queue (`set_queue`) says when, how often, and where it goes then. Each failure is
@@ -62,8 +65,12 @@ class App:
         options: Options | None = None,
         *,
         stop_timeout_s: float = 30.0,
+        client_name: str | None = None,
     ) -> None:
         self._url = url
+        if client_name is None and not (options and options.client_name):
+            client_name = default_name(Path(sys.argv[0]).stem)
+        self._client_name = client_name
         self._options = options
         self._stop_timeout_s = stop_timeout_s
         self._services: list[_Service] = []
@@ -142,7 +149,7 @@ class App:
     async def serve(self, stop: anyio.Event) -> None:
         """Serve until `stop` is set; for programs with an event loop of their own."""
         async with (
-            connect(self._url, self._options) as self._client,
+            connect(self._url, self._options, client_name=self._client_name) as self._client,
             anyio.create_task_group() as tasks,
         ):
             for service in self._services:

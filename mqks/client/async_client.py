@@ -11,30 +11,33 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.async_connection import Connection, Connections, Event, Lock
-from mqks.client.errors import ConnectionLost
+from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
 from mqks.client.messages import Message, Peeked, Update
-from mqks.client.options import Options
+from mqks.client.options import Options, named
 from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
 
 TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
+REASON_S = 2.0
+"""How long a call that the server has refused waits for the reason."""
 
 
 class AsyncClient:
     """A connected client; made by `connect`.
 
     Every call may raise ConnectionLost (the client is closed), ConfirmTimeout after `timeout_s`
-    seconds (by default those of the options), RequestFailed with the server's error id, and
+    seconds (by default those of the options), RequestFailed with the server's reason, and
     InvalidRequest before anything is sent. While the connection is away, calls wait.
     """
 
     def __init__(self, url: str | urls.Address | None, options: Options) -> None:
         self._address = url if isinstance(url, urls.Address) else urls.parse(url)
-        self._options = options
+        self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
 
     async def __aenter__(self) -> Self:
@@ -81,8 +84,10 @@ class AsyncClient:
                     why = f"not within {limit_s:g} s: {session.reason}"
                     raise ConnectionLost(f"{self._address}: {why}")
                 session.raise_if_closed()
-        except BaseException:
+        except BaseException as error:
             connection.close("it did not start")
+            if isinstance(error, RequestFailed) and connection is not self._connection:
+                await self._explain(error)
             raise
 
     async def _send_rest(self) -> bool:
@@ -107,6 +112,28 @@ class AsyncClient:
         return time.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
 
     async def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
+        try:
+            return await self._answer(send, timeout_s)
+        except RequestFailed as failure:
+            await self._explain(failure)
+            raise
+
+    async def _explain(self, failure: RequestFailed) -> None:
+        """Ask why, if that is not known. Of very many errors the server may only know the last."""
+        if failure.reason is None:
+            with suppress(ClientError):
+                failure.reason = await self._reason(failure.error_id, REASON_S)
+                if failure.reason is None and isinstance(failure, PublishFailed):
+                    last_id = max(failed.error_id for failed in failure.failed)
+                    if reason := await self._reason(last_id, REASON_S):
+                        failure.reason = f"not known any more, but of the last one it is: {reason}"
+
+    async def _reason(self, error_id: str, timeout_s: float | None) -> str | None:
+        body = requests.reason(error_id)
+        answer = await self._answer(lambda call: self._session.request(body, call), timeout_s)
+        return requests.reason_told(answer)
+
+    async def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         answered, deadline_s = Event(), self._deadline(timeout_s)
         call, connection = Call(answered.set), self._connection
         with connection.lock:
@@ -220,7 +247,11 @@ class AsyncClient:
             with connection.lock:
                 if call.remaining:
                     self._session.abandon(call)
-        return call.confirmed()
+        try:
+            return call.confirmed()
+        except RequestFailed as failure:
+            await self._explain(failure)
+            raise
 
     async def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -434,8 +465,7 @@ class AsyncClient:
     async def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """Why the server refused a request, as the `error_id` of RequestFailed names it; None when
         it does not know any more, or the request was another user's."""
-        body = requests.reason(error_id)
-        return requests.reason_told(await self._request(body, timeout_s))
+        return await self._reason(error_id, timeout_s)
 
     async def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
         """Give the data back from the server."""
@@ -500,6 +530,14 @@ class AsyncConsumer:
             self._is_stopping = True
             self._connection.notify()
 
+    async def _filled(self, timeout_s: float | None) -> None:
+        try:
+            with self._connection.lock:
+                await self._fill(timeout_s)
+        except RequestFailed as failure:
+            await self._client._explain(failure)
+            raise
+
     async def _fill(self, timeout_s: float | None) -> None:
         """Wait for messages, with the lock held. Raises StopAsyncIteration after `stop`, and
         TimeoutError."""
@@ -534,8 +572,7 @@ class AsyncConsumer:
             await connection.turn()
         while True:
             if not session.ready or session.updates or self._is_stopping:
-                with connection.lock:
-                    await self._fill(timeout_s)
+                await self._filled(timeout_s)
             try:
                 return session.ready.popleft()
             except IndexError:  # Another thread was faster.
@@ -557,13 +594,14 @@ class AsyncConsumer:
         connection = self._connection
         while True:
             await connection.turn()
+            try:
+                await self._filled(timeout_s)
+            except StopAsyncIteration:
+                return
             with connection.lock:
-                try:
-                    await self._fill(timeout_s)
-                except StopAsyncIteration:
-                    return
                 batch = self._session.take_ready(count_max)
-            yield batch
+            if batch:  # Otherwise another thread was faster.
+                yield batch
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack many messages at once."""
@@ -577,11 +615,14 @@ class AsyncConsumer:
         await self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
 
-def connect(url: str | None = None, options: Options | None = None) -> AsyncClient:
+def connect(
+    url: str | None = None, options: Options | None = None, *, client_name: str | None = None
+) -> AsyncClient:
     """A client for `async with`, which waits until it is connected.
 
-    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. Raises
-    ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
+    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. The server shows the
+    `client_name` in its log and in `mqks inspect connections`; a name in the url counts more.
+    Raises ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
     AuthenticationFailed.
     """
-    return AsyncClient(url, options or Options())
+    return AsyncClient(url, named(options or Options(), client_name))

@@ -9,30 +9,33 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock
-from mqks.client.errors import ConnectionLost
+from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
 from mqks.client.messages import Message, Peeked, Update
-from mqks.client.options import Options
+from mqks.client.options import Options, named
 from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
 
 TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
+REASON_S = 2.0
+"""How long a call that the server has refused waits for the reason."""
 
 
 class BlockingClient:
     """A connected client; made by `connect_blocking`.
 
     Every call may raise ConnectionLost (the client is closed), ConfirmTimeout after `timeout_s`
-    seconds (by default those of the options), RequestFailed with the server's error id, and
+    seconds (by default those of the options), RequestFailed with the server's reason, and
     InvalidRequest before anything is sent. While the connection is away, calls wait.
     """
 
     def __init__(self, url: str | urls.Address | None, options: Options) -> None:
         self._address = url if isinstance(url, urls.Address) else urls.parse(url)
-        self._options = options
+        self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
 
     def __enter__(self) -> Self:
@@ -79,8 +82,10 @@ class BlockingClient:
                     why = f"not within {limit_s:g} s: {session.reason}"
                     raise ConnectionLost(f"{self._address}: {why}")
                 session.raise_if_closed()
-        except BaseException:
+        except BaseException as error:
             connection.close("it did not start")
+            if isinstance(error, RequestFailed) and connection is not self._connection:
+                self._explain(error)
             raise
 
     def _send_rest(self) -> bool:
@@ -105,6 +110,28 @@ class BlockingClient:
         return time.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
 
     def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
+        try:
+            return self._answer(send, timeout_s)
+        except RequestFailed as failure:
+            self._explain(failure)
+            raise
+
+    def _explain(self, failure: RequestFailed) -> None:
+        """Ask why, if that is not known. Of very many errors the server may only know the last."""
+        if failure.reason is None:
+            with suppress(ClientError):
+                failure.reason = self._reason(failure.error_id, REASON_S)
+                if failure.reason is None and isinstance(failure, PublishFailed):
+                    last_id = max(failed.error_id for failed in failure.failed)
+                    if reason := self._reason(last_id, REASON_S):
+                        failure.reason = f"not known any more, but of the last one it is: {reason}"
+
+    def _reason(self, error_id: str, timeout_s: float | None) -> str | None:
+        body = requests.reason(error_id)
+        answer = self._answer(lambda call: self._session.request(body, call), timeout_s)
+        return requests.reason_told(answer)
+
+    def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         answered, deadline_s = Event(), self._deadline(timeout_s)
         call, connection = Call(answered.set), self._connection
         with connection.lock:
@@ -218,7 +245,11 @@ class BlockingClient:
             with connection.lock:
                 if call.remaining:
                     self._session.abandon(call)
-        return call.confirmed()
+        try:
+            return call.confirmed()
+        except RequestFailed as failure:
+            self._explain(failure)
+            raise
 
     def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -430,8 +461,7 @@ class BlockingClient:
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """Why the server refused a request, as the `error_id` of RequestFailed names it; None when
         it does not know any more, or the request was another user's."""
-        body = requests.reason(error_id)
-        return requests.reason_told(self._request(body, timeout_s))
+        return self._reason(error_id, timeout_s)
 
     def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
         """Give the data back from the server."""
@@ -496,6 +526,14 @@ class BlockingConsumer:
             self._is_stopping = True
             self._connection.notify()
 
+    def _filled(self, timeout_s: float | None) -> None:
+        try:
+            with self._connection.lock:
+                self._fill(timeout_s)
+        except RequestFailed as failure:
+            self._client._explain(failure)
+            raise
+
     def _fill(self, timeout_s: float | None) -> None:
         """Wait for messages, with the lock held. Raises StopIteration after `stop`, and
         TimeoutError."""
@@ -530,8 +568,7 @@ class BlockingConsumer:
             connection.turn()
         while True:
             if not session.ready or session.updates or self._is_stopping:
-                with connection.lock:
-                    self._fill(timeout_s)
+                self._filled(timeout_s)
             try:
                 return session.ready.popleft()
             except IndexError:  # Another thread was faster.
@@ -553,13 +590,14 @@ class BlockingConsumer:
         connection = self._connection
         while True:
             connection.turn()
+            try:
+                self._filled(timeout_s)
+            except StopIteration:
+                return
             with connection.lock:
-                try:
-                    self._fill(timeout_s)
-                except StopIteration:
-                    return
                 batch = self._session.take_ready(count_max)
-            yield batch
+            if batch:  # Otherwise another thread was faster.
+                yield batch
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack many messages at once."""
@@ -573,11 +611,14 @@ class BlockingConsumer:
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
 
-def connect_blocking(url: str | None = None, options: Options | None = None) -> BlockingClient:
+def connect_blocking(
+    url: str | None = None, options: Options | None = None, *, client_name: str | None = None
+) -> BlockingClient:
     """A client for `with`, which waits until it is connected.
 
-    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. Raises
-    ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
+    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. The server shows the
+    `client_name` in its log and in `mqks inspect connections`; a name in the url counts more.
+    Raises ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
     AuthenticationFailed.
     """
-    return BlockingClient(url, options or Options())
+    return BlockingClient(url, named(options or Options(), client_name))

@@ -13,7 +13,7 @@ from typing import Self
 
 from mqks.client import requests, urls
 from mqks.client.errors import ClientError, ConfirmTimeout, ConnectionLost, RequestFailed
-from mqks.client.options import Options
+from mqks.client.options import Options, named
 from mqks.client.wire import Wire
 from mqks.errors import reason
 
@@ -23,28 +23,29 @@ ID, END = b"q", b"--end"
 class Dialogue:
     """A connected context. Raises ConnectionLost, ConfirmTimeout, ProtocolViolation,
     AuthenticationFailed, and RequestFailed with the id of the server's error reply; one that leaves
-    the context gets the reason as a note."""
+    the context gets its reason."""
 
     def __init__(self, url: str | None, options: Options | None = None) -> None:
-        self._options = options or Options()
         self.address = urls.parse(url)
+        self._options = named(options or Options(), self.address.client_name)
 
     def __enter__(self) -> Self:
         try:
             self._wire = Wire(self.address, self._options)
         except OSError as error:
             raise ConnectionLost(f"no server at {self.address}: {reason(error)}") from None
-        if self.address.credentials:
-            try:
+        try:
+            if self.address.credentials:
                 self._wire.greet(self.address.credentials, "the request")
-            except OSError as error:
-                raise self._lost(error) from None
+            self._wire.introduce()
+        except OSError as error:
+            raise self._lost(error) from None
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            if isinstance(error, RequestFailed) and (told := self.reason(error.error_id)):
-                error.add_note(told)
+            if isinstance(error, RequestFailed) and error.reason is None:
+                error.reason = self.reason(error.error_id)
         finally:
             self._wire.close()
 

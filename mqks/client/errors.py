@@ -6,7 +6,7 @@
         ├── InvalidRequest      65  refused before it reached the wire (a ValueError, too)
         ├── ConnectionLost      69  no connection within the time given, or the client is closed
         ├── ConfirmTimeout      75  no answer in time; whether it was done is not known
-        ├── RequestFailed       65  the server's error reply: a client's `reason` asks why
+        ├── RequestFailed       65  the server's error reply: `reason` is the cause
         │   ├── PublishFailed       some messages of a publish_many: `failed` names them
         │   └── AuthenticationFailed  the server does not take these credentials
         ├── CallFailed          65  the service that was called raised an error
@@ -39,12 +39,17 @@ class ConfirmTimeout(ClientError, TimeoutError, exit_code=75):
 
 
 class RequestFailed(ClientError, exit_code=65):
-    """The server answered with an error; `reason` of a client asks it why, `mqks inspect error` and
-    its log know it, too."""
+    """The server answered with an error. `reason` is the cause, which the client has asked for, or
+    None without an answer. `mqks inspect error` and the server's log have it, too."""
 
-    def __init__(self, message: str, error_id: str) -> None:
+    def __init__(self, message: str, error_id: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.error_id = error_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}: {self.reason}" if self.reason else message
 
 
 class CallFailed(ClientError, exit_code=65):
@@ -79,7 +84,17 @@ class PublishFailed(RequestFailed):
 
 
 class AuthenticationFailed(RequestFailed):
-    """The server refused the credentials, or wants some where the URL has none."""
+    """The server refused the credentials, or the URL has none where the server needs some."""
+
+    def __init__(self, error_id: str, *, given: bool) -> None:
+        if given:
+            super().__init__(f"the server refused the credentials, error {error_id}", error_id)
+        else:
+            super().__init__(
+                f"the server refused the connection, error {error_id}",
+                error_id,
+                "it needs credentials, as in mqks://USER:PASSWORD@HOST or mqks://TOKEN@HOST",
+            )
 
 
 class ProtocolViolation(ClientError, exit_code=69):

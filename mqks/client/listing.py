@@ -12,10 +12,13 @@ PAUSE_S_MAX = 0.1
 FLAGS = "after", "then", "mask"
 
 
-def rows(ask: Callable[[bytes], bytes | str], what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
-    """All rows of a list, `ask` being told the requests. The list is sorted by `keys`, up to
-    three: the next page begins behind what the last row has there, where that is not None."""
-    after = b""
+def rows(
+    ask: Callable[[bytes], bytes | str], what: bytes, *keys: str, after: bytes = b""
+) -> Iterator[dict[str, Any]]:
+    """All rows of a list, or those behind `after` in its first key, `ask` being told the requests.
+    The list is sorted by `keys`, up to three: the next page begins behind what the last row has
+    there, where that is not None."""
+    after = after and b" --after=" + after
     while True:
         began_s = time.monotonic()
         page = json.loads(ask(b"stats %b --limit=%d%b" % (what, PAGE_ROWS, after)))

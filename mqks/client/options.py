@@ -1,7 +1,10 @@
 """What a caller may choose about a client. The one rule: everything that could grow has a limit."""
 
+import os
+import re
+import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1024 * 1024
 
@@ -36,5 +39,18 @@ class Options:
     """The longest request; the server's limit of the same name."""
     reply_bytes_max: int = 64 * MIB
     """The longest reply; an update names all events of a queue in one line."""
+    client_name: str = ""
+    """What the server calls this client in its log and in `mqks inspect connections`."""
     ssl_context: ssl.SSLContext | None = None
     """For `mqkss://`; without one, the system's certificate authorities are trusted."""
+
+
+def named(options: Options, client_name: str | None) -> Options:
+    """The same options with a name of the client, if there is one."""
+    return replace(options, client_name=client_name) if client_name else options
+
+
+def default_name(program: str) -> str:
+    """What a program calls itself where nobody gave it a name: PROGRAM@HOST:PID."""
+    host = socket.gethostname()
+    return re.sub(r"[^\w.@:-]+", "-", f"{program}@{host}:{os.getpid()}").lstrip("-")[:200]

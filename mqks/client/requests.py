@@ -197,6 +197,11 @@ def request(action: str, arguments: Iterable[str]) -> bytes:
     return b" ".join([name(action), *map(payload, arguments)])
 
 
+def set_name(client_name: str) -> bytes:
+    """Raises InvalidRequest."""
+    return b"set_name " + name(client_name)
+
+
 def auth(credentials: Iterable[str]) -> bytes:
     try:
         return b" ".join([b"auth --confirm", *map(name, credentials)])

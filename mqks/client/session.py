@@ -124,6 +124,7 @@ class Session:
         self._jitter = jitter
         self._number = count(1)
         self._auth = requests.auth(credentials) if credentials else b"ping hello"
+        self._name = requests.set_name(options.client_name) if options.client_name else b""
         self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
         self._greeting_id = self._greeting = b""
         self._refusal = ""
@@ -268,6 +269,8 @@ class Session:
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
         self._greeting_id = self.new_id()
         self._greeting = requests.line(self._greeting_id, self._auth)
+        if self._name:
+            self._greeting += requests.line(self.new_id(), self._name)
         if self.state is not State.CLOSED:
             self.state = State.GREETING
             self.on_output()
@@ -374,7 +377,7 @@ class Session:
     def _greeted(self, error_id: str | None) -> None:
         self._greeting_id = b""
         if error_id is not None:
-            self.fail(AuthenticationFailed(f"the server refused us, error {error_id}", error_id))
+            self.fail(AuthenticationFailed(error_id, given=self._auth.startswith(b"auth ")))
         elif self.state is State.GREETING:
             self.state = State.UP
             self._was_up = True

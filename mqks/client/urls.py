@@ -4,6 +4,8 @@
     mqkss://[token@|user:password@]host[:port]     TLS over TCP
     mqks+unix://[token@|user:password@]/path       a Unix socket
 
+Each may end with ?name=NAME, the name that the client gives itself.
+
 The one rule: credentials never show, neither in an error nor in a repr.
 """
 
@@ -28,8 +30,9 @@ class Address:
     tls: bool = False
     credentials: tuple[str, ...] = field(default=(), repr=False)
     """Nothing, a token, or user and password."""
+    client_name: str = ""
     opener: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
-    """Gives the stream of each connection of an async client, instead of the network."""
+    """Returns the stream of each connection of an async client, instead of the network."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -55,14 +58,26 @@ def parse(url: str | None = None) -> Address:
     if parts.password is not None and not parts.username:
         raise ConfigurationError("the URL has a password without a user")
     credentials = tuple(unquote(word) for word in given if word)
-    if parts.query or parts.fragment:
-        raise ConfigurationError("a URL of MQKS has no query and no fragment")
+    client_name = _client_name(parts.query)
+    if parts.fragment:
+        raise ConfigurationError("a URL of MQKS has no fragment: write # as %23")
     if parts.scheme == "mqks+unix":
         if parts.hostname or parts.path in ("", "/"):
             raise ConfigurationError("a mqks+unix URL has three slashes and a path")
-        return Address("", 0, unquote(parts.path), credentials=credentials)
+        path = unquote(parts.path)
+        return Address("", 0, path, credentials=credentials, client_name=client_name)
     if parts.scheme not in ("mqks", "mqkss"):
         raise ConfigurationError("the URL must start with mqks://, mqkss:// or mqks+unix://")
     if not parts.hostname or parts.path not in ("", "/"):
         raise ConfigurationError("the URL must have a host and no path")
-    return Address(parts.hostname, port, tls=parts.scheme == "mqkss", credentials=credentials)
+    tls = parts.scheme == "mqkss"
+    return Address(parts.hostname, port, tls=tls, credentials=credentials, client_name=client_name)
+
+
+def _client_name(query: str) -> str:
+    if not query:
+        return ""
+    key, _, value = query.partition("=")
+    if key != "name" or not value or "&" in value:
+        raise ConfigurationError("a URL of MQKS has one parameter: ?name=NAME, as in ?name=web-1")
+    return unquote(value)

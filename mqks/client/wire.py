@@ -19,6 +19,8 @@ from mqks.client.options import Options
 from mqks.client.urls import Address
 
 BUFFER_BYTES = 64 * 1024
+NAMING = b"name"
+"""The id of the request that gives the client a name. An older server refuses that."""
 
 
 class Wire:
@@ -26,6 +28,7 @@ class Wire:
     `Options.timeout_s` another."""
 
     def __init__(self, address: Address, options: Options) -> None:
+        self._name = requests.set_name(options.client_name) if options.client_name else b""
         self._socket = open_socket(address, options)
         self.settimeout = self._socket.settimeout
         self.settimeout(options.timeout_s)
@@ -42,10 +45,15 @@ class Wire:
             self.answer(b"hello", asked)
         except RequestFailed as error:
             self.close()
-            raise AuthenticationFailed(str(error), error.error_id) from None
+            raise AuthenticationFailed(error.error_id, given=bool(credentials)) from None
         except BaseException:
             self.close()
             raise
+
+    def introduce(self) -> None:
+        """Give the client its name, if it has one."""
+        if self._name:
+            self.send(requests.line(NAMING, self._name))
 
     def send(self, data: bytes | memoryview) -> None:
         self._socket.sendall(data)
@@ -63,7 +71,8 @@ class Wire:
 
     def reply(self) -> requests.Reply:
         """The next reply. Raises ConnectionLost for one that concerns the connection."""
-        reply = requests.Reply.parse(self.line())
+        while (reply := requests.Reply.parse(self.line())).request_id == NAMING:
+            pass
         if reply.is_error and reply.request_id == b"-":
             raise ConnectionLost(f"refused by the server, error {requests.decoded(reply.text)}")
         return reply

@@ -19,16 +19,18 @@ from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.export import export
+from mqks.commands.guesses import Commands
 from mqks.commands.import_ import import_
 from mqks.commands.options import AsJson, note, tell
 from mqks.commands.serve import serve
 from mqks.commands.top import top
 from mqks.errors import MqksError, reason
 
-RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Look"
-KEEP, PIPELINE = "Keep", "Pipeline"
+RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
+KEEP, PIPELINE = "Maintenance", "Pipeline"
 
 app = typer.Typer(
+    cls=Commands,
     help="Message Queue Kept Simple: a message broker with a line protocol, journaled to SQLite.",
     epilog="Start here: mqks serve --db mqks.db",
     no_args_is_help=True,
@@ -56,6 +58,7 @@ _add(
     "mqks publish user.new - --once --id-prefix a < a.txt",
 )
 _add(MESSAGES, "consume", messages.consume, "mqks consume mailer user.new --count 10 --json")
+_add(MESSAGES, "peek", messages.peek, "mqks peek mailer --limit 5 --event 'user.*'")
 _add(MESSAGES, "requeue", messages.requeue, "mqks requeue worker-1 --all")
 _add(MESSAGES, "cancel", queues.cancel, "mqks cancel jobs reminder-17 --yes")
 _add(MESSAGES, "promote", queues.promote, "mqks promote jobs --all")
@@ -110,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except MqksError as error:
         note(_told(error))
+        for other in getattr(error, "others", ()):
+            note(other)
         return error.exit_code
     except OSError as error:
         told = reason(error)
@@ -157,7 +162,8 @@ def _told(error: MqksError) -> str:
     error_id = getattr(error, "error_id", None)
     if error_id is None:
         return str(error)
-    reason = (getattr(error, "__notes__", None) or [inspect.reason_of(error_id)])[0]
-    if reason:
+    if getattr(error, "reason", None):
+        return str(error)
+    if reason := inspect.reason_of(error_id):
         return f"{error}: {reason}"
     return f"{error}; see on the server's machine: mqks inspect error {error_id} --db FILE"

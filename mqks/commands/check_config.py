@@ -11,10 +11,10 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
-from mqks.commands.options import AsJson, note, table
+from mqks.commands.options import AsJson, table
 from mqks.commands.serve import FLAGS
 from mqks.errors import ConfigurationError
-from mqks.settings import SETTINGS, Settings, gather
+from mqks.settings import SETTINGS, Settings, collect
 
 MADE_BY_SERVER = ("db", "unix")
 """Files that need not be there; any other that a setting names does."""
@@ -24,9 +24,11 @@ EXTRA_WEB = ("prometheus_client", "starlette", "uvicorn")
 def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
     """Check the settings that serve would use, and print them with where each comes from.
 
-    It takes the flags of serve. Exit code 78 when something is wrong.
+    It takes the flags of serve. It reports all mistakes, with exit code 78.
     """
-    settings, places = gather(flags, os.environ, config)
+    settings, places, mistakes = collect(flags, os.environ, config)
+    if mistakes:
+        raise ConfigurationError(*mistakes, *problems(settings))
     rows = (
         {
             "setting": name,
@@ -42,11 +44,8 @@ def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
         for name, value in row.fields.items()
     )
     table([*rows, *tables], ["setting", "value", "from"], as_json=as_json)
-    found = list(problems(settings))
-    for problem in found[:-1]:
-        note(problem)
-    if found:
-        raise ConfigurationError(found[-1])
+    if found := list(problems(settings)):
+        raise ConfigurationError(*found)
 
 
 def _plain(value: Any, as_json: bool) -> object:

@@ -4,6 +4,7 @@ The one rule: a command waits for nothing without a limit, and least of all for 
 not there.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
@@ -26,16 +27,18 @@ Timeout = Annotated[
 
 def limited(timeout_s: float) -> "Options":
     """Limits of a client that gives up at once when nobody listens, and else after `timeout_s`."""
-    from mqks.client.options import Options  # here, so that --help does not load it
+    from mqks.client.options import Options, default_name  # here, so that --help does not load it
 
     if not timeout_s > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     timeout_s = min(timeout_s, TIMEOUT_S_MAX)
+    command = "-".join(sys.argv[1:2])
     return Options(
         timeout_s=timeout_s,
         connect_timeout_s=min(timeout_s, Options().connect_timeout_s),
         close_timeout_s=min(timeout_s, Options().close_timeout_s),
         connect_again=False,
+        client_name=default_name(f"mqks-{command}"),
     )
 
 
@@ -48,22 +51,26 @@ def checked(name: str) -> str:
 
 
 @contextmanager
-def connected(url: str | None, timeout_s: float = 30.0) -> Iterator["BlockingClient"]:
-    """A client with these limits.
+def connected(
+    url: str | None, timeout_s: float = 30.0, client_name: str | None = None
+) -> Iterator["BlockingClient"]:
+    """A client with these limits, by this name or that of the command.
 
     Raises what clients raise: ConfigurationError, ConnectionLost and the others.
     """
-    with connected_with(url, limited(timeout_s)) as client:
+    from mqks.client.options import named  # here, as above
+
+    with connected_with(url, named(limited(timeout_s), client_name)) as client:
         yield client
 
 
 @contextmanager
 def connected_with(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
-    """The same with other limits. What the server refuses gets the reason as a note."""
+    """The same with other limits."""
     # Here, as above.
     from mqks.client import urls
     from mqks.client.blocking import connect_blocking
-    from mqks.client.errors import ClientError, ConnectionLost, RequestFailed
+    from mqks.client.errors import ConnectionLost
 
     address, client = urls.parse(url), connect_blocking(url, options)
     with ExitStack() as leaving:
@@ -72,22 +79,14 @@ def connected_with(url: str | None, options: "Options") -> Iterator["BlockingCli
         except ConnectionLost as error:
             reason = str(error).removeprefix(f"{address}: ")
             raise ConnectionLost(f"no server at {address}: {reason}") from None
-        try:
-            yield client
-        except RequestFailed as error:
-            with suppress(ClientError):
-                limit_s = min(REASON_S, options.timeout_s)
-                if told := client.reason(error.error_id, timeout_s=limit_s):
-                    error.add_note(told)
-            raise
+        yield client
 
 
 def explained(error: Exception, url: str | None) -> Exception:
-    """The same; what the server refused to others than `connected` gets the reason as a note."""
+    """The same, with the server's reason if it has refused something and the reason is missing."""
     from mqks.client.errors import ClientError, RequestFailed  # here, as above
 
-    with suppress(ClientError):
-        if isinstance(error, RequestFailed):
-            with connected(url, REASON_S):
-                raise error
+    if isinstance(error, RequestFailed) and error.reason is None:
+        with suppress(ClientError), connected(url, REASON_S) as client:
+            error.reason = client.reason(error.error_id, timeout_s=REASON_S)
     return error

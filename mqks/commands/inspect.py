@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import Timeout, limited
 from mqks.commands.options import AsJson, Database, Url, duration, note, table, tell
 from mqks.errors import InspectionFailed, MqksError
@@ -35,11 +36,11 @@ REASON_S = 0.2
 QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
-    *("id", "queue", "connection", "address", "manual_ack", "prefetch", "meta"),
+    *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch", "meta"),
     *("unacked", "unacked_bytes", "blocked"),
 )
 CONNECTION = (
-    *("id", "address", "user", "consumers", "unacked"),
+    *("id", "name", "address", "user", "consumers", "unacked"),
     *("unconfirmed", "outbox_bytes", "blocked"),
 )
 UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
@@ -47,7 +48,9 @@ MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")]
+Name = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=complete.queues)
+]
 
 app = typer.Typer(
     help="Look into a server, or into its database while it does not run. Consumes nothing.",
@@ -180,7 +183,10 @@ def messages(
 def unacked(
     source: "Source",
     as_json: bool,
-    name: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only of this.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[QUEUE]", help="Only of this.", autocompletion=complete.queues),
+    ] = None,
 ) -> None:
     """List the messages that consumers hold, or held when the server ended."""
     _list(source.unacked(name), UNACKED, as_json)

@@ -22,22 +22,27 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import Timeout, checked, connected
-from mqks.commands.options import AddMask, AsJson, Url, printable, progress, tell
+from mqks.commands.existing import check_consumer, check_queue
+from mqks.commands.options import AddMask, AsJson, EventMask, Url, printable, progress, tell
 from mqks.errors import BadData, TimedOut
 from mqks.inspection.text import data_as_text
 from mqks.limits import PREFETCH
 from mqks.protocol.lines import LineSplitter
+from mqks.protocol.masks import name_masks
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient, BlockingConsumer
-    from mqks.client.messages import Message
+    from mqks.client.messages import Message, Peeked
     from mqks.client.requests import Terms
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
 """So long after a signal a write is waited for."""
 LAST_NUMBER = 10**18
+PEEK_ROWS = 100
+"""That many are asked for at a time."""
 
 
 def publish(
@@ -159,6 +164,7 @@ def _publish_lines(
                 f"the server refused line {failure.failed[0].number + 1}, "
                 f"{failure.confirmed} others are confirmed; error {failure.error_id}",
                 failure.error_id,
+                failure.reason,
             ) from None
     if lines.fault:
         raise BadData(f"line {lines.count + 1} {lines.fault}; what stands before it is published")
@@ -218,7 +224,12 @@ def _progress_of_stdin() -> AbstractContextManager[Callable[[int], object]]:
 
 
 def consume(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="It is made if it is missing.")],
+    queue: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUEUE", help="It is made if it is missing.", autocompletion=complete.queues
+        ),
+    ],
     events: Annotated[
         list[str] | None,
         typer.Argument(metavar="[EVENT]...", help="Bind the queue to these alone."),
@@ -262,6 +273,10 @@ def consume(
     meta: Annotated[
         bool, typer.Option("--meta", help="With --json tell attributes, and why letters died.")
     ] = False,
+    client_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Its name in mqks inspect connections."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the messages of a queue, each on a line, until Ctrl-C.
@@ -280,7 +295,7 @@ def consume(
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
     with (
-        connected(url) as client,
+        connected(url, client_name=client_name) as client,
         client.consume(
             queue,
             events or (),
@@ -386,11 +401,11 @@ class _Output:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _raw(message: "Message") -> bytes:
+def _raw(message: "Message | Peeked") -> bytes:
     return message.data + b"\n"
 
 
-def _shown(message: "Message") -> bytes:
+def _shown(message: "Message | Peeked") -> bytes:
     return printable(os.fsdecode(message.data)).encode() + b"\n"
 
 
@@ -404,13 +419,53 @@ def _json_with_meta(message: "Message") -> bytes:
     return json.dumps(_row(message) | told).encode() + b"\n"
 
 
-def _row(message: "Message") -> dict[str, Any]:
+def _row(message: "Message | Peeked") -> dict[str, Any]:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
     return told | data_as_text(message.data)
 
 
+def peek(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 20,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
+    event: EventMask = None,
+    scheduled: Annotated[
+        bool, typer.Option("--scheduled", help="Only those that wait for their time.")
+    ] = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Print the first messages of a queue, unacked ones as well, without consuming them.
+
+    Each is printed as by consume; --json adds its sequence number, to go on with --after.
+    """
+    matches = name_masks([os.fsencode(event or "**")])
+    form = _shown if sys.stdout.isatty() else _raw
+    with connected(url, timeout) as client:
+        check_queue(client, queue)
+        while limit:
+            rows = PEEK_ROWS if event else min(limit, PEEK_ROWS)
+            page = client.peek(queue, after=after, limit=rows, scheduled=scheduled)
+            if not page:
+                break
+            found = [each for each in page if matches(os.fsencode(each.event))][:limit]
+            if as_json:
+                for each in found:
+                    typer.echo(json.dumps({"seq": each.seq} | _row(each)))
+            else:
+                sys.stdout.buffer.write(b"".join(map(form, found)))
+            limit -= len(found)
+            after = page[-1].seq
+
+
 def requeue(
-    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="The id of a consumer.")],
+    consumer: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONSUMER", help="The id of a consumer.", autocompletion=complete.consumers
+        ),
+    ],
     messages: Annotated[
         list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Which it has unacked.")
     ] = None,
@@ -423,6 +478,8 @@ def requeue(
     if all_messages == bool(messages):
         raise typer.BadParameter("name messages, or all of them with --all")
     with connected(url, timeout) as client:
-        for message in map(checked, messages) if messages else ["--all"]:
-            client.request("reject", "--confirm", checked(consumer), message)
+        ids = [checked(each) for each in messages or ()] or ["--all"]
+        check_consumer(client, checked(consumer))
+        for each in ids:
+            client.request("reject", "--confirm", consumer, each)
     tell({"consumer": consumer, "messages": messages}, as_json)

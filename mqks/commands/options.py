@@ -33,6 +33,10 @@ AddMask = Annotated[
     list[str] | None,
     typer.Option(metavar="MASK", help="Bind it to what matches, too, as logs.**. Repeatable."),
 ]
+EventMask = Annotated[
+    str | None,
+    typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Row = Mapping[str, Any]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import explained
 from mqks.commands.options import AsJson, Row, Url, duration, table, tell
 
@@ -41,7 +42,14 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue; nobody else consumes it.")]
+Queue = Annotated[
+    str,
+    typer.Argument(
+        metavar="QUEUE",
+        help="The queue; nobody else consumes it.",
+        autocompletion=complete.queues,
+    ),
+]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
 LakeOrNone = Annotated[Path | None, typer.Argument(metavar="[LAKE]", help="Its directory.")]
 Start = Annotated[
@@ -152,7 +160,11 @@ def report(
     lake: LakeOrNone = None,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="QUEUE", help="Report on what waits in this queue instead."),
+        typer.Option(
+            metavar="QUEUE",
+            help="Report on what waits in this queue instead.",
+            autocompletion=complete.queues,
+        ),
     ] = None,
     url: Url = None,
     start: Start = None,

@@ -8,21 +8,29 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from mqks.commands import complete
 from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AddMask, AsJson, Url, Yes, confirm, counted, printable, tell
+from mqks.commands.existing import check_queue
+from mqks.commands.options import (
+    AddMask,
+    AsJson,
+    EventMask,
+    Url,
+    Yes,
+    confirm,
+    counted,
+    printable,
+    tell,
+)
 
 if TYPE_CHECKING:
     from mqks.client.requests import Policy
 
-Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)]
 Messages = Annotated[
     list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Scheduled ones.")
 ]
 All = Annotated[bool, typer.Option("--all", help="All that are scheduled.")]
-Mask = Annotated[
-    str | None,
-    typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
-]
 Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="So many at most.")]
 
 
@@ -68,10 +76,11 @@ def rebind(
     as_json: AsJson = False,
 ) -> None:
     """Change the events a queue is bound to; with none named, unbind all of them."""
-    if not (events or remove or remove_mask or add or add_mask):
-        confirm(f"Unbind {printable(queue)} from all its events?", yes)
-        events = []
     with connected(url, timeout) as client:
+        check_queue(client, queue, f"; mqks subscribe {queue} EVENT creates it")
+        if not (events or remove or remove_mask or add or add_mask):
+            confirm(f"Unbind {printable(queue)} from all its events?", yes)
+            events = []
         client.rebind(
             queue,
             replace=events,
@@ -95,8 +104,9 @@ def purge(
 ) -> None:
     """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
     which = "wait in or are scheduled for" if scheduled else "wait in"
-    confirm(f"Drop all messages that {which} {printable(queue)}?", yes)
     with connected(url, timeout) as client:
+        check_queue(client, queue)
+        confirm(f"Drop all messages that {which} {printable(queue)}?", yes)
         count = client.purge(queue, scheduled=scheduled)
     tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
@@ -113,8 +123,9 @@ def cancel(
     """Drop scheduled messages before their time has come."""
     ids = _ids(messages, all_messages)
     which = f"{len(messages)} scheduled" if messages else "all scheduled"
-    confirm(f"Drop {which} messages of {printable(queue)}?", yes)
     with connected(url, timeout) as client:
+        check_queue(client, queue)
+        confirm(f"Drop {which} messages of {printable(queue)}?", yes)
         count = sum(client.cancel(queue, each) for each in ids)
     tell({"queue": queue, "cancelled": count}, as_json, counted(count, "cancelled"))
 
@@ -130,6 +141,7 @@ def promote(
     """Let scheduled messages join their queue now."""
     ids = _ids(messages, all_messages)
     with connected(url, timeout) as client:
+        check_queue(client, queue)
         count = sum(client.promote(queue, each) for each in ids)
     tell({"queue": queue, "promoted": count}, as_json, counted(count, "promoted"))
 
@@ -141,9 +153,19 @@ def _ids(messages: list[str] | None, all_messages: bool) -> list[str | None]:
 
 
 def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The queue they wait in.")],
-    to: Annotated[str, typer.Argument(metavar="TO", help="It is made if it is missing.")],
-    event: Mask = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FROM", help="The queue they wait in.", autocompletion=complete.queues
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="It is created if it is missing.", autocompletion=complete.queues
+        ),
+    ],
+    event: EventMask = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -151,16 +173,25 @@ def move(
 ) -> None:
     """Move messages that wait in one queue to the end of another."""
     with connected(url, timeout) as client:
+        check_queue(client, source)
         count = client.move(source, to, event=event, limit=limit)
     tell({"from": source, "to": to, "moved": count}, as_json, counted(count, "moved"))
 
 
 def redrive(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="One of dead letters.")],
+    queue: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUEUE", help="One of dead letters.", autocompletion=complete.queues
+        ),
+    ],
     to: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="All to this one instead.")
+        str | None,
+        typer.Option(
+            metavar="QUEUE", help="All to this one instead.", autocompletion=complete.queues
+        ),
     ] = None,
-    event: Mask = None,
+    event: EventMask = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -168,6 +199,7 @@ def redrive(
 ) -> None:
     """Put dead letters back into the queues where they died, their counts at zero."""
     with connected(url, timeout) as client:
+        check_queue(client, queue)
         count = client.redrive(queue, to=to, event=event, limit=limit)
     tell({"queue": queue, "to": to, "redriven": count}, as_json, counted(count, "redriven"))
 
@@ -181,8 +213,9 @@ def trim(
     as_json: AsJson = False,
 ) -> None:
     """Drop the messages that wait in a queue below a number."""
-    confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
     with connected(url, timeout) as client:
+        check_queue(client, queue)
+        confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
         count = client.trim(queue, seq)
     tell({"queue": queue, "seq": seq, "trimmed": count}, as_json, counted(count, "trimmed"))
 
@@ -203,7 +236,10 @@ def set_queue(
         ),
     ] = None,
     dead_letters: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="Where dead messages go.")
+        str | None,
+        typer.Option(
+            metavar="QUEUE", help="Where dead messages go.", autocompletion=complete.queues
+        ),
     ] = None,
     ttl: Annotated[
         str | None, typer.Option(metavar="SECONDS", help="How long a message may wait.")
@@ -225,11 +261,14 @@ def set_queue(
         str | None, typer.Option(metavar="SECONDS", help="How long an ack may take.")
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Clear all that is not given.")] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the queue if it does not exist.")
+    ] = False,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a queue if it is missing, and say what it does with its messages.
+    """Change the policy of a queue: its limits, retries and dead letters.
 
     An empty value clears: then the default of the server's mqks.toml holds, if there is one.
     """
@@ -247,6 +286,8 @@ def set_queue(
     }
     changes = {field: value or None for field, value in given.items() if value is not None}
     with connected(url, timeout) as client:
+        if not create:
+            check_queue(client, queue, "; --create creates it")
         client.set_queue(queue, reset=reset, **cast("Policy", changes))
     tell({"queue": queue, "reset": reset, "changes": changes}, as_json)
 
@@ -261,11 +302,16 @@ def delete_queue(
     ] = None,
     url: Url = None,
     yes: Yes = False,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="No error if the queue does not exist.")
+    ] = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Delete a queue with its messages and bindings."""
-    confirm(f"Delete {printable(queue)} with all its messages?", yes)
     with connected(url, timeout) as client:
+        if not if_exists:
+            check_queue(client, queue)
+        confirm(f"Delete {printable(queue)} with all its messages?", yes)
         client.delete_queue(queue, when_unused=False if when_unused is None else when_unused)
     tell({"queue": queue, "when_unused_s": when_unused}, as_json)

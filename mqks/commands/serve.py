@@ -1,4 +1,4 @@
-"""`mqks serve`: its flags are the fields of `Settings`, so there is nothing to keep in step."""
+"""`mqks serve`: its flags are derived from the fields of `Settings`."""
 
 import os
 from inspect import Parameter, Signature
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mqks.settings import SETTINGS, Setting, load
+from mqks.settings import RENAMED, SETTINGS, Setting, load
 
 _METAVARS: dict[Any, str] = {
     Path: "PATH",
@@ -20,15 +20,17 @@ _METAVARS: dict[Any, str] = {
 def serve(config: Path | None, **flags: object) -> None:
     """Run the broker until SIGTERM or SIGINT.
 
-    Every setting may also stand in mqks.toml (port = 25000) or in the environment
-    (MQKS_PORT=25000); a flag beats the environment, and that beats the file.
+    Settings can also be set in mqks.toml (port = 25000) and in the environment (MQKS_PORT=25000).
+    A flag takes precedence over the environment, and the environment over the file.
     """
     settings = load(flags, os.environ, config)
     from mqks.server import run  # here, so that --help does not load the broker
 
     try:
         code = run(settings)
-    except OSError as error:  # A fault: it is told in full, not in the one line of other commands.
+    except (
+        OSError
+    ) as error:  # An internal error: shown with its traceback, unlike those of other commands.
         raise RuntimeError("the server has failed") from error
     raise typer.Exit(code)
 
@@ -47,7 +49,7 @@ def _flag(setting: Setting) -> Parameter:
 
 
 def _help(setting: Setting) -> str:
-    """Why, then the default in brackets with its unit or the other choices."""
+    """The text, then the default in brackets with its unit or the other choices."""
     default, unit = setting.default_text, setting.about.unit
     if setting.choices:
         default += ", or " + ", ".join(word for word in setting.choices if word != default)
@@ -60,6 +62,12 @@ def _parameter(name: str, annotation: object) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-_config: Any = typer.Option(help="The file of settings, instead of ./mqks.toml.", metavar="PATH")
-FLAGS = [_parameter("config", Annotated[Path | None, _config]), *map(_flag, SETTINGS.values())]
+_config: Any = typer.Option(help="Settings file; the default is ./mqks.toml.", metavar="PATH")
+_old: Any = typer.Option(hidden=True)
+FLAGS = [
+    _parameter("config", Annotated[Path | None, _config]),
+    *map(_flag, SETTINGS.values()),
+    # Accepted so that `load` can refuse them with the new name.
+    *(_parameter(name, Annotated[str | None, _old]) for name in RENAMED),
+]
 serve.__signature__ = Signature(FLAGS)  # type: ignore[attr-defined]

@@ -237,11 +237,12 @@ def _consumers(seen: Row, width: int) -> "RenderableType":
             printable(consumer["id"]),
             f"{consumer['unacked']:,}",
             printable(consumer["queue"]),
-            printable(consumer["address"]) + "  blocked" * consumer["blocked"],
+            printable(consumer["client"] or consumer["address"])
+            + "  blocked" * consumer["blocked"],
         )
         for consumer in seen["consumers"]
     ]
-    return _table(("consumer", "unacked", "queue", "address"), rows, width, spare=("address",))
+    return _table(("consumer", "unacked", "queue", "client"), rows, width, spare=("client",))
 
 
 def _table(
@@ -256,7 +257,7 @@ def _table(
     from rich.table import Column, Table
     from rich.text import Text
 
-    words = ("", "queue", "consumer", "address")
+    words = ("", "queue", "consumer", "client")
     for name in spare:
         widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
         least = [

@@ -16,14 +16,15 @@ from typing import Annotated, Any
 import typer
 
 from mqks import users_file
+from mqks.commands import complete
 from mqks.commands.options import AsJson, Row, table, tell
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.settings import load
 from mqks.users import (
     SALT_BYTES,
     TOKEN_BYTES,
-    Permissions,
     User,
+    allows,
     check_word,
     hash_password,
     hash_token,
@@ -35,14 +36,17 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-COLUMNS = ["name", "password", "token", "publish", "consume", "bind", "admin", "eval"]
+COLUMNS = [
+    *("name", "password", "token", "publish", "consume", "read", "bind"),
+    *("monitoring", "admin", "eval"),
+]
 SHOWN = {True: "yes", False: "no"}
 
 UsersFile = Annotated[
     Path | None,
     typer.Option("--users", metavar="PATH", help="The file; as for serve.", readable=False),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.users)]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
@@ -54,21 +58,31 @@ Publish = Annotated[
     Masks, typer.Option(metavar="MASK", help="Events it may publish; may be repeated.")
 ]
 Consume = Annotated[Masks, typer.Option(metavar="MASK", help="Queues it may consume.")]
+Read = Annotated[
+    Masks, typer.Option(metavar="MASK", help="Queues it may read without consuming them.")
+]
 Bind = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may bind to its queues.")]
-Admin = Annotated[bool, typer.Option("--admin", help="It may delete, purge, see all.")]
+Monitoring = Annotated[
+    bool, typer.Option("--monitoring", help="It may inspect everything but messages.")
+]
+Admin = Annotated[
+    bool, typer.Option("--admin", help="It may delete and purge queues; with --monitoring.")
+]
 Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
 
 @app.command(epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users")
 def add(
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     users: UsersFile = None,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
     password_file: PasswordFile = None,
     token: Annotated[bool, typer.Option("--token", help="Make a token, and print it.")] = False,
     publish: Publish = None,
     consume: Consume = None,
+    read: Read = None,
     bind: Bind = None,
+    monitoring: Monitoring = False,
     admin: Admin = False,
     eval: Eval = False,
     as_json: AsJson = False,
@@ -87,7 +101,7 @@ def add(
     name_bytes_max = load({"users": users}, os.environ).name_bytes_max
     if len(name.encode()) > name_bytes_max:
         raise typer.BadParameter(f"the name may have {name_bytes_max} bytes at most")
-    _check_masks(publish, consume, bind)
+    _check_masks(publish, consume, read, bind)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""
     user = User(
@@ -96,14 +110,16 @@ def add(
         hash_token(new) if new else "",
         publish or [],
         consume or [],
+        read or [],
         ["**"] if bind is None else bind,
+        monitoring,
         admin,
         eval,
     )
     with users_file.locked(path):
         entries = users_file.read(path) if path.exists() else []
         if any(entry.name == name for entry in entries):
-            raise ConfigurationError(f"{path}: there is a user {name} already")
+            raise ConfigurationError(f"{path}: the user {name} exists already")
         users_file.write(path, [*entries, user])
     tell({"name": name, "token": new or None}, as_json, new)
 
@@ -137,18 +153,21 @@ def grant(
     users: UsersFile = None,
     publish: Publish = None,
     consume: Consume = None,
+    read: Read = None,
     bind: Bind = None,
+    monitoring: Monitoring = False,
     admin: Admin = False,
     eval: Eval = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a user do more than before; its password and token stay."""
-    given = {"publish": publish, "consume": consume, "bind": bind}
+    given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     _check_masks(*given.values())
     with _changed(users, name) as (user, _):
         for what, masks in given.items():
             kept: list[str] = getattr(user, what)
             kept += [mask for mask in masks or [] if mask not in kept]
+        user.monitoring |= monitoring
         user.admin |= admin
         user.eval |= eval
     tell(_row(user, as_lists=True), as_json)
@@ -160,13 +179,15 @@ def revoke(
     users: UsersFile = None,
     publish: Publish = None,
     consume: Consume = None,
+    read: Read = None,
     bind: Bind = None,
+    monitoring: Monitoring = False,
     admin: Admin = False,
     eval: Eval = False,
     as_json: AsJson = False,
 ) -> None:
     """Take from a user some of what `list` shows, mask for mask; password and token stay."""
-    given = {"publish": publish, "consume": consume, "bind": bind}
+    given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     with _changed(users, name) as (user, _):
         for what, masks in given.items():
             kept: list[str] = getattr(user, what)
@@ -174,6 +195,7 @@ def revoke(
                 if mask not in kept:
                     raise ConfigurationError(f"user {name} has no mask {mask} for --{what}")
                 kept.remove(mask)
+        user.monitoring &= not monitoring
         user.admin &= not admin
         user.eval &= not eval
     tell(_row(user, as_lists=True), as_json)
@@ -242,7 +264,7 @@ def _check_masks(*given: Masks) -> None:
     for mask in chain.from_iterable(masks or [] for masks in given):
         _check("mask", mask)
     try:
-        Permissions(*(masks or [] for masks in given))
+        allows(chain.from_iterable(masks or [] for masks in given))
     except BadRequest as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Looking into a server, or into the file of one that does not run: the same rows of either.
+"""Reads the state of a server, or of a database file without one, as the same rows.
 
-The one rule: looking changes nothing, and nothing is held in memory that grows with the messages.
+The one rule: nothing is changed, and memory use does not grow with the number of messages.
 """

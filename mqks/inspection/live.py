@@ -1,8 +1,10 @@
-"""A running server, looked into page by page."""
+"""Reads the state of a running server, page by page."""
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Self
 
@@ -13,10 +15,14 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed
 from mqks.inspection.source import Row, error_row, message_row
+from mqks.inspection.text import did_you_mean
+
+COMPARED_MAX = 10_000
+"""So many names of queues may be meant by one that does not exist."""
 
 
 class Live:
-    """A server as a source; `otherwise` is told before the reason when there is none."""
+    """A server as a source; `otherwise` precedes the reason when the server is not reachable."""
 
     def __init__(self, url: str | None, options: Options, otherwise: str = "") -> None:
         self._server = Dialogue(url, options)
@@ -41,8 +47,19 @@ class Live:
     def queue(self, name: str) -> Row:
         try:
             return self._object(b"queue", requests.name(name))
-        except RequestFailed:
-            raise InspectionFailed(f"{self._server.address}: there is no queue {name}") from None
+        except RequestFailed as error:
+            self._check(name, error)
+            raise
+
+    def _check(self, name: str, error: RequestFailed) -> None:
+        """Raise InspectionFailed if the reason is that there is no such queue."""
+        if "there is no queue" in (self._server.reason(error.error_id) or ""):
+            near = ""
+            with suppress(RequestFailed):
+                names = (row["name"] for row in self.queues())
+                near = did_you_mean(name, islice(names, COMPARED_MAX))
+            where = self._server.address
+            raise InspectionFailed(f"{where}: there is no queue {name}{near}") from None
 
     def bindings(self, event: str | None) -> Iterator[Row]:
         return self._rows([b"bindings", *_given(event)], "queue", "event", "mask")
@@ -54,28 +71,38 @@ class Live:
         return self._rows([b"connections"], "id")
 
     def unacked(self, queue: str | None) -> Iterator[Row]:
+        if queue is not None:
+            self.queue(queue)
         return self._rows([b"unacked", *_given(queue)], "queue", "seq")
 
     def journal(self) -> Row:
         return self._object(b"journal")
 
     def errors(self, limit: int, error_id: str | None = None) -> list[Row]:
-        """Error replies, the newest first; or that one, if it is there."""
+        """Error replies, the newest first; or only the one with this id, if it exists."""
         rows = self._ask(b"errors", *_given(error_id), b"--limit=%d" % limit)
         return list(map(error_row, reversed(rows)))
 
     def messages(self, queue: str, after: int) -> Iterator[Row]:
-        self.queue(queue)
-        name = requests.name(queue)
+        name = self._readable(queue)
         waiting = self._peeked(b"peek %b" % name, after)
         return merge(waiting, self.scheduled(queue, after), key=itemgetter("seq"))
 
     def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        self.queue(queue)
-        return self._peeked(b"peek %b --scheduled" % requests.name(queue), after)
+        return self._peeked(b"peek %b --scheduled" % self._readable(queue), after)
+
+    def _readable(self, queue: str) -> bytes:
+        """The name of a queue that exists. It takes the permission that reading it takes."""
+        name = requests.name(queue)
+        try:
+            self._server.ask(b"range " + name)
+        except RequestFailed as error:
+            self._check(queue, error)
+            raise
+        return name
 
     def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
-        """A page at a time, whole: another one may be asked for before it is taken."""
+        """Read one complete page at a time, so that other requests can be sent in between."""
         while True:
             words = (request, after, listing.PAGE_ROWS)
             page = [*map(_row, self._server.ask_lines(b"%b --after=%d --limit=%d" % words))]

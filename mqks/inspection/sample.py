@@ -16,8 +16,8 @@ COUNTERS = (
 
 
 def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
-    """Everything there is to see, with rates since an earlier sample; `connected` is False and
-    nothing else is there when the server does not answer. Of long lists come the first rows."""
+    """The state of the server, with rates since an earlier sample. When the server does not answer,
+    `connected` is False and nothing else is present. Long lists have only their first rows."""
 
     def rows(what: bytes, key: str) -> Iterator[Row]:
         return islice(listing.rows(ask, what, key), rows_max)
@@ -60,12 +60,13 @@ def add_rates(now: Row, earlier: Row | None) -> None:
 
 
 def _count(counter: int | dict[str, int]) -> int:
-    """Of one that is told by reasons, the sum."""
+    """The value of a counter; the sum if it is counted by reason."""
     return sum(counter.values()) if isinstance(counter, dict) else counter
 
 
 def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
-    """What has come in takes numbers; what has gone is what came and is not there any more."""
+    """Incoming messages are counted by their numbers; outgoing ones are those that came in and no
+    longer exist."""
     if earlier is None or queue["next_seq"] < earlier["next_seq"]:
         return {"in_per_s": None, "out_per_s": None}
     came = queue["next_seq"] - earlier["next_seq"]

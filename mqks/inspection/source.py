@@ -1,6 +1,6 @@
-"""Where what is looked into comes from: the server that has a database, or the file without one.
+"""The source of inspected data: the server that uses a database, or the file if there is none.
 
-Both tell the same rows, as `stats` names them; what a source cannot know is None.
+Both return the same rows, with the names of `stats`; values that a source does not know are None.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,15 +11,15 @@ from mqks.client import requests
 from mqks.inspection.text import time_text
 
 LETTER: Final = ["reason", "queue", "tries", "published", "died"]
-"""The attributes of a dead message that it was not published with, the last ones."""
+"""The last attributes of a dead letter, which the broker has added."""
 Row = dict[str, Any]
 Note = Callable[[str], object]
-"""Is told what a reader of the rows should know beside them."""
+"""Called with notes about the rows for the user."""
 
 
 class Source(Protocol):
-    """A context. Names are text with surrogate escapes; raises InspectionFailed for a queue that is
-    not there."""
+    """A context. Names are text with surrogate escapes. Raises InspectionFailed for a queue that
+    does not exist."""
 
     def totals(self) -> Row: ...
     def queues(self) -> Iterator[Row]: ...
@@ -30,10 +30,10 @@ class Source(Protocol):
     def unacked(self, queue: str | None) -> Iterator[Row]: ...
     def journal(self) -> Row: ...
     def messages(self, queue: str, after: int) -> Iterator[Row]:
-        """Rows of `message_row`: all there are, as they are taken, the scheduled ones, too."""
+        """Rows of `message_row` for all messages, scheduled ones included, read on demand."""
 
     def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        """The scheduled ones alone."""
+        """The same for scheduled messages only."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
@@ -54,8 +54,8 @@ def message_row(
     rejects: int | None = None,
     losses: int | None = None,
 ) -> Row:
-    """`data` are bytes. None is what the source does not know; times are None where there is
-    none. `letter` tells of a dead message why it died, and `meta` its own attributes."""
+    """`data` are bytes. Values that the source does not know are None, and so are missing times.
+    `letter` says why a dead message died; `meta` has its own attributes."""
     own, letter = letter_of(meta)
     return {
         "seq": seq,
@@ -75,8 +75,8 @@ def message_row(
 
 
 def letter_of(meta: bytes) -> tuple[str, Row | None]:
-    """The attributes that a message was published with, and what the broker has added to those of
-    a dead one."""
+    """The attributes that a message was published with, and those that the broker has added if it
+    is a dead letter."""
     pairs = meta.decode("ascii", "backslashreplace").split("&")
     added = [pair.partition("=") for pair in pairs[-len(LETTER) :]]
     if [name for name, _, _ in added] != LETTER:
@@ -89,7 +89,7 @@ def letter_of(meta: bytes) -> tuple[str, Row | None]:
 
 
 def error_row(row: Row) -> Row:
-    """Of a file or a server, as it is told."""
+    """An error record of a file or a server, with its time as text."""
     told = {
         name: requests.decoded(value) if isinstance(value, bytes) else value
         for name, value in row.items()

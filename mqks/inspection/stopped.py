@@ -1,4 +1,4 @@
-"""A database file that nobody serves; and where to look, at the server of a file or at the file."""
+"""Reads a database file that no server uses; and chooses between a server and the file."""
 
 import os
 import time
@@ -12,6 +12,7 @@ from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.inspection.live import Live
 from mqks.inspection.source import Note, Row, Source, error_row, message_row
+from mqks.inspection.text import did_you_mean
 from mqks.journal.sqlite.database_file import DatabaseFile, no_file
 from mqks.journal.sqlite.lock import server_of
 from mqks.protocol.masks import MASK, bound_matches
@@ -23,29 +24,30 @@ _ONLY_OF_A_SERVER = (
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors"),
     *("loop_held", "loop_late"),
 )
-"""Of the totals."""
+"""Totals that only a server knows."""
 
 
 def source_of(database: Path, options: Options, note: Note, *, is_named: bool) -> Source:
-    """The server that has this file, or the file, or, unless it was named, the usual server."""
+    """The server that uses this file, or the file, or, unless the file was named, the default
+    server."""
     url = server_of(database)
     if url:
         return Live(url, options)
     if url is not None:
-        note(f"{database}: a server that can't be found has it; this is what the file says")
+        note(f"{database}: a server uses it but can't be found; these are the contents of the file")
     elif not is_named and not database.exists():
         return Live(None, options, f"there is no file {database} and ")
-    elif not is_named:  # An old file may lie here, and a server with another one run.
-        note(f"{database}: no server has it; this is what the file says")
+    elif not is_named:  # This may be an old file, and a server may run with another one.
+        note(f"{database}: no server uses it; these are the contents of the file")
     return Stopped(database, note)
 
 
 def errors_of(database: Path, note: Note, limit: int, error_id: str | None = None) -> list[Row]:
-    """As `Live.errors`, of a file that may be served."""
+    """Like `Live.errors`, for a file, even one that a server uses."""
     if not database.is_file():
         raise no_file(database)
     with DatabaseFile(database, thorough=False) as file:
-        # No id has a space, so it is the last one below that.
+        # No id contains a space, so the id is the last one below this text.
         found = file.errors(limit) if error_id is None else file.errors(1, f"{error_id} ")
         for place, what in file.damage:
             note(f"{place}: {what}")
@@ -53,7 +55,7 @@ def errors_of(database: Path, note: Note, limit: int, error_id: str | None = Non
 
 
 class Stopped:
-    """A file that nobody serves. Leaving it raises JournalDamaged if not all of it is whole."""
+    """A file that no server uses. On exit it raises JournalDamaged if the file is damaged."""
 
     def __init__(self, path: Path, note: Note) -> None:
         self._path = path
@@ -75,7 +77,7 @@ class Stopped:
             self._note(f"{place}: {what}")
         if self._doubtful:
             self._note(
-                f"{self._doubtful} of these messages stand in damaged segments: "
+                f"{self._doubtful} of these messages are in damaged segments: "
                 "any byte of them may be wrong, and they may have been acked"
             )
         raise JournalDamaged(
@@ -118,7 +120,7 @@ class Stopped:
     def queue(self, name: str) -> Row:
         row = next((row for row in self.queues() if row["name"] == name), None)
         if row is None:
-            raise InspectionFailed(f"{self._path}: there is no queue {name}")
+            raise self._missing(name)
         raw = requests.name(name)
         own = next(queue.policy.fields() for queue in self._file.queues if queue.name == raw)
         policy = {field: {"value": value, "from": "set_queue"} for field, value in own.items()}
@@ -147,10 +149,16 @@ class Stopped:
         return self._nobody("connections")
 
     def _nobody(self, what: str) -> Iterator[Row]:
-        self._note(f"{self._path}: no server has it, so there are no {what}")
+        self._note(f"{self._path}: no server uses it, so there are no {what}")
         return iter(())
 
+    def _missing(self, queue: str) -> InspectionFailed:
+        near = did_you_mean(queue, (requests.decoded(each.name) for each in self._file.queues))
+        return InspectionFailed(f"{self._path}: there is no queue {queue}{near}")
+
     def unacked(self, queue: str | None) -> Iterator[Row]:
+        if queue is not None and all(row["name"] != queue for row in self.queues()):
+            raise self._missing(queue)
         for each in self._file.queues:
             name = requests.decoded(each.name)
             if not each.unacked or queue not in (None, name):
@@ -191,7 +199,7 @@ class Stopped:
     def messages(self, queue: str, after: int) -> Iterator[Row]:
         raw = requests.name(queue)
         if all(each.name != raw for each in self._file.queues):
-            raise InspectionFailed(f"{self._path}: there is no queue {queue}")
+            raise self._missing(queue)
         for message in self._file.messages(raw, after):
             self._doubtful += message.doubtful
             yield message_row(

@@ -1,1 +1,1 @@
-"""What must last: segments of messages, and the stores that keep them."""
+"""Durable data: segments of messages, and the stores that contain them."""

@@ -1,4 +1,4 @@
-"""The store that a server has unless it is given another."""
+"""The store that a server uses by default."""
 
 from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.store import OpenStore

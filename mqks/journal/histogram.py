@@ -1,14 +1,14 @@
-"""Counts of what was observed, by size: how long commits take, and how much is in one.
+"""Histograms: how long commits take, and how much each contains.
 
-The one rule: observing costs one search in a short tuple; nothing is kept of the single value.
+The one rule: an observation costs one search in a short tuple; single values are not stored.
 """
 
 from bisect import bisect_left
 
 
 class Histogram:
-    """`bounds` are the upper ends of the buckets, rising, each itself included; one more bucket
-    holds what is above them all."""
+    """`bounds` are the ascending, inclusive upper ends of the buckets; one more bucket counts
+    everything above."""
 
     def __init__(self, *bounds: float) -> None:
         self.bounds = bounds

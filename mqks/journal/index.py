@@ -1,7 +1,7 @@
-"""Where every living message lies, and which segments may go.
+"""Which segment holds each living message, and which segments can be deleted.
 
-The one rule: a segment may be dropped when none of its messages is alive and nothing that it says
-(acks, marks) is about a message of a segment that is still there.
+The one rule: a segment may be dropped when none of its messages is alive and none of its acks and
+marks is about a message of a segment that still exists.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,25 +14,25 @@ from mqks.journal.store import LastWords
 from mqks.limits import SEGMENT_SMALL_BYTES
 
 SPAN_TIME_US: Final = 10_000_000
-"""Messages that came further apart are not told as one span: so the age of each is known without
-reading it."""
+"""Messages that arrived further apart are in separate spans, so that the age of each is known
+without reading it."""
 DEAD_RANGES: Final = 64
 
 
 class Fate(IntEnum):
-    """What is next for a segment."""
+    """What to do with a segment next."""
 
     KEPT = auto()
     SMALL = auto()
-    """It is to be merged with others."""
+    """To be merged with others."""
     SPARSE = auto()
-    """Less than half of its messages live: what does is to be written anew."""
+    """Less than half of its messages are alive: these are to be rewritten."""
     DROPPABLE = auto()
 
 
 class Segment:
     """`about`: ids of other segments whose messages this one settles or marks; `named_by`: the
-    same seen from there."""
+    reverse."""
 
     __slots__ = (
         "about",
@@ -52,7 +52,7 @@ class Segment:
         self.bytes = size
         self.fate = Fate.SMALL if size < SEGMENT_SMALL_BYTES else Fate.KEPT
         self.count = 0
-        """Messages it was written with."""
+        """Number of messages when it was written."""
         self.live = 0
         self.queues: list[int] = []
         self.spans: list[tuple[QueueIndex, Span]] = []
@@ -62,12 +62,12 @@ class Segment:
 
 
 class Span:
-    """Messages of one queue with numbers from `first` up to `end` in one segment, in one run or
-    in several; `dead` ones have been settled. What is between two of its runs is dead as well: no
-    other segment has messages with these numbers.
+    """Messages of one queue with numbers from `first` up to `end` in one segment, in one or
+    several runs; `dead` ones have been settled. Numbers between two of its runs are dead as well:
+    no other segment has messages with these numbers.
 
-    A span stays until its segment goes, also when all of it is dead: as long as the messages are
-    on disk, so must be what settles them."""
+    A span exists until its segment is deleted, even when all of it is dead: while the messages are
+    on disk, the acks that settle them must be, too."""
 
     __slots__ = (
         "bytes",
@@ -88,20 +88,20 @@ class Span:
         self.end = end
         self.bytes = size
         self.count = end - first
-        """Messages that are there, dead or alive."""
+        """Number of messages, dead or alive."""
         self.time_us = self.latest_us = time_us
-        """When the first of them came, the others within SPAN_TIME_US of it; and the latest time
-        of them all, which a clock that was set back has not made that of the last."""
+        """Arrival of the first message (the others are within SPAN_TIME_US of it), and the latest
+        arrival of all, which is not that of the last message if the clock was set back."""
         self.segment = segment
         self.dead: list[Range] = []
         self.dead_max = DEAD_RANGES
-        """Where `dead` is tidied up: at twice what was left of it the last time, so that each
-        range is looked at a few times however many there are."""
+        """Length at which `dead` is tidied up: twice what was left the last time, so that each
+        range is examined only a few times, however many there are."""
         self.is_tidy = True
         self.dead_count = 0
 
     def reaches(self, first: int, time_us: int, ranges: int = 0) -> bool:
-        """Whether messages from `first` on, with so many ranges of dead ones, may be added."""
+        """Whether messages from `first` on, with this many ranges of dead ones, may be added."""
         gaps = (first > self.end) + ranges
         is_small = not gaps or len(self.dead) + gaps <= DEAD_RANGES
         return is_small and abs(time_us - self.time_us) < SPAN_TIME_US
@@ -117,7 +117,7 @@ class Span:
         self.latest_us = max(self.latest_us, latest_us)
 
     def tidy(self) -> None:
-        """Put `dead` in order, if it is not."""
+        """Sort and merge `dead`, if needed."""
         if not self.is_tidy:
             self.dead = union(self.dead)
             self.dead_max = DEAD_RANGES + 2 * len(self.dead)
@@ -134,7 +134,7 @@ class Span:
 
 
 class QueueIndex:
-    """Spans of one queue in the order of their numbers, and what was last said of it."""
+    """Spans of one queue in the order of their numbers, and its latest state."""
 
     __slots__ = ("cursor", "firsts", "latest", "next_seq", "spans")
 
@@ -142,7 +142,7 @@ class QueueIndex:
         self.next_seq = next_seq
         self.cursor = cursor
         self.latest: Segment | None = None
-        """The segment that told next_seq and cursor; None: the queue's own row."""
+        """The segment with the latest next_seq and cursor; None: they are in the queue's row."""
         self.firsts: list[int] = []
         self.spans: list[Span] = []
 
@@ -153,7 +153,7 @@ class QueueIndex:
         return None
 
     def is_next(self, span: Span, end: int) -> bool:
-        """Whether no other span has numbers from that of `span` up to `end`."""
+        """Whether no other span has numbers from the first of `span` up to `end`."""
         position = bisect_right(self.firsts, span.first)
         return position == len(self.firsts) or self.firsts[position] >= end
 
@@ -187,7 +187,7 @@ class QueueIndex:
 
     @property
     def mean_bytes(self) -> float:
-        """Mean length of a line, about: gaps within spans count as messages."""
+        """Approximate mean length of a line: gaps within spans count as messages."""
         count = sum(span.end - span.first for span in self.spans)
         return sum(span.bytes for span in self.spans) / count if count else 0.0
 
@@ -201,8 +201,8 @@ class QueueIndex:
             yield first, end - first
 
     def arrivals(self) -> Iterator[tuple[int, int]]:
-        """First number of each span in which something lives, and when the last of its messages
-        came. The index may change meanwhile."""
+        """First number of each span with living messages, and the latest arrival in it. The index
+        may change meanwhile."""
         first = -1
         while (position := bisect_right(self.firsts, first)) < len(self.firsts):
             span = self.spans[position]
@@ -211,7 +211,7 @@ class QueueIndex:
                 yield first, span.latest_us
 
     def first_living(self) -> int:
-        """Number of the first message that is not settled; the next one's where there is none."""
+        """Number of the first message that is not settled; that of the next message if none."""
         for span in self.spans:
             if span.dead_count < span.end - span.first:
                 return span.living()[0][0]
@@ -219,7 +219,7 @@ class QueueIndex:
 
 
 class Index:
-    """All segments of the journal, also by their fates."""
+    """All segments of the journal, and those of each fate."""
 
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
@@ -235,7 +235,7 @@ class Index:
         return segment
 
     def touch(self, segment: Segment, queue_id: int, next_seq: int, cursor: int) -> QueueIndex:
-        """A segment tells a queue's next sequence and cursor."""
+        """A segment contains a queue's next sequence number and cursor."""
         queue = self.queues.get(queue_id)
         if queue is None:
             queue = self.queues[queue_id] = QueueIndex(next_seq, cursor)
@@ -256,7 +256,7 @@ class Index:
         *,
         over_gaps: bool = False,
     ) -> None:
-        """`over_gaps`: nothing that is told later has numbers between those of its runs."""
+        """`over_gaps`: no message added later has a number between those of its runs."""
         last_queue, last = segment.spans[-1] if segment.spans else (None, None)
         if (
             last is not None
@@ -274,7 +274,7 @@ class Index:
         segment.live += count
 
     def join(self) -> None:
-        """Make few spans of many: all segments are there."""
+        """Join neighbouring spans. Only when all segments are in the index."""
         for queue in self.queues.values():
             spans: list[Span] = []
             for span in queue.spans:
@@ -298,7 +298,7 @@ class Index:
             ]
 
     def settle(self, segment: Segment, queue: QueueIndex, first: int, count: int) -> None:
-        """A segment says that these numbers are done with."""
+        """A segment settles these numbers."""
         end = first + count
         for span in queue.overlapping(first, end):
             start, stop = max(first, span.first), min(end, span.end)
@@ -306,7 +306,7 @@ class Index:
             self._kill(span, start, stop - start)
 
     def still_settles(self, queue: QueueIndex, acked: Range, gone: Container[Segment]) -> bool:
-        """Whether an old ack is about a segment that is still there and not in `gone`."""
+        """Whether an old ack is about a segment that still exists and is not in `gone`."""
         return any(
             span.segment not in gone for span in queue.overlapping(acked[0], acked[0] + acked[1])
         )
@@ -318,7 +318,7 @@ class Index:
 
     @staticmethod
     def withdraw(segments: Iterable[Segment]) -> None:
-        """The messages of these segments are not there any more."""
+        """The messages of these segments no longer exist."""
         for segment in segments:
             for queue, span in segment.spans:
                 queue.remove(span)
@@ -326,7 +326,7 @@ class Index:
             segment.live = 0
 
     def mark(self, segment: Segment, queue: QueueIndex, numbers: Iterable[int]) -> None:
-        """A segment says something of living messages. Those in a row cost 70 ns each."""
+        """A segment marks living messages. Consecutive ones cost 70 ns each."""
         span = None
         for number in numbers:
             if span is None or not span.first <= number < span.end:
@@ -359,10 +359,10 @@ class Index:
         for segment in {span.segment for span in queue.spans}:
             self.look_at(segment)
 
-    # -- which segments may go
+    # -- which segments can be deleted
 
     def look_at(self, segment: Segment) -> None:
-        """Something in or about this segment has died: may it be dropped or rewritten now?"""
+        """Update the fate of this segment, after a message in it or a reference to it has died."""
         if segment.live == 0 and not segment.about:
             self._set_fate(segment, Fate.DROPPABLE)
         elif segment.live * 2 < segment.count:
@@ -380,7 +380,7 @@ class Index:
         self.sparse_bytes -= segment.bytes * (segment.fate is Fate.SPARSE)
 
     def last_words(self, segments: list[Segment]) -> list[LastWords]:
-        """Of the queues of which these segments told last."""
+        """Those of the queues whose latest state is in these segments."""
         words = []
         for queue_id in {queue_id for segment in segments for queue_id in segment.queues}:
             queue = self.queues.get(queue_id)
@@ -389,7 +389,7 @@ class Index:
         return words
 
     def drop(self, segments: list[Segment], heirs: Sequence[Segment] = ()) -> None:
-        """These segments are gone. `heirs` hold what was alive in them."""
+        """These segments were deleted. `heirs` hold what was alive in them."""
         self.withdraw(segments)
         for segment in segments:
             for queue_id in segment.queues:

@@ -1,8 +1,7 @@
-"""The journal: segments, the index of what lies where, and how segments go. What is written is kept
-by the `Store` behind it.
+"""The journal: writes segments to the `Store` behind it, keeps their index, and deletes them.
 
-The one rule: one task writes. It takes a batch, writes it in one commit, and between batches lets
-go of what has died.
+The one rule: one task writes. It takes a batch, writes it in one commit, and between batches
+deletes segments without living messages.
 """
 
 import time
@@ -29,16 +28,16 @@ from mqks.limits import PAGE_BYTES, SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """One compaction reads about this much."""
 SPARSE_BYTES_MIN: Final = 1024 * 1024
-"""Sparse segments are left alone until they hold this much together."""
+"""Sparse segments are not compacted until they hold this much together."""
 SMALL_COUNT_MAX: Final = 4096
-"""Small segments are merged in a quiet moment, or when there are this many."""
+"""Small segments are merged when the journal is idle, or when there are this many."""
 ENCODED_AT_ONCE_MAX: Final = 16 * 1024
 """An entry of more messages, acks and marks is encoded in a thread: its marks take a microsecond
 each."""
 DROP_COUNT_MIN: Final = 16
 """Dead segments are dropped this many at a time, while there is other work."""
 CUT_NOW_BYTES: Final = 128 * 1024
-"""What is larger is cut in a thread: where each message is a run of its own, so much takes 2 ms."""
+"""Larger results are cut in a thread: this much takes 2 ms if each message is a separate run."""
 LOOKED_UP_AT_ONCE: Final = 1024
 COMMIT_SECONDS: Final = (
     1e-4,
@@ -55,26 +54,26 @@ COMMIT_SECONDS: Final = (
     1.0,
 )
 BATCH_RECORDS: Final = tuple(4.0**power for power in range(9))
-"""Commits are counted by how long they took, and by how many messages, acks and marks they held."""
+"""Commits are counted by duration, and by their number of messages, acks and marks."""
 
 Parts = list[tuple[NewSegment, list[Section]]]
-"""Segments to be written, and what each of them says."""
+"""Segments to be written, each with its sections."""
 
 
 class Journal:
-    """Made of a store that is open; `Recovery` fills it."""
+    """Made with an open store; `Recovery` fills it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.index = Index()
         self.next_segment = 1
         self.epoch = ""
-        """Another one for each store made."""
+        """Different for each store created."""
         self.log = QueueLog(self)
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
         self._moving = anyio.Lock()
-        """Held while segments are deleted, until the index knows it."""
+        """Held while segments are deleted, until the index is updated."""
 
     async def close(self) -> None:
         await self.store.close()
@@ -84,13 +83,13 @@ class Journal:
     async def write(self, entry: Entry) -> None:
         """Write an entry in one commit. Returns when it is durable.
 
-        Raises DiskFull when there is no room (nothing of it was written then; the same entry may
-        be tried again), JournalFailed when the store can't be trusted any more, and ClaimLost.
+        Raises DiskFull when there is no space (then nothing was written, and the same entry may be
+        tried again), JournalFailed when the state of the store is unknown, and ClaimLost.
         """
         if not entry.writes:
             return
         start_s = time.monotonic()
-        # What has begun is waited for, whoever wants to stop: the index must know what is there.
+        # A commit that has begun is awaited even when cancelled: the index must learn of it.
         with anyio.CancelScope(shield=True):
             if entry.records > ENCODED_AT_ONCE_MAX:
                 parts = await run_sync(_encoded, entry, self.next_segment)
@@ -104,9 +103,9 @@ class Journal:
         return self.store.commit_now is not None
 
     def write_now(self, entry: Entry) -> bool:
-        """The same for a small entry without metadata, on the caller's thread: for when waiting for
-        another thread, twice, would take longer than the commit. Only while nothing else is under
-        way. False, and nothing is done, where that can't be."""
+        """The same for a small entry without metadata, on the caller's thread: for a commit that
+        takes less time than two thread switches. Only while no other step is under way. Returns
+        False, and does nothing, if that is not possible."""
         commit_now = self.store.commit_now
         start_s = time.monotonic()
         parts = _encoded(entry, self.next_segment)
@@ -133,9 +132,9 @@ class Journal:
             index.look_at(segment)
 
     def _place(self, parts: Parts) -> list[tuple[Segment, list[Section]]]:
-        """Segments have been written: their messages lie there now."""
+        """Add the messages of segments that have been written to the index."""
         index, placed = self.index, []
-        # Of one part the runs of each queue are in the order of their numbers.
+        # Within one part the runs of each queue are in the order of their numbers.
         over_gaps = len(parts) == 1
         for new, sections in parts:
             self.next_segment = new.id + 1
@@ -150,16 +149,16 @@ class Journal:
                     )
         return placed
 
-    # -- letting go
+    # -- deleting
 
     @property
     def overdue(self) -> bool:
-        """Whether `maintain` has something to do that should not wait for a quiet moment."""
+        """Whether `maintain` has work that should not wait until the journal is idle."""
         return self.store.overdue or self._due(idle=False) is not None
 
     def _due(self, *, idle: bool) -> Fate | None:
-        """Which segments are to go now. While there is other work, only what has gathered enough to
-        be worth a commit."""
+        """Which segments to delete or rewrite now. While there is other work, only when there are
+        enough of them to be worth a commit."""
         index = self.index
         if len(index.fates[Fate.DROPPABLE]) >= (1 if idle else DROP_COUNT_MIN):
             return Fate.DROPPABLE
@@ -170,7 +169,7 @@ class Journal:
         return None
 
     async def maintain(self, *, idle: bool) -> bool:
-        """Do one step of what is due; return whether there may be more."""
+        """Do one step of the work that is due; return whether there may be more."""
         with anyio.CancelScope(shield=True):
             if self.store.overdue:
                 await self.store.tidy(idle=False)
@@ -185,7 +184,7 @@ class Journal:
         return is_more
 
     def _victims(self, fate: Fate) -> list[Segment]:
-        """The oldest of them, as many as one step takes."""
+        """The oldest segments of this fate, as many as one step takes."""
         victims, size = [], 0
         for segment in self.index.fates[fate].values():
             victims.append(segment)
@@ -195,14 +194,14 @@ class Journal:
         return victims
 
     async def drop_dead(self) -> None:
-        """Let go of all segments in which nothing lives."""
+        """Delete all segments without living messages."""
         with anyio.CancelScope(shield=True):
             while self.index.fates[Fate.DROPPABLE]:
                 await self._drop()
 
     async def compact_fully(self) -> None:
-        """Do all that makes the store smaller, however long it takes. Only while nothing else is
-        written."""
+        """Do everything that makes the store smaller, however long it takes. Only while nothing
+        else is written."""
         while await self.maintain(idle=True):
             pass
         while len(self.index.fates[Fate.SMALL]) > 1:
@@ -222,7 +221,7 @@ class Journal:
         for victim in victims:
             if victim.id not in bodies:
                 raise self._missing(victim.id)
-        # The index is changed by nobody else: who writes is here.
+        # Nothing else changes the index: there is one writer, and it is here.
         await self._replace(victims, await run_sync(self._rewritten, victims, bodies))
 
     def _rewritten(self, victims: list[Segment], bodies: dict[int, bytes]) -> Parts:
@@ -233,7 +232,7 @@ class Journal:
         marks: dict[int, dict[int, Mark]] = {}
         for victim in victims:
             body = bodies[victim.id]
-            # Queues that share a text go on sharing it.
+            # Queues that share a text still share it.
             texts: dict[tuple[int, int], list[bytes]] = {}
             for stored in decode(body):
                 queue = index.queues.get(stored.queue_id)
@@ -276,7 +275,7 @@ class Journal:
         return segments(sections, self.next_segment)
 
     async def _replace(self, victims: list[Segment], parts: Parts) -> None:
-        """Drop these segments; `parts` are what is alive in them."""
+        """Replace these segments by `parts`, which is what is alive in them."""
         index = self.index
         async with self._moving:
             ids = [victim.id for victim in victims]
@@ -298,7 +297,7 @@ class Journal:
 
     async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[Run]:
         """Return the living messages of a queue from number `first` on, in order, about
-        `bytes_max` bytes of them, at least one when there is one. What is settled meanwhile may be
+        `bytes_max` bytes, at least one message if there is one. Messages settled meanwhile may be
         among them.
 
         Raises JournalFailed when a segment is damaged or missing, or the disk can't be read.
@@ -309,13 +308,13 @@ class Journal:
             bodies = await self.store.bodies([*wanted]) if wanted else {}
             if bodies.keys() == wanted.keys():
                 return sorted(await _cut(queue_id, wanted, bodies))
-            # A compaction may have moved something meanwhile: then look again.
+            # A compaction may have replaced a segment meanwhile: then choose again.
             for segment_id in wanted.keys() - bodies.keys():
                 await self.await_move(segment_id)
 
     async def fetch(self, queue_id: int, numbers: Sequence[int]) -> dict[int, bytes]:
-        """The living ones of these messages by number, wherever they are. What is settled meanwhile
-        may be among them. Raises as `read`."""
+        """The living ones of these messages by number. Messages settled meanwhile may be among
+        them. Raises like `read`."""
         found: dict[int, bytes] = {}
         left = [*numbers]
         while left:
@@ -346,7 +345,7 @@ class Journal:
 
     async def await_move(self, segment_id: int) -> None:
         """A segment that the index names was not found: return when the index does not name it any
-        more. Raises JournalFailed when nothing has moved it: another look would not find it."""
+        more. Raises JournalFailed if no compaction has replaced it: it is lost."""
         async with self._moving:
             pass
         if segment_id in self.index.segments:
@@ -359,7 +358,7 @@ class Journal:
 
 
 def _next(queue: QueueIndex, first: int, bytes_max: int) -> dict[int, list[Range]]:
-    """Which messages to read of each segment: the living ones from `first` on."""
+    """Which messages to read from each segment: the living ones from `first` on."""
     wanted: dict[int, list[Range]] = {}
     size = 0
     for span in queue.overlapping(first, queue.next_seq):
@@ -376,7 +375,7 @@ def _next(queue: QueueIndex, first: int, bytes_max: int) -> dict[int, list[Range
 async def _cut(
     queue_id: int, wanted: Mapping[int, list[Range]], bodies: Mapping[int, bytes]
 ) -> list[Run]:
-    """The messages that are wanted of each segment."""
+    """The wanted messages of each segment."""
     if sum(map(len, bodies.values())) <= CUT_NOW_BYTES:
         return _cut_now(queue_id, wanted, bodies)
     return await run_sync(_cut_now, queue_id, wanted, bodies)
@@ -400,7 +399,7 @@ def _cut_now(
 def _carried(
     queue: QueueIndex, marks: dict[int, Mark], gone: Container[Segment]
 ) -> Iterator[tuple[int, Mark]]:
-    """The marks that are needed when these segments have gone."""
+    """The marks that are still needed when these segments are deleted."""
     for number, mark in sorted(marks.items()):
         span = queue.find(number)
         if span is not None and (span.segment not in gone or span.is_alive(number)):
@@ -408,7 +407,7 @@ def _carried(
 
 
 def _encoded(entry: Entry, first_id: int) -> Parts:
-    """What an entry says of messages."""
+    """The segments of an entry."""
     sections = [
         Section(
             change.lane_id,

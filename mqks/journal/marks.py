@@ -1,7 +1,7 @@
-"""The marks of one queue while they are read: packed, since a million of them as objects take 300
-MB, and so 57.
+"""The marks of one queue while the journal is read. They are packed: a million of them take 57 MB,
+as objects 300 MB.
 
-The one rule: of the marks of one number the highest counts.
+The one rule: of the marks of one number the one with the highest version counts.
 """
 
 import struct
@@ -29,7 +29,7 @@ def mark_of(version: int, retry: int, rejects: int, losses: int, flags: int, *ti
 
 
 class Marks:
-    """Of one queue, in the order of their numbers."""
+    """The marks of one queue in the order of their numbers."""
 
     __slots__ = ("_is_sorted", "_last", "_packed")
 
@@ -44,7 +44,7 @@ class Marks:
         self._last = number
 
     def taken(self, items: Iterable[tuple[int, Mark]]) -> Iterator[int]:
-        """Add these; the number of each as it is added."""
+        """Add these; yield the number of each as it is added."""
         for number, mark in items:
             self.add(number, mark)
             yield number
@@ -63,7 +63,7 @@ class Marks:
         return default
 
     def among(self, ranges: Iterable[Range]) -> Iterator[tuple[int, Mark]]:
-        """Those of the numbers in these ranges."""
+        """The marks of the numbers in these ranges."""
         items = self.items()
         marked, mark = next(items, END)
         for first, count in ranges:
@@ -99,4 +99,4 @@ class Marks:
 
 
 NO_MARKS: Final = Marks()
-"""Of a queue without any; nothing is added to it."""
+"""For a queue without marks; nothing is added to it."""

@@ -1,6 +1,6 @@
-"""A store in memory: for tests, and to show what a store has to do.
+"""A store in memory: for tests, and as a minimal example of a store.
 
-The one rule: whoever opened it last has it; all others have lost their claim.
+The one rule: only the last one who opened it has the claim.
 """
 
 import secrets
@@ -17,7 +17,7 @@ from mqks.settings import Settings
 
 
 class Memory:
-    """What outlives a server. `open` is an `OpenStore`."""
+    """The data that survives a server. `open` is an `OpenStore`."""
 
     def __init__(self) -> None:
         self.metadata = Metadata(epoch=secrets.token_hex(8))
@@ -79,7 +79,7 @@ class MemoryStore:
         await checkpoint()
         memory, kept = self._memory, self._memory.metadata
         if memory.holder is not self:
-            raise ClaimLost("another process has taken the memory over")
+            raise ClaimLost("another process has opened this store")
         if memory.is_full and any(segment.texts for segment in segments):
             raise DiskFull("the memory is full")
         if missing := set(drop) - memory.segments.keys():
@@ -122,7 +122,7 @@ class MemoryStore:
     def facts(self) -> dict[str, Any]:
         return {}
 
-    # -- room, and looking after it
+    # -- space and maintenance
 
     async def hold_reserves(self) -> bool:
         return True
@@ -131,6 +131,8 @@ class MemoryStore:
 
     async def has_room(self) -> bool:
         return not self._memory.is_full
+
+    def check_free_space(self) -> None: ...
 
     def look(self) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""Messages of a queue as they lie on disk, for whoever wants to look without consuming.
+"""Messages of a queue as they are on disk, read without consuming.
 
 The one rule: the event loop chooses what to read, from the index; reading, checking and cutting
 happen in threads.
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from mqks.journal.journal import Journal
 
 AT_ONCE_BYTES: Final = 4 * 1024 * 1024
-"""Segments are asked for until they are so large."""
+"""Segments are read until they have this size together."""
 
 
 class Piece(NamedTuple):
-    """Messages with consecutive numbers that came together; `text` has a newline after each."""
+    """Messages with consecutive numbers and the same arrival; `text` has a newline after each."""
 
     first: int
     total: int
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 class Page(NamedTuple):
-    """`next_seq`: every living message from where the reading began up to there is in `pieces`."""
+    """`pieces` has every living message from the start of the read up to `next_seq`."""
 
     pieces: list[Piece]
     rows: int
@@ -53,7 +53,7 @@ class QueueLog:
         bytes_max: int,
     ) -> Page:
         """Living messages from `first` on and below `end`: at most `rows_max`, about `bytes_max`
-        bytes or up to twice as many, at least one where there is one.
+        bytes or up to twice as many, at least one message if there is one.
 
         Raises JournalFailed when a segment is damaged or missing, or the disk can't be read.
         """
@@ -67,8 +67,8 @@ class QueueLog:
     async def these(
         self, queue_id: int, queue: QueueIndex, numbers: Sequence[int], bytes_max: int
     ) -> list[Piece]:
-        """The living ones of these messages, as many as a page may hold, at least the first one.
-        Raises as `page`."""
+        """The living ones of these messages, as many as fit a page, at least the first one. Raises
+        like `page`."""
         while True:
             fitting = numbers[: _fitting(queue, numbers, bytes_max)]
             wanted = await self._journal.where(queue_id, fitting)
@@ -77,7 +77,7 @@ class QueueLog:
                 return pieces
 
     async def _pieces(self, queue_id: int, wanted: dict[int, list[Range]]) -> list[Piece] | None:
-        """In the order of their numbers; None when a compaction has moved something meanwhile."""
+        """In the order of their numbers; None if a compaction has replaced a segment meanwhile."""
         pieces: list[Piece] = []
         for ids in self.slices([*wanted]):
             bodies = await self._journal.store.bodies(ids, background=True)
@@ -88,9 +88,10 @@ class QueueLog:
         return sorted(pieces)
 
     async def first_at(self, queue_id: int, queue: QueueIndex, time_us: int) -> int:
-        """Number of the first message that came at or after a time; the next one's if none.
+        """Number of the first message that arrived at or after a time; that of the next message if
+        none.
 
-        Raises as `page`.
+        Raises like `page`.
         """
         while True:
             # Spans are not sorted by time: the clock may have been set back. 30 ns each.
@@ -104,12 +105,12 @@ class QueueLog:
                 for run in runs_of(body, queue_id):
                     if span.first <= run.first < span.end and run.time_us >= time_us:
                         return run.first
-                raise JournalFailed(f"segment {segment_id} of {store.name} is not as it was")
+                raise JournalFailed(f"segment {segment_id} of {store.name} has changed")
             # As above.
             await self._journal.await_move(segment_id)
 
     def slices(self, ids: list[int]) -> Iterator[list[int]]:
-        """As many at once as are not too large; what has gone meanwhile has no size."""
+        """Slices of at most AT_ONCE_BYTES; a segment that was deleted meanwhile has no size."""
         at_once, size = list[int](), 0
         for segment_id in ids:
             at_once.append(segment_id)
@@ -134,7 +135,7 @@ def _cut_all(
 
 
 def _fitting(queue: QueueIndex, numbers: Sequence[int], bytes_max: int) -> int:
-    """How many of these make a page."""
+    """How many of these fit a page."""
     size = 0
     for count, number in enumerate(numbers):
         span = queue.find(number)
@@ -147,7 +148,7 @@ def _fitting(queue: QueueIndex, numbers: Sequence[int], bytes_max: int) -> int:
 def _choose(
     queue: QueueIndex, first: int, stop: int, rows_max: int, bytes_max: int
 ) -> tuple[dict[int, list[Range]], int]:
-    """Which messages to read of each segment, in ascending order, and where to go on."""
+    """Which messages to read from each segment, in ascending order, and where to continue."""
     wanted: dict[int, list[Range]] = {}
     size = disk = 0
     for span in queue.overlapping(first, stop):

@@ -1,7 +1,7 @@
-"""From the journal back to a broker, as it was at the last commit.
+"""Restores a broker from the journal, to its state at the last commit.
 
-The one rule: what is damaged is told and refused, or, when told to salvage, told and set aside;
-nothing is skipped silently.
+The one rule: damage is reported, and then refused or, with `--salvage`, set aside; nothing is
+skipped silently.
 """
 
 import secrets
@@ -23,7 +23,7 @@ from mqks.journal.survey import Survey, guess, sections_of
 
 
 class Recovery:
-    """One start of one server. `report` is called with a line for each thing that is damaged."""
+    """One start of one server. `report` is called with a line for each damaged place."""
 
     def __init__(self, journal: Journal, broker: Broker, report: Report) -> None:
         self._journal = journal
@@ -34,10 +34,11 @@ class Recovery:
         self._damaged: list[int] = []
 
     async def run(self, *, salvage: bool) -> None:
-        """Restore queues, bindings, rules, messages in order, unacked ones as rejected.
+        """Restore queues, bindings, policies and messages; unacked messages return to their places
+        with one more retry.
 
-        Raises JournalDamaged, unless told to salvage what is whole; JournalFailed when what is
-        salvaged can't be written.
+        Raises JournalDamaged, unless `salvage`; JournalFailed when what is salvaged can't be
+        written.
         """
         store = self._store
         metadata = await store.load()
@@ -49,8 +50,8 @@ class Recovery:
         if lost and not salvage:
             self._tell("", lost)
             raise JournalDamaged(
-                f"{store.name} is damaged ({len(lost)} places, told above): restore "
-                "a backup, or start with --salvage to go on with what is whole"
+                f"{store.name} is damaged ({len(lost)} places, listed above): restore "
+                "a backup, or start with --salvage to continue with what is whole"
             )
         if lost or (metadata.notes and salvage):
             self._settle(metadata, gaps)
@@ -66,7 +67,7 @@ class Recovery:
             self._report(f"{outcome}{place}: {what}")
 
     async def _place(self, survey: Survey, metadata: Metadata) -> list[Damage]:
-        """Every segment, checked; what is damaged."""
+        """Check and place every segment; return the damage."""
         damage = []
         async for heads in self._store.segments(metadata):
             for head in heads:
@@ -79,7 +80,8 @@ class Recovery:
         return damage
 
     def _settle(self, metadata: Metadata, gaps: dict[int, Damage]) -> None:
-        """A gap is told once: then nothing waits any more below the next sequence."""
+        """Settle what is lost, so that a gap is reported once: afterwards the queue has no
+        undelivered messages."""
         metadata.epoch = metadata.epoch or secrets.token_hex(8)
         queues = metadata.queues
         metadata.next_queue_id = max(metadata.next_queue_id, *(i + 1 for i in queues), 1)
@@ -104,13 +106,14 @@ class Recovery:
         # A deleted queue's id is never used again.
         broker.next_queue_id = max(broker.next_queue_id, metadata.next_queue_id)
         for queue_id, queue in queues:
-            # What is not needed any more makes room for the next queue.
+            # Free memory for the next queue.
             marks = survey.marks.pop(queue_id, NO_MARKS)
             self._messages(queue_id, queue, marks, whole=queue_id not in gaps)
 
     def _messages(self, queue_id: int, queue: Queue, marks: Marks, *, whole: bool) -> None:
-        """Everything stays on disk until a consumer comes; what was delivered and is alive goes
-        back. A queue with gaps has no stretch to page: all of it goes back."""
+        """All messages stay on disk until a consumer arrives. Those that were delivered and are
+        alive are returned to the queue. In a queue with gaps all messages are returned, since it
+        has no stretch to page."""
         index = self._index.queues[queue_id]
         cursor = index.cursor if whole else index.next_seq
         # Below the cursor without a mark: delivered once, held at the crash.

@@ -1,9 +1,10 @@
-"""Segments: what one group commit, or one compaction, says of messages; a large one in several.
+"""Segments: what one group commit, or one compaction, writes about messages; a large one writes
+several.
 
-A segment is a head and a text. The head alone says everything but the messages themselves.
+A segment is a head and a text. The head has everything but the messages themselves.
 
-The one rule: a segment says which numbers its messages have and which numbers are settled, so
-segments mean the same in whatever order they are read. `docs/storage.md` tells the format.
+The one rule: a segment has the numbers of its messages and the numbers that are settled, so
+segments mean the same in any order. `docs/storage.md` describes the format.
 """
 
 import struct
@@ -22,7 +23,7 @@ from mqks.limits import SEGMENT_BYTES_MAX
 
 MAGIC: Final = b"MQS2"
 MAGIC_OLD: Final = b"MQS1"
-"""Sections of these have one list of marks."""
+"""Sections of these segments have one list of marks."""
 HEADER: Final = struct.Struct("<4sI")
 """Magic, number of sections."""
 SECTION: Final = struct.Struct("<QQQIIII")
@@ -31,21 +32,21 @@ SECTION_OLD: Final = struct.Struct("<QQQIII")
 RUN: Final = struct.Struct("<QIQQQ")
 """First number, count, time of arrival in microseconds, offset and length of the text."""
 SHORT_MARK: Final = struct.Struct("<QIHHHB")
-"""Number, version, retry, rejects, losses, flags: of a mark with nothing else."""
+"""Number, version, retry, rejects, losses, flags: a mark without times and checksum."""
 LONG_MARK: Final = struct.Struct("<QQIIIBQQQI")
-"""The same of any mark; then when it is due, expires and joined, and the checksum of its id."""
+"""The same for any mark; then when it is due, expires and joined, and the checksum of its id."""
 MARK_OLD: Final = struct.Struct("<QI")
 """Number, twice its retry; one more when it was redelivered."""
 RANGE_BYTES: Final = 16
 
 
 class SegmentDamaged(MqksError):
-    """A segment's bytes are not what was written."""
+    """The bytes of a segment are not those that were written."""
 
 
 class StoredRun(NamedTuple):
-    """Messages with consecutive numbers; their lines are `body[start:end]`, newlines between.
-    `body` is the head and behind it the text."""
+    """Messages with consecutive numbers. Their lines are `body[start:end]`, separated by newlines.
+    `body` is the head followed by the text."""
 
     first: int
     total: int
@@ -58,7 +59,7 @@ class StoredRun(NamedTuple):
 
 
 class StoredMarks(NamedTuple):
-    """Marks as they are stored, which takes a fifth of the memory."""
+    """Marks in their stored form, which takes a fifth of the memory."""
 
     short: bytes = b""
     long: bytes = b""
@@ -90,7 +91,7 @@ class Lines(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What a segment says of one queue."""
+    """The part of a segment about one queue."""
 
     queue_id: int
     next_seq: int
@@ -101,8 +102,8 @@ class Section(NamedTuple):
 
 
 def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
-    """Return the head and the pieces of the text. Queues that got the very same messages share one
-    copy of it."""
+    """Return the head and the pieces of the text. Queues that received the same list of messages
+    share one copy."""
     pieces = [HEADER.pack(MAGIC, len(sections))]
     texts: list[bytes] = []
     text_bytes = 0
@@ -141,7 +142,7 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
 
 
 def _packed(marks: Sequence[tuple[int, Mark]]) -> tuple[list[bytes], list[bytes]]:
-    """The short ones and the long ones."""
+    """The short marks and the long marks."""
     short: list[bytes] = []
     long: list[bytes] = []
     for number, mark in marks:
@@ -154,8 +155,8 @@ def _packed(marks: Sequence[tuple[int, Mark]]) -> tuple[list[bytes], list[bytes]
 
 
 def segments(sections: list[Section], first_id: int) -> list[tuple[NewSegment, list[Section]]]:
-    """These sections as one segment, or as several of at most `SEGMENT_BYTES_MAX` as far as single
-    messages let them; and what each of them says."""
+    """These sections as one segment, or as several of at most `SEGMENT_BYTES_MAX` each (or of a
+    single larger message), each with its sections."""
     if not sections:
         return []
     encoded = _encoded(first_id, sections)
@@ -172,7 +173,7 @@ def _encoded(segment_id: int, sections: Sequence[Section]) -> NewSegment:
 
 
 def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
-    """Parts that together say the same, each of about so many bytes or of a single message."""
+    """Split sections into parts of about `size_max` bytes, or of a single larger message."""
     part: dict[int, Section] = {}
     room = size_max
     for size, piece in _pieces(sections, size_max):
@@ -189,7 +190,7 @@ def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
 
 
 def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, list[Section]]]:
-    """What is not torn apart, and its size: queues that share a text go on sharing it."""
+    """The smallest parts and their sizes. Queues that share a text still share it."""
     texts: dict[tuple[int, int, int], list[tuple[Section, Lines]]] = {}
     count = max(1, size_max // LONG_MARK.size)
     for section in sections:
@@ -219,7 +220,7 @@ def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, l
 
 
 def _stretches(lines: list[bytes], size_max: int) -> Iterator[tuple[int, list[bytes], int]]:
-    """Where each begins, the stretch, and its size."""
+    """For each stretch the index of its first line, its lines, and its size."""
     start = size = 0
     for position, line in enumerate(lines):
         if size + len(line) >= size_max and position > start:
@@ -230,12 +231,12 @@ def _stretches(lines: list[bytes], size_max: int) -> Iterator[tuple[int, list[by
 
 
 def checksum(segment_id: int, body: bytes) -> int:
-    """CRC-32 over id and body: a body under another's id is damage, too."""
+    """CRC-32 of id and body: a body under another id counts as damaged, too."""
     return zlib.crc32(body, zlib.crc32(segment_id.to_bytes(8, "little")))
 
 
 def decode(body: bytes) -> list[StoredSection]:
-    """Read what a segment says from its head, whatever is behind that. Raises SegmentDamaged."""
+    """Decode the head of a segment; any bytes may follow it. Raises SegmentDamaged."""
     try:
         return _decode(body)
     except (struct.error, MemoryError) as error:

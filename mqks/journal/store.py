@@ -2,16 +2,17 @@
 
 A store is claimed when it is opened, loaded once, and written by one caller, one step at a time.
 Its steps may take long, and it may be on another machine: nothing but `commit_now`, which a store
-need not offer, holds up the caller's thread.
+need not offer, blocks the caller's thread.
 
-What goes wrong is told by four errors of `mqks.errors`:
+It raises four errors of `mqks.errors`:
 
-- DiskFull: there is no room. Nothing was written, and that passes.
-- JournalFailed: it can't be trusted any more; what was written last may be there or not.
-- JournalDamaged: what it holds is not what was written.
-- ClaimLost: another process has it now. Any step may find that out, and then nothing was written.
+- DiskFull: there is no space. Nothing was written; a later try may succeed.
+- JournalFailed: its state is unknown; the last commit may exist or not.
+- JournalDamaged: its content is not what was written.
+- ClaimLost: another process has it now. Any step may detect this, and has then written nothing.
 
-The one rule: a commit is one step. All of it is durable when it returns, or nothing of it is there.
+The one rule: a commit is one step. Either all of it is durable when it returns, or none of it
+exists.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -23,7 +24,7 @@ from mqks.broker.policy import DEFAULT
 from mqks.settings import Settings
 
 Report = Callable[[str], None]
-"""Called with a line for each thing that is damaged."""
+"""Called with a line for each damaged place."""
 
 
 class Damage(NamedTuple):
@@ -37,7 +38,7 @@ def shown(name: bytes) -> str:
 
 
 class QueueRow(NamedTuple):
-    """`policy` as written by `Policy.encode`; `next_seq` and `cursor` as told by segments that were
+    """`policy` as written by `Policy.encode`; `next_seq` and `cursor` from segments that were
     dropped."""
 
     id: int
@@ -97,7 +98,7 @@ class NewSegment(NamedTuple):
 
 
 class LastWords(NamedTuple):
-    """What a queue's row must tell, since the last segment that told it is dropped."""
+    """Values for a queue's row, since the last segment that has them is dropped."""
 
     queue_id: int
     next_seq: int
@@ -108,7 +109,7 @@ class Store(Protocol):
     name: str
     """Its location, as messages show it."""
     versions: dict[str, str]
-    """Of the software that it uses."""
+    """Versions of the software that it uses."""
     torn: str
     """A possible trace of a power cut; nothing that was confirmed is missing."""
     commit_now: Callable[[NewSegment], None] | None
@@ -162,19 +163,22 @@ class Store(Protocol):
     def facts(self) -> dict[str, Any]:
         """Values for `stats` and metrics, under the keys that they know."""
 
-    # -- room, and looking after it
+    # -- space and maintenance
 
     async def hold_reserves(self) -> bool:
-        """Reserve the room that acks need when the rest is full; return whether that succeeded."""
+        """Reserve the space that acks need when the rest is full; return whether that succeeded."""
 
     async def give_up_reserves(self) -> None:
-        """Release that room."""
+        """Release that space."""
 
     async def has_room(self) -> bool:
-        """Whether there is room for a batch or two in addition to the reserves."""
+        """Whether there is space for a batch or two in addition to the reserves."""
+
+    def check_free_space(self) -> None:
+        """Raise LowDiskSpace when messages find no room, whatever their size."""
 
     def look(self) -> str:
-        """Why what is written may not be found again; empty while all is well."""
+        """Why written data may be lost; empty if there is no reason."""
 
     def renew_claim(self) -> str:
         """Restore what keeps other processes away, if it is gone. Return the outcome; empty if

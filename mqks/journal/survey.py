@@ -1,7 +1,7 @@
-"""From segments to an index: what all of them together say of each queue.
+"""Builds an index from all segments.
 
-The one rule: first every message finds its place, and only then acks and marks are applied, since
-a segment may settle what a later one holds.
+The one rule: first all messages are placed, and only then acks and marks are applied, since a
+segment may settle messages of a later one.
 """
 
 from collections import deque
@@ -16,21 +16,21 @@ from mqks.journal.store import Damage, Head, QueueRow, shown
 
 
 def sections_of(head: Head) -> list[StoredSection]:
-    """What a segment says. Raises SegmentDamaged."""
+    """The sections of a segment. Raises SegmentDamaged."""
     if head.damage:
         raise SegmentDamaged(head.damage)
     return decode(head.head)
 
 
 class Survey:
-    """Fills an index. What is said of queues that are not among `queues` is passed over: they were
-    deleted. But those with ids from `queue_ids_end` on never were; they get rows again."""
+    """Fills an index. Sections of queues that are not among `queues` are ignored: these queues were
+    deleted. But queues with ids from `queue_ids_end` on were not; they get rows again."""
 
     def __init__(self, index: Index, queues: dict[int, QueueRow], queue_ids_end: int) -> None:
         self.index = index
         self.queues = queues
         self.marks: dict[int, Marks] = {}
-        """By queue id. Some may be those of settled messages."""
+        """By queue id. Some may belong to settled messages."""
         self._queue_ids_end = queue_ids_end
         self._revived: set[int] = set()
         self._said: deque[tuple[Segment, list[StoredSection]]] = deque()
@@ -38,9 +38,9 @@ class Survey:
             index.queues[row.id] = QueueIndex(row.next_seq, row.cursor)
 
     def place(self, segment_id: int, size: int, sections: list[StoredSection]) -> None:
-        """The messages of one segment, of `size` bytes, lie there."""
+        """Add the messages of one segment, which has `size` bytes."""
         segment = self.index.add_segment(segment_id, size)
-        # Runs take most of the memory, and are not needed again.
+        # Runs take most of the memory, and are no longer needed.
         self._said.append((segment, [section._replace(runs=[]) for section in sections]))
         for section in sections:
             if section.queue_id not in self.index.queues:
@@ -53,7 +53,7 @@ class Survey:
                 self.index.add_messages(segment, queue, run.first, run.total, size, run.time_us)
 
     def finish(self) -> list[Damage]:
-        """All segments are placed: now their acks and marks count. Tell of lost rows."""
+        """All segments are placed: apply their acks and marks. Return lost rows as damage."""
         while self._said:
             segment, sections = self._said.popleft()
             for section in sections:
@@ -74,7 +74,8 @@ class Survey:
         self.index.mark(segment, queue, known.taken(section.marks.items()))
 
     def _revive(self) -> list[Damage]:
-        """Queues without rows that hold anything get rows with other names; the rest is let go."""
+        """Give queues that lost their rows, and hold messages, rows with new names; forget the
+        others."""
         damage = []
         names = {row.name for row in self.queues.values()}
         for queue_id in sorted(self._revived):
@@ -84,15 +85,15 @@ class Survey:
                     name += b"#"
                 names.add(name)
                 self.queues[queue_id] = QueueRow(queue_id, name)
-                what = f"its row is lost; its messages are those of a queue {shown(name)}"
+                what = f"its row is lost; its messages are in the queue {shown(name)} now"
                 damage.append(Damage(f"queue with id {queue_id}", what))
             else:
                 self.index.forget_queue(queue_id)
         return damage
 
     def missing(self) -> dict[int, Damage]:
-        """Queue id → that messages are in no segment, which were never delivered: they are lost,
-        unless the queue is one that may have settled them."""
+        """Queue id → damage, for queues with undelivered numbers that are in no segment: these
+        messages are lost, unless the queue may have settled them."""
         damage = {}
         for row in self.queues.values():
             queue = self.index.queues[row.id]
@@ -100,13 +101,13 @@ class Survey:
             there = union((span.first, span.end - span.first) for span in spans)
             lost = sum(n for _, n in subtract(queue.cursor, queue.next_seq, there))
             if lost and not Policy.decode(row.policy).is_sparse:
-                what = f"{lost} waiting messages are missing"
+                what = f"{lost} ready messages are missing"
                 damage[row.id] = Damage(f"queue {shown(row.name)}", what)
         return damage
 
 
 def guess(head: Head, queues: Mapping[int, QueueRow]) -> str:
-    """Why a segment is damaged, and what it says that it held, as far as that can be read."""
+    """Why a segment is damaged, and what it held, as far as that can be read."""
     why, sections = head.damage, list[StoredSection]()
     try:
         sections = decode(head.head)
@@ -119,5 +120,5 @@ def guess(head: Head, queues: Mapping[int, QueueRow]) -> str:
         for section in sections[:20]
         if section.queue_id in queues
     ]
-    held = ", ".join(told) or "what can't be read any more"
+    held = ", ".join(told) or "content that can't be read any more"
     return f"{why}; it held {held}"

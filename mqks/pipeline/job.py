@@ -118,7 +118,8 @@ def failure(text: str) -> Exception:
         case "LakeUnfit":
             return LakeUnfit(told)
         case "RequestFailed" | "AuthenticationFailed":
-            return RequestFailed(told, told.rpartition(", error ")[2])
+            found = re.fullmatch(r"(.*, error (\w+))(?:: (.+))?", told)
+            return RequestFailed(*found.groups()) if found else RequestFailed(told, "")
         case "ConnectionLost":
             return ServerAway(f"the server cannot be reached: {told}")
         case _:

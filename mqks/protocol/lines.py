@@ -5,11 +5,11 @@ The one rule: only ``\n``, or from a client ``\r\n``, ends a line; any other byt
 
 
 class LineSplitter:
-    """Cuts a stream of chunks into lines, keeping the unfinished tail.
+    """Splits a stream of chunks into lines, and stores the unfinished one.
 
-    `line_bytes_max` bounds a line in bytes, its end not counted. A longer one is not kept: its
-    beginning stands in `too_long`, and what follows it on the stream is not read any more. A
-    server ends its lines by a newline alone, `is_server`: what stands before that are data.
+    `line_bytes_max` is the limit of a line in bytes, without its end. A longer line is not stored:
+    `too_long` contains its beginning, and the rest of the stream is not read. `is_server`: the
+    lines come from a server, which ends them with a newline only; a `\\r` before it is data.
     """
 
     __slots__ = ("_is_server", "_tail", "_tail_bytes", "has_tab", "line_bytes_max", "too_long")
@@ -18,7 +18,7 @@ class LineSplitter:
         self.line_bytes_max = line_bytes_max
         self._is_server = is_server
         self.has_tab = False
-        """Whether the lines last returned may hold a tab."""
+        """Whether the lines last returned can contain a tab."""
         self.too_long: bytes | None = None
         self._tail: list[bytes] = []
         self._tail_bytes = 0
@@ -29,9 +29,9 @@ class LineSplitter:
         return self._tail_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a chunk, return the lines that it completes, without their ends.
+        """Add a chunk, and return the lines that it completes, without their ends.
 
-        One `split` over the chunk: 32 ns a line, against 185 ns for searching and cutting.
+        One `split` of the chunk: 32 ns per line, compared to 185 ns for searching and slicing.
         """
         if b"\n" not in data:
             self._keep(data)
@@ -56,14 +56,14 @@ class LineSplitter:
         return lines
 
     def take_tail(self) -> bytes:
-        """The unfinished line, which is not kept any more."""
+        """Return the unfinished line, and forget it."""
         tail = b"".join(self._tail)
         self._tail.clear()
         self._tail_bytes = 0
         return tail
 
     def _keep(self, piece: bytes) -> None:
-        """Pieces are joined when the line ends: a line that comes byte by byte costs no more."""
+        """Pieces are joined when the line ends, so single bytes cost no more."""
         self._tail.append(piece)
         self._tail_bytes += len(piece)
         # One byte more may be the carriage return of the line's end.

@@ -1,9 +1,9 @@
 """Masks of names: `*` stands for any run of bytes without a dot, every other byte for itself.
 
-A mask that a queue is bound to may end in a part `**`, which stands for one part or more.
+The mask of a binding can end in a part `**`, which stands for one part or more.
 
 The one rule: matching never goes back in a name. Mask and name are split at their dots; within a
-part, each piece between stars takes the first place where it is found and keeps it.
+part, each piece between stars matches at the first place where it occurs.
 """
 
 import re
@@ -14,20 +14,20 @@ from mqks.errors import BadRequest
 from mqks.limits import MASK_BYTES_MAX
 
 MASK: Final = b"\t"
-"""Before a mask that stands among events: no event can hold a tab."""
+"""Prefix of a mask in a list of events: no event can contain a tab."""
 REST: Final = b"**"
-"""The last part of a bound mask: all that follows."""
+"""The last part of a bound mask: one part or more."""
 FRESH: Final = b"\n"
-"""Stands for what a star takes: no mask can hold it."""
+"""Stands for what a star matches: no mask can contain it."""
 Part = list[bytes]
 """Pieces with a star between each two of them, no dots."""
 Span = list[Part]
-"""Parts with a dot between each two of them: what stands between `**` and `**`."""
+"""Parts with a dot between each two of them: the text between `**` and `**`."""
 
 
 class EventMasks:
-    """What events `rebind --remove-mask` means: those with a dot that one of the masks matches.
-    Raises BadRequest."""
+    """The events that `rebind --remove-mask` removes: those with a dot that one of the masks
+    matches. Raises BadRequest."""
 
     def __init__(self, masks: Iterable[bytes]) -> None:
         self._by_dots: dict[int, list[Span]] = {}
@@ -36,7 +36,7 @@ class EventMasks:
             self._by_dots.setdefault(mask.count(b"."), []).append(_span(mask))
 
     def tries(self, event: bytes) -> Iterator[bool]:
-        """Whether a mask matches, mask after mask: time may be looked at between them."""
+        """Whether a mask matches, mask by mask; the caller can check the time between them."""
         # A star takes no dots: mask and event have as many.
         dots = event.count(b".")
         if dots and (spans := self._by_dots.get(dots)):
@@ -46,18 +46,22 @@ class EventMasks:
 
 
 def check_bound(mask: bytes) -> None:
-    """Raise BadRequest if no queue can be bound to this mask."""
+    """Raise BadRequest if a queue cannot be bound to this mask."""
     _check_length(mask)
     if mask == REST:
         return
     if b"." not in mask:
-        raise BadRequest(f"a mask needs a dot, unless it is **: {mask[:80]!r}")
+        raise BadRequest(
+            f"the mask {_shown(mask)} has no dot; write ** for all events, or a mask as orders.*"
+        )
     if REST in mask.removesuffix(b".**"):
-        raise BadRequest(f"in a mask ** may only be the last part: {mask[:80]!r}")
+        raise BadRequest(
+            f"the mask {_shown(mask)} has ** before its end; write it last, as in logs.**"
+        )
 
 
 def bound_matches(mask: bytes, event: bytes) -> bool:
-    """Whether a queue that is bound to this mask gets this event."""
+    """Whether this mask of a binding matches this event."""
     span, parts = _span(mask), event.split(b".")
     if mask.endswith(REST):
         span.pop()
@@ -66,11 +70,11 @@ def bound_matches(mask: bytes, event: bytes) -> bool:
 
 
 def covering(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
-    """Whether one of these masks of names allows all events that a bound mask matches. Several
-    that allow them only together do not count. Raises BadRequest.
+    """Whether one of these masks of names covers all events that a bound mask matches. Masks that
+    cover them only together do not count. Raises BadRequest.
 
-    What a star of the bound mask takes is a byte that only a star takes; what its `**` takes can
-    only be taken by a `**` that is the end, too.
+    A star of the bound mask is replaced by a byte that only a star matches; its `**` can only be
+    covered by a `**` that is also at the end.
     """
     given = list(masks)
     allows = name_masks(given)
@@ -85,7 +89,7 @@ def covering(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
 
 
 def name_masks(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
-    """What names these masks allow; in them `**` stands for any run at all. Raises BadRequest."""
+    """Whether one of these masks matches a name; `**` stands for any run. Raises BadRequest."""
     plain: set[bytes] = set()
     prefixes: list[bytes] = []
     others: list[list[Span]] = []
@@ -112,7 +116,11 @@ def name_masks(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
 
 def _check_length(mask: bytes) -> None:
     if len(mask) > MASK_BYTES_MAX:
-        raise BadRequest(f"an event mask may have {MASK_BYTES_MAX} bytes at most")
+        raise BadRequest(f"the mask has {len(mask)} bytes, the limit is {MASK_BYTES_MAX}")
+
+
+def _shown(mask: bytes) -> str:
+    return repr(mask[:80])[1:]
 
 
 def _span(mask: bytes) -> Span:
@@ -120,18 +128,18 @@ def _span(mask: bytes) -> Span:
 
 
 def _spans(mask: bytes) -> list[Span]:
-    # The star costs nothing: what it could take, `**` could take as well.
+    # The star changes nothing: `**` matches all that it could match.
     first, *others = mask.split(b"**")
     return [_span(first), *(_span(b"*" + other) for other in others)]
 
 
 def _covers(spans: list[Span], parts: Sequence[bytes]) -> bool:
-    """Each span takes the first place that it finds, so that most is left to those after it; the
-    last one ends where the name does."""
+    """Each span matches at its first place, so that most is left for those after it; the last one
+    ends with the name."""
     *others, last = spans
     index = start = 0
     for number, span in enumerate(others):
-        # The first span begins where the name does.
+        # The first span starts with the name.
         end = len(parts) - len(span) + 1 if number else min(1, len(parts) - len(span) + 1)
         for place in range(index, end):
             stop = _end(span, parts, place, start)
@@ -149,7 +157,7 @@ def _covers(spans: list[Span], parts: Sequence[bytes]) -> bool:
 
 
 def _end(span: Span, parts: Sequence[bytes], place: int, start: int) -> int:
-    """Where the span ends in the last of the parts that it takes from here on; -1: nowhere."""
+    """Where the span ends in the last of the parts that it matches from here on; -1: no match."""
     *whole, last = span
     for part, pieces in zip(parts[place:], whole, strict=False):
         if not fits(pieces, part, start):
@@ -159,7 +167,7 @@ def _end(span: Span, parts: Sequence[bytes], place: int, start: int) -> int:
 
 
 def fits(pieces: Part, part: bytes, start: int = 0) -> bool:
-    """Whether the pieces are all of `part[start:]`, with anything in the place of the stars."""
+    """Whether the pieces match all of `part[start:]`, with anything in place of the stars."""
     *others, last = pieces
     if not others:
         return part[start:] == last
@@ -169,8 +177,8 @@ def fits(pieces: Part, part: bytes, start: int = 0) -> bool:
 
 
 def _find(pieces: Part, part: bytes, start: int, end: int | None = None) -> int:
-    """Where the last piece ends when the first begins at `start` and each takes its first place;
-    -1: nowhere."""
+    """Where the last piece ends if the first starts at `start` and each matches at its first place;
+    -1: no match."""
     first, *others = pieces
     if not part.startswith(first, start):
         return -1

@@ -1,6 +1,6 @@
 """Attributes of a message: percent-encoded pairs `key=value` joined by `&`.
 
-The one rule: what passes `check_meta` can be told in a delivery, between a comma and a space.
+The one rule: text that passes `check_meta` fits into a delivery, between a comma and a space.
 """
 
 import re
@@ -10,26 +10,30 @@ from mqks.errors import BadRequest
 from mqks.limits import META_BYTES_MAX
 
 RESERVED = frozenset({b"reason", b"queue", b"tries", b"published", b"died"})
-"""Keys that the broker adds to dead letters."""
+"""Keys that the server sets in dead letters."""
 # Visible ASCII, except the comma, and `%` only before two hexadecimal digits.
 _ALLOWED = re.compile(rb"(?:[!-$&-+\--~]|%[0-9A-Fa-f]{2})+")
 
 
 def check_meta(meta: bytes) -> bytes:
-    """Return the same. Raises BadRequest."""
+    """Return `meta` unchanged if it is valid. Raises BadRequest."""
     if len(meta) > META_BYTES_MAX:
-        raise BadRequest(f"the attributes may have {META_BYTES_MAX} bytes at most")
+        raise BadRequest(f"the attributes have {len(meta)} bytes, the limit is {META_BYTES_MAX}")
     if not _ALLOWED.fullmatch(meta):
-        raise BadRequest("attributes are pairs key=value joined by &, percent-encoded")
+        raise BadRequest(f"attributes {_shown(meta)} are not percent-encoded, as in a=1&b=x%20y")
     keys = set()
     for pair in meta.split(b"&"):
         name, equals, _ = pair.partition(b"=")
         key = unquote_to_bytes(name)
         if not key or not equals:
-            raise BadRequest("an attribute is key=value, and its key is not empty")
+            raise BadRequest(f"{_shown(pair)} is not an attribute, as in key=value")
         if key in RESERVED:
-            raise BadRequest(f"the attribute {key.decode()} is set by the broker alone")
+            raise BadRequest(f"the attribute {key.decode()} is reserved: the server sets it")
         if key in keys:
-            raise BadRequest("an attribute is there twice")
+            raise BadRequest(f"the attribute {_shown(key)} is given twice")
         keys.add(key)
     return meta
+
+
+def _shown(text: bytes) -> str:
+    return repr(text[:80])[1:]

@@ -1,4 +1,4 @@
-"""Replies to bytes. The one rule: a reply is one line and ends with one newline."""
+"""Replies as bytes. The one rule: a reply is one line and ends with one newline."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +11,7 @@ def ok(request_id: bytes, data: bytes) -> bytes:
 
 
 def confirms(request_ids: Sequence[bytes]) -> bytes:
-    """The confirms of many requests of one connection, joined in one go: 25 ns each."""
+    """The confirms of many requests of one connection, joined at once: 25 ns each."""
     return b" ok \n".join(request_ids) + b" ok \n"
 
 
@@ -22,7 +22,8 @@ def error(request_id: bytes, error_id: str) -> bytes:
 def bound(
     queue: bytes, events: Sequence[bytes], masks: Sequence[bytes], rule: DeleteRule | None
 ) -> bytes:
-    """What a queue is bound to, each sorted, and its rule: the same for all its consumers."""
+    """The part of an update that is the same for all consumers: sorted bindings, and the delete
+    rule."""
     words = [b" ok --update", queue, *events]
     if masks:
         words += [b"--add-mask", *masks]
@@ -30,18 +31,17 @@ def bound(
 
 
 def update(consumer_id: bytes, about: bytes, flags: bytes) -> bytes:
-    """Tell a consumer what its queue is bound to now, and its own flags, each behind a space."""
+    """An update: `about` as from `bound`, then the consumer's own flags, each after a space."""
     return b"%b%b%b\n" % (consumer_id, about, flags)
 
 
 def body(message_id: bytes, event: bytes, data: bytes) -> bytes:
-    """A message as queue and journal hold it: a delivery without its consumer's prefix."""
+    """A message as queue and journal store it: a delivery without its consumer id."""
     return b"%b event=%b %b" % (message_id, event, data)
 
 
 ATTRIBUTES: Final = b"\t"
-"""Behind a message's data, before its attributes, and behind those before what nobody is told: a
-request can hold no tab."""
+"""Separates data, attributes, and internal facts of a message: a request cannot contain a tab."""
 
 
 def plain(message: bytes) -> bytes:
@@ -50,19 +50,19 @@ def plain(message: bytes) -> bytes:
 
 
 def split(message: bytes) -> tuple[bytes, bytes]:
-    """A message without its attributes, and these, percent-encoded."""
+    """A message without its attributes, and the attributes, percent-encoded."""
     text, _, behind = message.partition(ATTRIBUTES)
     return text, behind.partition(ATTRIBUTES)[0]
 
 
 def with_retry(message: bytes, retry: int) -> bytes:
-    """The same, told as delivered for the `retry`-th time again."""
+    """The message as in its `retry`-th redelivery."""
     message_id, event, data = message.split(b" ", 2)
     return b"%b %b,retry=%d %b" % (message_id, event, retry, data)
 
 
 def with_meta(message: bytes, retry: int) -> bytes:
-    """The same with retry and attributes, which are always there."""
+    """The message with `retry` and attributes, both always present."""
     text, meta = split(message)
     message_id, event, data = text.split(b" ", 2)
     return b"%b %b,retry=%d,meta=%b %b" % (message_id, event, retry, meta, data)

@@ -1,6 +1,6 @@
-"""Lines to requests: what a client asked for, checked for form but not for meaning.
+"""Lines to requests: the syntax is checked, not the meaning.
 
-The one rule: whatever is not exactly in the grammar of `docs/protocol.md` raises `BadRequest`.
+The one rule: a line that does not match the grammar of `docs/protocol.md` raises `BadRequest`.
 """
 
 import math
@@ -29,13 +29,13 @@ CONFIRM = b"--confirm"
 CONFIRM_ANYWHERE = frozenset(
     {b"set_queue", b"release", b"touch", b"cancel", b"promote", b"move", b"redrive"}
 )
-"""Actions that take it behind their arguments, too; the others as the first argument alone."""
+"""Actions that accept it anywhere; the others only as the first argument."""
 META = b"--meta"
 SCHEDULED = b"--scheduled"
 
 
 class Request(NamedTuple):
-    """One line: its id, its action, whether a confirm was asked for, and the rest as it came."""
+    """One line: its id, its action, whether a confirm is requested, and the rest, unparsed."""
 
     id: bytes
     action: bytes
@@ -50,14 +50,14 @@ class Publish(NamedTuple):
     mandatory: bool = False
     delay_us: int = 0
     at_us: int = 0
-    """When it is due, in microseconds since 1970. 0: there is no `--at`, or it is due at once."""
+    """When it is due, in microseconds since 1970. 0: no `--at`, or due at once."""
     ttl_us: int = 0
-    """0: it has no ttl of its own."""
+    """0: the message has no TTL."""
     meta: bytes = b""
 
 
 class Settle(NamedTuple):
-    """What happens to one message that a consumer holds, or to all of them."""
+    """A reject or release of one unacked message of a consumer, or of all (`--all`)."""
 
     consumer: bytes
     message: bytes
@@ -65,11 +65,11 @@ class Settle(NamedTuple):
     dead: bool = False
     retries: int | None = None
     backoff: "Backoff | None" = None
-    """Both hold where the policy of the queue has none."""
+    """Both apply where the policy of the queue has no value."""
 
 
 class Move(NamedTuple):
-    """Messages of `source` go to `to`; None: each to the queue where it died."""
+    """Messages move from `source` to `to`; None: each to the queue where it died."""
 
     source: bytes
     to: bytes | None
@@ -78,7 +78,7 @@ class Move(NamedTuple):
 
 
 class SetQueue(NamedTuple):
-    """`changes`: by the name of the policy's field; None: it is cleared."""
+    """`changes`: new values by policy field; None clears a field."""
 
     queue: bytes
     changes: dict[str, Any]
@@ -86,7 +86,7 @@ class SetQueue(NamedTuple):
 
 
 class Backoff(NamedTuple):
-    """A message rejected for the n-th time comes back after `first_s` times 2 to the n - 1."""
+    """The delay after the n-th reject is `first_s` times 2 to the n - 1, at most `max_s`."""
 
     first_s: float
     max_s: float | None = None
@@ -94,12 +94,12 @@ class Backoff(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteRule:
-    """A queue goes when it has had no consumer for `delay_s` seconds; None: at once."""
+    """A queue is deleted when it has had no consumer for `delay_s` seconds; None: at once."""
 
     delay_s: float | None
 
     def flag(self) -> bytes:
-        """As `--update` tells it."""
+        """As in an update."""
         if self.delay_s is None:
             return b"--delete-queue-when-unused"
         return b"--delete-queue-when-unused=%s" % str(self.delay_s).encode()
@@ -114,7 +114,7 @@ class Consume:
     rule: DeleteRule | None = None
     manual_ack: bool = False
     prefetch: int = 0
-    """How many messages it may hold at a time; 0: as many as the server lets it."""
+    """The maximum of unacked messages; 0: as many as the server allows."""
     meta: bool = False
 
 
@@ -129,7 +129,7 @@ class Rebind:
 
 
 def request_id_of(line: bytes) -> bytes:
-    """What an error reply to this line is addressed to: its id, or `-` where it has none."""
+    """The id of the error reply to this line: its request id, or `-` if it has none."""
     request_id = line.split(b" ", 1)[0]
     return b"-" if not request_id or b"\t" in request_id else request_id
 
@@ -137,13 +137,13 @@ def request_id_of(line: bytes) -> bytes:
 def parse_request(line: bytes) -> Request:
     """Split a line into id, action, `--confirm` and the rest."""
     if b"\t" in line:
-        raise BadRequest("a tab is not allowed in a request")
+        raise BadRequest("the request contains a tab; JSON writes it as \\t")
     request_id, _, rest = line.partition(b" ")
     if not request_id:
-        raise BadRequest("the request id is missing")
+        raise BadRequest("the request id is missing: the line starts with a space")
     action, _, rest = rest.partition(b" ")
     if not action:
-        raise BadRequest("the action is missing")
+        raise BadRequest("the action is missing; a request is: ID ACTION ARGUMENTS")
     confirm = rest == CONFIRM or rest.startswith(b"--confirm ")
     if confirm:
         rest = rest[len(CONFIRM) + 1 :]
@@ -162,18 +162,18 @@ def parse_request(line: bytes) -> Request:
 
 
 def parse_publish(rest: bytes) -> Publish:
-    """Flags in any order, each once, then the event; no data at all is empty data."""
+    """Flags in any order, each once, then the event; missing data are empty data."""
     event, _, data = rest.partition(b" ")
     found: dict[bytes, Any] = {}
     while event[:2] == b"--":
         _take_flag("publish", event, PUBLISH_FLAGS, found)
         event, _, data = data.partition(b" ")
     if not event:
-        raise BadRequest("publish: the event is missing")
+        raise BadRequest("publish: the event is missing, as in: publish order.new DATA")
     if not found:
         return Publish(event, data)
     if DELAY in found and AT in found:
-        raise BadRequest("publish: --delay and --at exclude each other")
+        raise BadRequest("publish: --delay and --at cannot be used together")
     return Publish(
         event,
         data,
@@ -187,13 +187,15 @@ def parse_publish(rest: bytes) -> Publish:
 
 
 def parse_subscribe(rest: bytes) -> Rebind:
-    """What it changes: masks are added, without events they alone."""
+    """Events replace the bindings; masks are added."""
     plain, flag, masked = (b" %b " % rest).partition(b" --add-mask ")
-    queue, *events = _names("subscribe", plain)
+    queue, *events = _names("subscribe", "queue", plain)
     # The flag may come twice.
-    masks = _names("subscribe", masked.replace(b" --add-mask ", b" ")) if flag else []
+    masks = _names("subscribe", "mask", masked.replace(b" --add-mask ", b" ")) if flag else []
     if not (events or masks):
-        raise BadRequest("subscribe: at least one event is needed")
+        raise BadRequest(
+            "subscribe: an event or a mask is missing, as in: subscribe orders order.new"
+        )
     return Rebind(queue, replace=events or None, add_masks=masks)
 
 
@@ -216,7 +218,9 @@ def parse_consume(rest: bytes) -> Consume:
         else:
             _refuse_flag("consume", argument)
             if events is None:
-                raise BadRequest(f"consume: surplus argument {shown(argument)}")
+                raise BadRequest(
+                    f"consume: unexpected argument {shown(argument)}; events precede the flags"
+                )
             events.append(argument)
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
@@ -249,9 +253,11 @@ def parse_rebind(rest: bytes) -> Rebind:
                 _refuse_flag("rebind", argument)
             names.append(argument)
     if flag and not names:
-        raise BadRequest(f"rebind: {shown(flag)} needs at least one argument")
+        raise BadRequest(f"rebind: {flag.decode()} needs at least one value")
     if len(request.remove_masks) > MASKS_MAX:
-        raise BadRequest(f"rebind: a request may have {MASKS_MAX} masks at most")
+        raise BadRequest(
+            f"rebind: --remove-mask has {len(request.remove_masks)} masks, the limit is {MASKS_MAX}"
+        )
     if replace or not flags_seen:
         request.replace = replace
     return request
@@ -271,9 +277,9 @@ def parse_reject(rest: bytes) -> Settle:
         return Settle(*parse_settle("reject", rest))
     words, found = _pull("reject", rest, REJECT_FLAGS)
     if DEAD in found and len(found) > 1:
-        raise BadRequest("reject: --dead excludes all other flags")
+        raise BadRequest("reject: --dead cannot be used together with other flags")
     if DELAY in found and BACKOFF in found:
-        raise BadRequest("reject: --delay and --backoff exclude each other")
+        raise BadRequest("reject: --delay and --backoff cannot be used together")
     target = _one_or_all("reject", "consumer id", words)
     limits = found.get(RETRIES), found.get(BACKOFF)
     return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits)
@@ -291,7 +297,9 @@ def parse_scheduled(action: str, rest: bytes) -> tuple[bytes, bytes]:
 
 def _one_or_all(action: str, owner: str, words: list[bytes]) -> tuple[bytes, bytes]:
     if len(words) != 2:
-        raise BadRequest(f"{action}: a {owner} and a message id or --all are needed")
+        raise BadRequest(
+            f"{action}: needs a {owner}, and a message id or --all; arguments found: {len(words)}"
+        )
     name, message_id = words
     _refuse_flag(action, name)
     if message_id != ALL:
@@ -313,47 +321,48 @@ def _move(action: str, words: list[bytes], count: int, found: dict[bytes, Any]) 
     for word in words:
         _refuse_flag(action, word)
     if len(words) != count:
-        raise BadRequest(f"{action}: {('one queue is', 'two queues are')[count - 1]} needed")
+        raise BadRequest(f"{action}: number of queues needed: {count}, found: {len(words)}")
     source, to = words[0], found.get(TO) if count == 1 else words[1]
     if source == to:
-        raise BadRequest(f"{action}: the messages are in {shown(source)} already")
+        raise BadRequest(f"{action}: source and target are both {shown(source)}")
     return Move(source, to, found.get(EVENT), found.get(LIMIT))
 
 
 def parse_set_queue(rest: bytes) -> SetQueue:
-    """A flag with an empty value is a change to None."""
+    """A flag with an empty value changes its field to None."""
     words, found = _pull("set_queue", rest, SET_QUEUE_FLAGS)
     arguments = iter(words)
     queue = _queue("set_queue", arguments)
     for argument in arguments:
         _refuse_flag("set_queue", argument)
-        raise BadRequest(f"set_queue: surplus argument {shown(argument)}")
+        raise BadRequest(f"set_queue: unexpected argument {shown(argument)}")
     reset = found.pop(RESET, False)
     return SetQueue(queue, {POLICY_FIELDS[flag]: value for flag, value in found.items()}, reset)
 
 
 def policy_value(flag: bytes, value: object) -> Any:
-    """What a field of a policy is set to by a value as in `policy_text`. Raises BadRequest."""
+    """The value of a policy field for a value as in `policy_text`. Raises BadRequest."""
     return POLICY_FLAGS[flag](policy_text(flag, value))
 
 
 def policy_text(flag: bytes, value: object) -> bytes:
-    """What stands behind the flag for a value as JSON and TOML have it: a number, text, a list of
-    numbers, true or false. Raises BadRequest."""
+    """The text after the flag for a value from JSON or TOML: a number, text, a list of numbers,
+    true or false. Raises BadRequest."""
     if isinstance(value, bool):
         value = "yes" if value else "no"
     if isinstance(value, list | tuple) and flag == BACKOFF:
         value = ",".join(map(str, value))
     if not isinstance(value, str if flag == DEAD_LETTERS else str | int | float):
-        raise BadRequest(f"{value!r:.80} has the wrong type")
+        wanted = "text" if flag == DEAD_LETTERS else "a number or text"
+        raise BadRequest(f"{value!r:.80} is not {wanted}")
     return str(value).encode("utf-8", "surrogateescape")
 
 
 def parse_name(action: str, rest: bytes) -> bytes:
     """The one argument of delete_consumer."""
-    name, *surplus = _names(action, rest)
-    if surplus:
-        raise BadRequest(f"{action}: surplus argument {shown(surplus[0])}")
+    name, *others = _names(action, "consumer id", rest)
+    if others:
+        raise BadRequest(f"{action}: unexpected argument {shown(others[0])}")
     return name
 
 
@@ -364,7 +373,7 @@ def parse_delete_queue(rest: bytes) -> tuple[bytes, DeleteRule | None]:
         flag, equals, value = argument.partition(b"=")
         if flag != b"--when-unused":
             _refuse_flag("delete_queue", argument)
-            raise BadRequest(f"delete_queue: surplus argument {shown(argument)}")
+            raise BadRequest(f"delete_queue: unexpected argument {shown(argument)}")
         rule = DeleteRule(_delay_s(value) if equals else None)
     return queue, rule
 
@@ -377,8 +386,8 @@ def parse_words(
     text: Container[bytes] = (),
     switches: Container[bytes] = (),
 ) -> tuple[list[bytes], dict[bytes, int], dict[bytes, bytes]]:
-    """Words, and flags anywhere: `numbers` tells the flags that take a number, with its bounds,
-    `text` those that take any value. The `switches` take none, and are told as the number 1."""
+    """Words, and flags anywhere. `numbers`: flags with a number, and its range; `text`: flags with
+    any value; `switches`: flags without a value, returned as the number 1."""
     words: list[bytes] = []
     found: dict[bytes, int] = {}
     texts: dict[bytes, bytes] = {}
@@ -394,7 +403,7 @@ def parse_words(
             _refuse_flag(action, argument)
             words.append(argument)
     if len(words) > words_max:
-        raise BadRequest(f"{action}: surplus argument {shown(words[words_max])}")
+        raise BadRequest(f"{action}: unexpected argument {shown(words[words_max])}")
     return words, found, texts
 
 
@@ -407,29 +416,31 @@ def parse_number(action: str, value: bytes, least: int, most: int) -> int:
 
 def _whole_number(value: bytes, least: int, most: int) -> int:
     if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
-        raise BadRequest(f"{shown(value)} is not a number from {least} to {most}")
+        raise BadRequest(f"{shown(value)} is not a whole number from {least} to {most}")
     return int(value)
 
 
 def parse_auth(rest: bytes) -> tuple[bytes | None, bytes]:
-    """Return user and password, or None and a token. No error shows any of them."""
+    """Return user and password, or None and a token. Errors contain none of them."""
     if len(rest) > CREDENTIALS_BYTES_MAX:
-        raise BadRequest(f"auth: the arguments may have {CREDENTIALS_BYTES_MAX} bytes at most")
+        raise BadRequest(
+            f"auth: the arguments have {len(rest)} bytes, the limit is {CREDENTIALS_BYTES_MAX}"
+        )
     words = _arguments(rest)
     if not 1 <= len(words) <= 2 or words[0].startswith(b"--"):
-        raise BadRequest("auth: a token, or a user and a password, are needed")
+        raise BadRequest("auth: the arguments are not a token, or a user and a password")
     return (None if len(words) == 1 else words[0]), words[-1]
 
 
 def parse_eval(rest: bytes) -> str:
-    """The expression; `--worker=0` is this server, the only one there is."""
+    """The expression; `--worker=0` is this server, the only worker."""
     if rest.startswith(b"--worker"):
         flag, _, rest = rest.partition(b" ")
         if flag != b"--worker=0":
-            raise BadRequest(f"_eval: there is no {shown(flag)}, only --worker=0")
+            raise BadRequest(f"_eval: unknown worker {shown(flag)}; there is only --worker=0")
     source = rest.decode("utf-8", "surrogateescape").strip()
     if not source:
-        raise BadRequest("_eval: the expression is missing")
+        raise BadRequest("_eval: the expression is missing, as in: _eval len(state.queues)")
     return source
 
 
@@ -437,10 +448,10 @@ def _arguments(rest: bytes) -> list[bytes]:
     return list(filter(None, rest.split(b" ")))
 
 
-def _names(action: str, rest: bytes) -> list[bytes]:
+def _names(action: str, what: str, rest: bytes) -> list[bytes]:
     names = _arguments(rest)
     if not names:
-        raise BadRequest(f"{action}: an argument is missing")
+        raise BadRequest(f"{action}: the {what} is missing")
     if b"--" in rest:  # There may be 500,000 names.
         for name in names:
             _refuse_flag(action, name)
@@ -457,26 +468,26 @@ def _queue(action: str, arguments: Iterator[bytes]) -> bytes:
 
 def _refuse_flag(action: str, argument: bytes) -> None:
     if argument.startswith(b"--"):
-        raise BadRequest(f"{action}: unknown flag {shown(argument)}")
+        raise BadRequest(f"{action}: unknown flag {shown(argument)}; 'help {action}' shows all")
 
 
 Reader = Callable[[bytes], Any]
-"""From a flag's value to what it says. Raises BadRequest."""
+"""Parses the value of a flag. Raises BadRequest."""
 
 
 def _take_flag(
     action: str, argument: bytes, flags: Mapping[bytes, Reader | None], found: dict[bytes, Any]
 ) -> None:
-    """Read one flag, of those that are there once; a reader None is a flag without a value."""
+    """Parse one flag, which may be given once; a reader None is a flag without a value."""
     flag, equals, value = argument.partition(b"=")
     if flag not in flags:
         _refuse_flag(action, argument)
     if flag in found:
-        raise BadRequest(f"{action}: {shown(flag)} is there twice")
+        raise BadRequest(f"{action}: {flag.decode()} is given twice")
     reader = flags[flag]
     if bool(equals) is (reader is None):
-        needs = "takes no value" if equals else "needs a value"
-        raise BadRequest(f"{action}: {shown(flag)} {needs}")
+        needs = "takes no value" if equals else f"needs a value, as in {flag.decode()}=VALUE"
+        raise BadRequest(f"{action}: {flag.decode()} {needs}")
     try:
         found[flag] = True if reader is None else reader(value)
     except BadRequest as error:
@@ -486,7 +497,7 @@ def _take_flag(
 def _pull(
     action: str, rest: bytes, flags: Mapping[bytes, Reader | None]
 ) -> tuple[list[bytes], dict[bytes, Any]]:
-    """Take these flags out of the arguments, wherever they stand; the others stay in order."""
+    """Remove these flags from the arguments, at any place; the others keep their order."""
     words, found = _arguments(rest), dict[bytes, Any]()
     if b"--" not in rest:  # There may be 500,000 names.
         return words, found
@@ -522,10 +533,10 @@ def _time_us(value: bytes) -> int:
 
 
 def _duration_s(value: bytes) -> float:
-    """Not less than a microsecond."""
+    """At least one microsecond."""
     seconds = _seconds(value, DURATION_S_MAX)
     if not seconds:
-        raise BadRequest(f"{shown(value)} is not more than 0 seconds")
+        raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
 
 
@@ -535,9 +546,9 @@ def _duration_us(value: bytes) -> int:
 
 def _name(value: bytes) -> bytes:
     if not value:
-        raise BadRequest("a name is missing")
+        raise BadRequest("the name is empty")
     if not frozenset(value).isdisjoint(b" \t\r\n"):
-        raise BadRequest(f"{shown(value)} can't be a name")
+        raise BadRequest(f"{shown(value)} is not a name: it contains white space")
     if value.startswith(b"--"):
         raise BadRequest(f"{shown(value)} is a flag, not a name")
     return value
@@ -545,7 +556,7 @@ def _name(value: bytes) -> bytes:
 
 def _mask(value: bytes) -> bytes:
     if not 0 < len(value) <= MASK_BYTES_MAX:
-        raise BadRequest(f"an event mask has 1 to {MASK_BYTES_MAX} bytes")
+        raise BadRequest(f"the mask has {len(value)} bytes; it must have 1 to {MASK_BYTES_MAX}")
     return value
 
 
@@ -553,7 +564,9 @@ def _backoff(value: bytes) -> Backoff:
     first, comma, most = value.partition(b",")
     backoff = Backoff(_duration_s(first), _duration_s(most) if comma else None)
     if backoff.max_s is not None and backoff.max_s < backoff.first_s:
-        raise BadRequest("the longest backoff is shorter than the first")
+        raise BadRequest(
+            f"the maximum {backoff.max_s:g} is less than the first {backoff.first_s:g}"
+        )
     return backoff
 
 
@@ -606,7 +619,7 @@ POLICY_FIELDS = {
     b"--ttl": "ttl_s",
     b"--ack-timeout": "ack_timeout_s",
 }
-"""By flag: how the field of the policy is called."""
+"""The name of the policy field, by flag."""
 
 
 def _or_none(reader: Reader, value: bytes) -> Any:
@@ -620,5 +633,5 @@ SET_QUEUE_FLAGS: dict[bytes, Reader | None] = {
 
 
 def shown(argument: bytes) -> str:
-    """As it stands in the reason of an error."""
+    """Quoted, as in the reason of an error."""
     return repr(argument[:80])[1:]

@@ -1,8 +1,8 @@
-"""One connected client: bytes in, bytes out, and when not to read.
+"""One connected client: bytes in, bytes out, and when to pause reading.
 
-The one rule: whatever arrives is handled in the turn in which it arrives. That is why this is a
-protocol on the event loop and no task that awaits: a reply leaves in the turn in which it was made,
-and a request and its reply cost one turn, not three.
+The one rule: data are handled in the turn of the event loop in which they arrive. So this is a
+protocol and not a task: a reply leaves in the turn in which it was made, and a request with its
+reply costs one turn, not three.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 LINGER_S = 2.0
-"""How long a connection that broke the rules is still read, to no effect."""
+"""How long a connection that broke the rules is still read and its data ignored."""
 NOT_SEEN = -1
 TLS_WRITE_BYTES = 64 * 1024
-"""A larger write would go past the limits of a TLS transport, and its size be told by nobody."""
+"""A larger write would exceed the limits of a TLS transport, which would not report its size."""
 CLOSE_S = 10.0
-"""How long a connection that sends no more may take nothing of its last replies."""
+"""How long a connection that sends no more may leave its last replies unread."""
 
 
 class Hold:
-    """Why a client is not read for now."""
+    """Why reading from a client is paused."""
 
     TURN: Final = 1
-    """It has sent a large chunk, or a costly one: let the others have a turn."""
+    """It has sent a large or costly chunk: other clients get their turn."""
     JOURNAL: Final = 2
     """Too much waits for the journal."""
     OUTBOX: Final = 4
-    """It does not take its replies."""
+    """It does not read its replies."""
     STOP: Final = 8
     """The server stops."""
     AUTH: Final = 16
@@ -42,7 +42,7 @@ class Hold:
 
 
 class Client(Resting, asyncio.Protocol):
-    """`peer` is one that the gate has let in. While it rests, it is not read."""
+    """`peer` was admitted by the gate. While the client rests, it is not read."""
 
     connection: Connection
     transport: asyncio.Transport
@@ -54,20 +54,20 @@ class Client(Resting, asyncio.Protocol):
         self.made = False
         """It has, or had, a transport."""
         self.stranger = False
-        """It has yet to say who it is."""
+        """It has not authenticated yet."""
         self.auth_timer: asyncio.TimerHandle | None = None
         self._lingering_bytes = 0
         self._tls = False
         self.ended = False
-        """It sends no more; it is closed when its confirms are out."""
+        """It sends no more, and is closed when its confirms are sent."""
         self.lingers = False
-        """It broke the rules, and is told so before it is closed."""
+        """It broke the rules, and gets an error before it is closed."""
         self._lingering = False
         self.unsent_bytes = 0
-        """Sent since everything had been taken: until then none of it need have left memory."""
+        """Bytes sent since everything had been read: all of them may still be in memory."""
         self._taken_bytes = NOT_SEEN
         self.moved_s = 0.0
-        """When it was last seen to have taken something."""
+        """When it was last seen reading."""
 
     # -- called by the event loop
 
@@ -75,7 +75,7 @@ class Client(Resting, asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.made = True
         self._tls = transport.get_extra_info("ssl_object") is not None
-        if self._server.stopping:  # It was being accepted when the listeners closed.
+        if self._server.stopping:  # Accepted while the listeners closed.
             self.ended = True
             self.transport.abort()
             return
@@ -91,8 +91,8 @@ class Client(Resting, asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:
-        # TLS knows no half of a connection, and tells its end also while nothing is read: what is
-        # left to do then is done when the connection is lost.
+        # TLS has no half-closed connections, and reports the end also while reading is paused:
+        # the remaining work is then done when the connection is lost.
         if not self.ended and not (self._tls and self.connection.overrun):
             self._server.end_of_stream(self)
         return not self._tls
@@ -112,7 +112,7 @@ class Client(Resting, asyncio.Protocol):
     # -- called by the server
 
     def close(self) -> None:
-        """Close when what was sent has been taken.
+        """Close when the client has read what was sent.
 
         A client that broke the rules may still be sending: closing with unread bytes in the
         socket would reset the connection before it has read why.
@@ -124,13 +124,13 @@ class Client(Resting, asyncio.Protocol):
                 if self.transport.can_write_eof():
                     self.transport.write_eof()
                 else:
-                    # TLS reads on by itself until the peer has closed, too.
+                    # TLS continues to read until the peer has closed, too.
                     self.transport.close()
             return
         self.transport.close()
 
     def send(self, data: bytes) -> None:
-        """Hand bytes to the socket; whether it takes them at once shows in `paused`."""
+        """Write bytes to the socket; `paused` shows whether they were accepted at once."""
         self.unsent_bytes += len(data)
         if self._tls:
             for start in range(0, len(data), TLS_WRITE_BYTES):
@@ -138,26 +138,27 @@ class Client(Resting, asyncio.Protocol):
         else:
             self.transport.write(data)
         if self.paused and (
-            self._server.unsent.full or self.waiting_bytes > self._server.settings.outbox_bytes_max
+            self._server.unsent.full
+            or self.waiting_bytes > self._server.settings.output_buffer_bytes_max
         ):
             self.rest(Hold.OUTBOX)
 
     @property
     def paused(self) -> bool:
-        """Whether it takes its replies more slowly than they come."""
+        """Whether it reads its replies more slowly than they are produced."""
         return bool(self.connection.rests & Slow.PEER)
 
     @property
     def waiting_bytes(self) -> int:
-        """What a slow client has yet to take; of one that is not, nothing counts."""
+        """Unread bytes of a slow client; 0 for others."""
         return self.transport.get_write_buffer_size() if self.paused else 0
 
     def set_high_water(self, high_bytes: int) -> None:
-        """Above it the client is slow, until it has taken everything."""
+        """Above it the client is slow until it has read everything."""
         self.transport.set_write_buffer_limits(high=high_bytes, low=0)
 
     def look(self, now_s: float) -> int:
-        """Find out what it has taken; return the bytes that may still be in memory for it."""
+        """Check what it has read; return the bytes that may still be in memory for it."""
         size = self.transport.get_write_buffer_size()
         taken = self.unsent_bytes - size
         if not size:
@@ -173,7 +174,7 @@ class Client(Resting, asyncio.Protocol):
             self.transport.pause_reading()
 
     def _go_on(self) -> None:
-        """What is left to do of its lines comes before those that it has sent meanwhile."""
+        """The rest of its earlier lines is handled before those sent meanwhile."""
         if not self.transport.is_closing():
             self.transport.resume_reading()
             if self.connection.overrun:

@@ -1,9 +1,9 @@
 """Accepting connections, with TLS and without.
 
-The one rule: the gate is asked before anything else is done for a connection. So everybody counts
-from the moment they take a descriptor, those who still shake hands included, and a burst of
-newcomers takes no more descriptors than the gate allows. Event loops by themselves accept all who
-wait at once.
+The one rule: the gate is asked before anything else is done for a connection. So a connection
+counts from the moment it takes a descriptor, including its TLS handshake, and a burst of new
+connections takes no more descriptors than the gate allows. Event loops by default accept all
+waiting connections at once.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from mqks.server.tls import reason_of
 from mqks.settings import Settings
 
 ACCEPTED_SHARE = 16
-"""One listener accepts this part of `connections_max` in one turn of the event loop, and at least
-`ACCEPTED_MIN`: those who make room for them close a few turns later."""
+"""A listener accepts this part of `connections_max` in one turn of the event loop, and at least
+`ACCEPTED_MIN`: the connections closed for them close a few turns later."""
 ACCEPTED_MIN = 8
 PAUSE_S = 0.1
-"""After a failed accept, mostly for want of descriptors."""
+"""After a failed accept, usually for lack of descriptors."""
 
 
 class Door:
-    """`make_client` gets a peer that `gate` has let in, `refusal` one that it has not, and returns
-    what that one is told."""
+    """`make_client` gets a peer that `gate` has admitted; `refusal` gets one that it has not, and
+    returns the reply."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Door:
         refusal: Callable[[Peer, LimitExceeded], bytes],
     ) -> None:
         self.context = context
-        """A handshake takes the one of its moment: a new certificate needs no new listener."""
+        """A handshake uses the current one, so a new certificate needs no new listener."""
         self._settings = settings
         self._gate = gate
         self._errors = errors
@@ -57,7 +57,7 @@ class Door:
         self._told_s = -CALM_S
 
     def open(self, listener: socket.socket, tasks: TaskGroup, *, with_tls: bool) -> None:
-        """Accept from now on. The listener is closed by `close`."""
+        """Start to accept. `close` closes the listener."""
         listener.setblocking(False)
         accepted_max = max(ACCEPTED_MIN, self._settings.connections_max // ACCEPTED_SHARE)
         let_in = self._shake_hands if with_tls else self.let_in
@@ -90,7 +90,7 @@ class Door:
             listener.close()
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
-        """Neither spin until there is a descriptor again, nor wait for a stranger to go."""
+        """Neither spin until a descriptor is free, nor wait for a client to leave."""
         self._gate.make_room()
         self._loop.remove_reader(listener)
         self._loop.call_later(PAUSE_S, self._go_on, listener)
@@ -113,7 +113,7 @@ class Door:
             try:
                 sock.send(self._refusal(who, failure))
             except OSError:
-                return  # It has gone by itself.
+                return  # It has disconnected already.
 
     async def let_in(self, sock: socket.socket, who: Peer) -> Client:
         """A client that the gate has let in."""
@@ -141,7 +141,7 @@ class Door:
                     ssl_shutdown_timeout=LINGER_S,
                 )
             except (OSError, ValueError) as error:
-                # ValueError: names in the peer's certificate that are no text.
+                # ValueError: names in the peer's certificate that are not text.
                 self._tell(who, error)
             finally:
                 self._gate.remove_stranger(scope)

@@ -1,7 +1,7 @@
 """Ids of error replies: 24 hexadecimal digits that sort by time.
 
-The one rule: of two ids of one database the later one is the greater, also within a microsecond,
-and when the clock was set back.
+The one rule: a later id of the same database is greater, also within a microsecond and after the
+clock was set back.
 """
 
 import secrets
@@ -15,8 +15,8 @@ class ErrorIds:
         self._last_us = 0
 
     def follow(self, error_id: str) -> None:
-        """This one was given before."""
-        with suppress(ValueError):  # A damaged one keeps no server from starting.
+        """Continue after this id."""
+        with suppress(ValueError):  # A damaged id must not prevent a start.
             self._last_us = int(error_id[:14], 16)
 
     def __call__(self) -> tuple[str, int]:

@@ -1,6 +1,6 @@
-"""Failed requests in the log, a bounded number a second.
+"""Failed requests in the log, limited per second.
 
-The one rule: what is left out is counted, and the count is told.
+The one rule: omitted lines are counted, and the count is logged.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ class ErrorLog:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._count = 0
-        """Of the second that began with the first."""
+        """Since the first of this second."""
 
     def allows(self) -> bool:
-        """Whether one more may be told now."""
+        """Whether one more line may be logged now."""
         if not self._count:
             self._loop.call_later(1.0, self._next_second)
         self._count += 1
@@ -30,13 +30,14 @@ class ErrorLog:
             log.warning("errors_suppressed", count=suppressed)
 
     def __call__(self, record: ErrorRecord) -> bool:
-        """Tell of a failed request; return whether it was told."""
+        """Log a failed request; return whether it was logged."""
         if not self.allows():
             return False
         log.warning(
             "request_failed",
             error_id=record.id,
             connection=record.connection,
+            client=log.client(record.client),
             request_id=record.request_id.decode("utf-8", "backslashreplace"),
             action=record.action.decode("utf-8", "backslashreplace"),
             reason=record.reason,

@@ -1,6 +1,6 @@
-"""What the broker tells of the journal under it, from what is in memory.
+"""The broker's view of the journal, from memory.
 
-The one rule: looking costs no reading of the disk, but for the sizes of files.
+The one rule: nothing is read from the disk except the sizes of files.
 """
 
 import time

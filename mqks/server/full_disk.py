@@ -1,7 +1,7 @@
-"""What the writer does while the disk is full.
+"""The writer while the disk is full.
 
-The one rule: it writes as many acks as fit and drops what they settle, until there is room again
-for what is pending and for the reserves.
+The one rule: it writes as many acks as fit and drops the acked messages, until there is space for
+the pending data and the reserves.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ class FullDisk:
         self._store = journal.store
 
     async def leave(self, failure: DiskFull, unwritten: Sequence[Batch] = ()) -> None:
-        """Refuse publishes until there is room again or the writer stops."""
+        """Refuse publishes until there is space again or the writer stops."""
         writer = self._writer
         log.error("disk_full", reason=failure)
-        writer.become(disk_full=True)
+        writer.become(disk_full=failure.state)
         await self._store.give_up_reserves()
         await self._answer(failure, unwritten)
         while not writer.stopping:
@@ -39,13 +39,13 @@ class FullDisk:
             await self._write(self._pending.take_settled())
             await self._let_go()
             if await self._write(self._pending.take()) and await self._has_room():
-                writer.become(disk_full=False)
-                log.event("disk_has_room")
+                writer.become(disk_full="")
+                log.event("disk_has_room", refused=writer.refused())
                 return
             await writer.pause(RETRY_S)
 
     async def _answer(self, failure: DiskFull, unwritten: Sequence[Batch]) -> None:
-        """Write what was accepted before, or answer those who wait for it with errors."""
+        """Write what was accepted before, or answer waiting clients with errors."""
         # Whole: the loop below confirms what is settled, and with it everybody who still waits.
         if unwritten or not await self._write(self._pending.take(whole=True)):
             # What came last goes first, as what is put back stands before what is pending.
@@ -55,7 +55,7 @@ class FullDisk:
         self._writer.release()
 
     async def _write(self, batch: Batch) -> bool:
-        """Write it, or put it back with everybody who waits for it."""
+        """Write it, or put it back with all waiting clients."""
         if await self._writer.writes(batch):
             return True
         self._pending.put_back(batch)

@@ -1,7 +1,7 @@
-"""Who may come in: so many from one address, and so many who have not said who they are.
+"""Limits on connections: in total, per address, and of unauthenticated ones.
 
-The one rule: newcomers find room. Of those who only stand there the oldest goes, so that a crowd of
-silent ones cannot keep those out who authenticate at once.
+The one rule: a new connection is admitted if an unauthenticated one can be closed for it, the
+oldest first. So a crowd of silent connections cannot keep out clients that authenticate at once.
 """
 
 import ipaddress
@@ -14,78 +14,78 @@ from mqks.settings import Settings
 
 class Peer(NamedTuple):
     address: str
-    """As people write it."""
+    """Host and port for people."""
     local: bool
-    """Whether it is on this machine."""
+    """Whether the client is on this machine."""
     network: bytes
-    """What counts as one address: of IPv6 the first 64 bits; nothing where there is none."""
+    """What counts as one address: for IPv6 the first 64 bits; empty without an address."""
 
 
 def shown(host: str, port: int) -> str:
-    """An address as people, and URLs, write it."""
+    """An address as in URLs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def peer(name: object) -> Peer:
-    """Who it is, from what accept() says, also of one that is gone already."""
+    """The peer from the address of accept(), also if it has disconnected already."""
     if name is None:
-        # Nothing tells where it is, and so not that it is on this machine.
+        # The address is unknown, so it must not count as local.
         return Peer("gone", False, b"")
     if not isinstance(name, tuple):
         return Peer("unix", True, b"")
     host, port = name[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
-    # A socket for both families tells IPv4 addresses as IPv6, all in one network.
+    # A socket for both families reports IPv4 addresses as IPv6, all in one network.
     address = getattr(address, "ipv4_mapped", None) or address
     return Peer(shown(host, port), address.is_loopback, address.packed[:8])
 
 
 class Gate:
-    """`reached` counts for each limit how often it was."""
+    """`reached` counts how often each limit was reached."""
 
     def __init__(self, settings: Settings, reached: dict[Limit, int]) -> None:
         self._settings = settings
         self._reached = reached
         self.connections = 0
-        """All that have entered and not left, those over TLS from before their handshake on."""
+        """Admitted connections that have not left; over TLS from before the handshake."""
         self._counts: dict[bytes, int] = {}
         self._strangers: dict[object, Callable[[], None]] = {}
 
     def enter(self, peer: Peer) -> None:
-        """Raises LimitExceeded, unless a stranger makes room for one more connection."""
+        """Admit a connection; close an unauthenticated one for it. Raises LimitExceeded."""
         count = self._counts.get(peer.network, 0)
         if peer.network and count >= self._settings.connections_per_address_max:
             self._reached["connections_per_address_max"] += 1
             raise LimitExceeded(
                 "connections_per_address_max",
-                f"{count} connections from this address are open already",
+                f"this address has {count} connections already",
             )
         if self.connections >= self._settings.connections_max:
             self._reached["connections_max"] += 1
             if not self.make_room():
                 raise LimitExceeded(
                     "connections_max",
-                    f"{self._settings.connections_max} connections are open already",
+                    f"the server has {self._settings.connections_max} connections already",
                 )
         self.connections += 1
         self._counts[peer.network] = count + 1
 
     def leave(self, peer: Peer) -> None:
-        """One that entered has gone."""
+        """An admitted connection has ended."""
         self.connections -= 1
         self._counts[peer.network] -= 1
         if not self._counts[peer.network]:
             del self._counts[peer.network]
 
     def add_stranger(self, key: object, drop: Callable[[], None]) -> None:
-        """It has yet to say who it is; `drop` is called when others need its place."""
+        """Count an unauthenticated connection; `drop` is called to close it for a newer one."""
         while len(self._strangers) >= self._settings.unauthenticated_max:
             self._reached["unauthenticated_max"] += 1
             self.make_room()
         self._strangers[key] = drop
 
     def make_room(self) -> bool:
-        """Drop the stranger that has stood there longest, if there is one."""
+        """Close the oldest unauthenticated connection, if there is one."""
         oldest = next(iter(self._strangers), None)
         if oldest is None:
             return False
@@ -93,5 +93,5 @@ class Gate:
         return True
 
     def remove_stranger(self, key: object) -> None:
-        """It is known now, or gone; also what is not there."""
+        """It has authenticated or ended; unknown keys are ignored."""
         self._strangers.pop(key, None)

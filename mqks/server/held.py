@@ -1,7 +1,7 @@
-"""A watchdog of the event loop: what holds it for long is counted, and told with its place.
+"""A watchdog of the event loop: what blocks it for long is counted, and logged with its stack.
 
-The one rule: what is watched pays nothing. A timer of the loop notes that it turns, some twenty
-times a second; a thread looks at that, and where it stands for too long, at the loop's stack.
+The one rule: the event loop pays nothing. A timer on the loop counts about twenty ticks a second; a
+thread watches the count, and reads the loop's stack when the ticks stop for too long.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ MINUTE_S: Final = 60.0
 
 
 class Seen(NamedTuple):
-    """What the thread saw when the loop stood still; `on_time`: the thread itself was awake, so
-    neither the process nor the machine had been stopped."""
+    """What the thread saw while the loop was blocked. `on_time`: the thread itself was awake, so
+    neither the process nor the machine was suspended."""
 
     tick: int
     where: str
@@ -33,8 +33,8 @@ class Seen(NamedTuple):
 
 
 class HeldWatch:
-    """Counts into the broker: `loop_held`, what took the loop's thread more than `held_s` of the
-    processor; `loop_late`, what took so long by the clock, be it for a slow disk or a busy
+    """Counts in the broker: `loop_held`, when the loop's thread used more than `held_s` of CPU
+    time; `loop_late`, when it was blocked for so long by the clock, also by a slow disk or a busy
     machine."""
 
     def __init__(self, broker: Broker, held_s: float) -> None:
@@ -47,8 +47,8 @@ class HeldWatch:
         self._thread = threading.Thread(target=self._watch, name="mqks-held", daemon=True)
         self._ticks = 0
         self._seen: Seen | None = None
-        self._lines = self._untold = 0
-        """Of the minute that began with the first."""
+        self._lines = self._suppressed = 0
+        """Since the first of this minute."""
         self._minute_s = 0.0
         self._next_tick()
 
@@ -92,15 +92,15 @@ class HeldWatch:
             self._minute_s, self._lines = now_s, 0
         self._lines += 1
         if self._lines > LOOP_HELD_LINES_MAX:
-            self._untold += 1
+            self._suppressed += 1
             return
-        untold, self._untold = self._untold, 0
+        suppressed, self._suppressed = self._suppressed, 0
         log.warning(
             "loop_held",
             ms=round(late_s * 1000),
             cpu_ms=round(cpu_s * 1000),
             where=where or "-",
-            untold=untold,
+            suppressed=suppressed,
         )
 
     # -- on the thread
@@ -120,7 +120,7 @@ class HeldWatch:
 
 
 def place(frame: FrameType | None) -> str:
-    """The innermost frames of ours, the one that runs first: file:function:line."""
+    """The innermost frames of MQKS, innermost first: file:function:line."""
     places: list[str] = []
     while frame is not None and len(places) < FRAMES_MAX:
         code = frame.f_code

@@ -1,7 +1,7 @@
-"""Metrics and health over HTTP, on a port of its own beside the listeners.
+"""Metrics and health over HTTP, on a separate port.
 
-The one rule: whatever happens here, the broker goes on. A request only looks, failures are logged
-and answered with 500, and connections have a maximum of their own.
+The one rule: whatever happens here, the broker continues. A request only reads, failures are logged
+and answered with 500, and the number of connections is limited.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from mqks.server.steps import done
 from mqks.settings import PAGE_PORT, Settings, is_loopback
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""The text format of Prometheus that every version of it reads."""
+"""The text format that every version of Prometheus reads."""
 REQUEST_S = 5.0
-"""How long a connection may take to a request, about: silent ones must not keep others out."""
+"""About how long a connection may take to send a request: silent ones must not block others."""
 STOP_S = 1
-"""How long a stopping server lets requests finish."""
+"""How long a stopping server waits for requests to finish."""
 
 
 class _Protocol(H11Protocol):
@@ -50,7 +50,7 @@ class _Protocol(H11Protocol):
         self.loop.call_later(REQUEST_S, self._end_silent)
 
     def _end_silent(self) -> None:
-        # Between requests uvicorn has a timer, which the next one's first byte ends.
+        # Between requests uvicorn has a timer, which the first byte of the next request ends.
         if not self.cycle or (self.cycle.response_complete and not self.timeout_keep_alive_task):
             self.transport.abort()
         elif not self.transport.is_closing():
@@ -60,7 +60,7 @@ class _Protocol(H11Protocol):
         try:
             super().data_received(data)
         except Exception as failure:
-            # The event loop would tell the broker's server, which ends rather than go on in doubt.
+            # The event loop would report it to the server, which would end.
             log.error("http_failed", path="", exception=failure)
             self.transport.abort()
 
@@ -68,7 +68,7 @@ class _Protocol(H11Protocol):
 class _Uvicorn(Uvicorn):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the broker's."""
+        """The server handles signals."""
         yield
 
 
@@ -114,7 +114,7 @@ def _app(
 
 
 async def _slices(broker: Broker) -> AsyncIterator[bytes]:
-    """Between slices the broker has its turn."""
+    """The broker gets its turn between slices."""
     for lines in queue_lines(broker):
         yield lines
         await anyio.lowlevel.checkpoint()
@@ -129,8 +129,8 @@ async def serve(
     connections_max: int,
     task_status: TaskStatus[None],
 ) -> None:
-    """Answer until cancelled; `why_not_ready` gives a reason, or nothing, and `open_inside` opens
-    a connection to the broker.
+    """Answer until cancelled; `why_not_ready` returns a reason, or an empty string; `open_inside`
+    opens a connection to the broker.
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
@@ -163,7 +163,7 @@ async def serve(
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=STOP_S,
-            # What it has to say is noise, or comes to `failed` as well.
+            # Its messages are noise, or reach `failed` as well.
             log_config=None,
             log_level="critical",
             access_log=False,

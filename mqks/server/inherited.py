@@ -1,6 +1,6 @@
-"""Listening sockets that the process was started with, as sd_listen_fds(3) tells them.
+"""Listening sockets that the process was started with, as in sd_listen_fds(3).
 
-The one rule: each of them is used or refused by name, none is left open unserved.
+The one rule: each is used, or refused by name; none is left open unserved.
 """
 
 import os
@@ -17,13 +17,13 @@ FIRST_DESCRIPTOR = 3
 class Inherited(NamedTuple):
     socket: socket.socket
     name: str
-    """FileDescriptorName= of its unit; the unit's own name, if that has none."""
+    """FileDescriptorName= of its unit, or the name of the unit."""
 
 
 def take_sockets(environ: MutableMapping[str, str]) -> list[Inherited]:
-    """The sockets meant for this process; their variables are removed from `environ`.
+    """Return the sockets for this process; remove their variables from `environ`.
 
-    Raises ConfigurationError for one that is no listening stream socket.
+    Raises ConfigurationError for a descriptor that is not a listening stream socket.
     """
     process = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
@@ -31,7 +31,7 @@ def take_sockets(environ: MutableMapping[str, str]) -> list[Inherited]:
     if process != str(os.getpid()):
         return []
     if not count.isdecimal():
-        raise ConfigurationError(f"LISTEN_FDS: {count!r} is no number")
+        raise ConfigurationError(f"LISTEN_FDS: {count!r} is not a number")
     descriptors = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count))
     named = zip(descriptors, chain(filter(None, names.split(":")), repeat("unknown")), strict=False)
     return [Inherited(_listening(descriptor, name), name) for descriptor, name in named]
@@ -49,5 +49,5 @@ def _listening(descriptor: int, name: str) -> socket.socket:
         or inherited.type != socket.SOCK_STREAM
         or not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ):
-        raise ConfigurationError(f"{place} is no listening TCP or Unix stream socket")
+        raise ConfigurationError(f"{place} is not a listening TCP or Unix stream socket")
     return inherited

@@ -1,7 +1,7 @@
-"""Warnings of queues whose messages wait for long, whatever the reason.
+"""Warnings about queues whose messages wait for a long time.
 
-The one rule: it looks once a minute, in slices, so that it costs no message anything; and it says
-a thing once.
+The one rule: it checks once a minute, in slices, so that it costs nothing per message, and it warns
+once.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from mqks.server import log
 
 LOOK_S: Final = 60.0
 SLICE_QUEUES: Final = 500
-"""Queues looked at before others have their turn: a millisecond."""
+"""Queues checked before other tasks run: a millisecond."""
 LINES_MAX: Final = 100
-"""Warnings at one look; the others come at the next ones."""
+"""Warnings per check; the others follow at the next checks."""
 
 
 class Lag:
@@ -25,7 +25,7 @@ class Lag:
         self._broker = broker
         self._age_s = broker.settings.queue_age_warning_s
         self._told: set[Queue] = set()
-        """Queues that have been warned of; again when they were better."""
+        """Queues with a warning, until they are better."""
 
     async def run(self) -> None:
         while self._age_s:

@@ -1,6 +1,7 @@
-"""The sockets that clients come in by: TCP, TLS and Unix, or those that the process was given.
+"""The listening sockets: TCP, TLS and Unix, or the inherited ones.
 
-The one rule: what belongs to another stays. A socket that was given is closed, and its path kept.
+The one rule: what belongs to another process stays. An inherited socket is closed, but its path is
+not deleted.
 """
 
 import ipaddress
@@ -23,15 +24,15 @@ from mqks.settings import Settings
 
 BACKLOG = 4096
 TLS_NAME = "tls"
-"""An inherited socket of this name speaks TLS."""
+"""An inherited socket with this name uses TLS."""
 
 Name = tuple[Any, ...] | str | bytes
-"""What a socket says of where it is."""
+"""The address of a socket."""
 
 
 class Listeners:
-    """`inherited` ones are listened on, if there are any, instead of what the settings say; with
-    TLS where the door has a context for it."""
+    """Listens on the `inherited` sockets if there are any, otherwise on those of the settings; with
+    TLS if the door has a context."""
 
     def __init__(self, settings: Settings, inherited: Sequence[Inherited], door: Door) -> None:
         self._settings = settings
@@ -39,12 +40,12 @@ class Listeners:
         self._door = door
         self._unix: UnixPath | None = None
         self._names: list[Name] = []
-        """Of those without TLS."""
+        """Addresses of the sockets without TLS."""
         self.shown: list[str] = []
-        """Where clients find them, as people write it."""
+        """Addresses for people."""
 
     def open(self, tasks: TaskGroup) -> None:
-        """Let clients in. Raises AddressUnavailable."""
+        """Accept clients. Raises AddressUnavailable."""
         with_tls: list[str] = []
         for listener, speaks_tls in self._listening():
             ask_silent(listener)
@@ -57,7 +58,7 @@ class Listeners:
         self.shown = [*map(_shown, self._names), *with_tls]
 
     def _listening(self) -> Iterator[tuple[socket.socket, bool]]:
-        """Each with whether it speaks TLS."""
+        """Each socket, and whether it uses TLS."""
         settings = self._settings
         if self._inherited:
             yield from ((each, name == TLS_NAME) for each, name in self._inherited)
@@ -75,23 +76,23 @@ class Listeners:
 
     @property
     def port(self) -> int:
-        """Of TCP; 0 without."""
+        """The TCP port; 0 without one."""
         return next((name[1] for name in self._names if isinstance(name, tuple)), 0)
 
     @property
     def url(self) -> str:
-        """How a client on this machine finds the first of them; empty if it can't."""
+        """URL of the first socket for clients on this machine; empty if there is none."""
         return _url(self._names[0]) if self._names else ""
 
     def close(self) -> None:
-        """Let nobody in any more; those who are in stay."""
+        """Accept no more clients; open connections stay open."""
         if self._unix:
             self._unix.delete()
         self._door.close()
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """On every address of a host. Raises AddressUnavailable."""
+    """Listen on every address of a host. Raises AddressUnavailable."""
     listeners = []
     with _told(f"{host}:{port}"):
         found = socket.getaddrinfo(
@@ -111,14 +112,14 @@ def _told(where: str) -> Iterator[None]:
 
 
 def _shown(name: Name) -> str:
-    """A socket's name as people write it."""
+    """The address of a socket for people."""
     if not isinstance(name, tuple):
         return "unix:" + os.fsdecode(name).replace("\0", "@")
     return shown(*name[:2])
 
 
 def _url(name: Name) -> str:
-    """How a client on this machine finds a socket; empty for one that has no path."""
+    """URL of a socket for clients on this machine; empty for a socket without a path."""
     if not isinstance(name, tuple):
         path = os.fsencode(name)
         return f"mqks+unix://{quote(path)}" if path.startswith(b"/") else ""

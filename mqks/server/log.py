@@ -1,6 +1,6 @@
 """One line per event to standard error, as key=value or JSON.
 
-The one rule: a line says what happened to whom, and never holds a payload.
+The one rule: a line says what happened and to whom, and never contains message data.
 """
 
 import json
@@ -42,9 +42,16 @@ def _value(value: object) -> str:
     return text if text and _PLAIN.issuperset(text) else json.dumps(text)
 
 
-def name(of_queue: bytes) -> str:
-    """A queue's name as it is told in a line."""
-    return of_queue.decode("utf-8", "backslashreplace")
+def name(raw: bytes) -> str:
+    """The name of a queue or a client as it is told in a line."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def client(of_connection: str | None) -> str | None:
+    """The name that a client has given itself, as it is told in a line."""
+    if of_connection is None:
+        return None
+    return name(of_connection.encode("utf-8", "surrogateescape"))
 
 
 def configure(settings: Settings) -> None:
@@ -56,8 +63,9 @@ def configure(settings: Settings) -> None:
 
 
 def event(name: str, level: int = logging.INFO, **fields: object) -> None:
-    """Log that something happened."""
+    """Log that something happened. A field that is None is left out."""
     if _log.isEnabledFor(level):
+        fields = {key: value for key, value in fields.items() if value is not None}
         _log.log(level, name, extra={"fields": fields})
 
 
@@ -66,5 +74,5 @@ def warning(name: str, **fields: object) -> None:
 
 
 def error(name: str, *, exception: BaseException | None = None, **fields: object) -> None:
-    """`exception` is told with its traceback."""
+    """`exception` is logged with its traceback."""
     _log.error(name, exc_info=exception, extra={"fields": fields})

@@ -1,6 +1,6 @@
-"""Passwords verified off the event loop.
+"""Verification of passwords in a thread.
 
-The one rule: one at a time, in the order they came, however many knock.
+The one rule: one at a time, in order of arrival, however many clients try.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from mqks.users import Known
 
 
 class Logins:
-    """`outcome` is called with each login and whose it is, if anybody's."""
+    """`outcome` is called with each login and its user, None if the password is wrong."""
 
     def __init__(self, broker: Broker, outcome: Callable[[Login, Known | None], None]) -> None:
         self._broker = broker
@@ -22,7 +22,7 @@ class Logins:
         self._wanted = anyio.Event()
 
     def wake(self) -> None:
-        """Some may be waiting."""
+        """Logins may be waiting."""
         if self._broker.access.logins:
             self._wanted.set()
 
@@ -41,7 +41,7 @@ class Logins:
     async def _verify(self, login: Login) -> Known | None:
         while True:
             users = self._broker.access.users
-            # Many connections of one user may have waited for the first of them.
+            # Other connections of the same user may have verified the password meanwhile.
             user = users.recall(login.name, login.password) or await to_thread.run_sync(
                 users.verify, login.name, login.password
             )

@@ -1,7 +1,7 @@
-"""Every metric, once: its name, what it means, and where its value is read.
+"""Every metric, once: its name, its meaning, and the source of its value.
 
-The one rule: nothing is counted here. A scrape reads what broker and journal count anyway, for each
-batch rather than each message; so being watched costs a message nothing.
+The one rule: nothing is counted here. A scrape reads the counters that broker and journal maintain
+for each batch anyway, so monitoring costs nothing per message.
 """
 
 import platform
@@ -21,12 +21,14 @@ from mqks.journal.histogram import Histogram
 from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings
 
+BUDGETS: Final = ("memory_bytes", "delivery_pause_bytes")
+"""Settings that are limits and whose names do not end so."""
 SLICE_QUEUES: Final = 500
-"""Queues told before others have their turn: a quarter of a millisecond."""
+"""Queues written before other tasks run: a quarter of a millisecond."""
 
 
 class Metric(NamedTuple):
-    """A counter, when its name ends in `_total`, or else a gauge."""
+    """A counter if its name ends in `_total`, otherwise a gauge."""
 
     name: str
     about: str
@@ -34,100 +36,122 @@ class Metric(NamedTuple):
 
 
 def _of(key: str) -> Callable[[stats.Row], float | None]:
-    """None for what there is not: stores differ."""
+    """None for a missing key: stores differ."""
     return lambda row: None if (value := row.get(key)) is None else float(value)
 
 
-# Read from what `stats` answers.
+# Read from the reply of `stats`.
 TOTALS: Final = (
-    Metric("mqks_uptime_seconds", "Since the server has started.", _of("uptime_s")),
-    Metric("mqks_connections", "Clients that are connected, or shake hands.", _of("connections")),
+    Metric("mqks_uptime_seconds", "Seconds since the start of the server.", _of("uptime_s")),
+    Metric("mqks_connections", "Open connections, including TLS handshakes.", _of("connections")),
     Metric("mqks_consumers", "Consumers of all queues.", _of("consumers")),
     Metric("mqks_queues", "Queues.", _of("queues")),
-    Metric("mqks_bindings", "Events and masks bound to queues.", _of("bindings")),
-    Metric("mqks_messages_ready", "Messages that wait in queues.", _of("messages_ready")),
+    Metric("mqks_bindings", "Bindings of all queues.", _of("bindings")),
+    Metric("mqks_messages_ready", "Ready messages of all queues.", _of("messages_ready")),
     Metric(
         "mqks_messages_unacked",
-        "Messages that consumers have not settled.",
+        "Unacked messages of all queues.",
         _of("messages_unacked"),
     ),
     Metric(
-        "mqks_messages_scheduled", "Messages that wait for their time.", _of("messages_scheduled")
+        "mqks_messages_scheduled", "Scheduled messages of all queues.", _of("messages_scheduled")
     ),
     Metric("mqks_messages_received_total", "Messages published.", _of("received")),
-    Metric("mqks_messages_routed_total", "Copies put into queues.", _of("routed")),
-    Metric("mqks_messages_unroutable_total", "Messages no queue wanted.", _of("unroutable")),
-    Metric("mqks_messages_confirmed_total", "Publishes confirmed as durable.", _of("confirmed")),
-    Metric("mqks_messages_delivered_total", "Copies given to consumers.", _of("delivered")),
-    Metric("mqks_messages_redelivered_total", "Those given with a retry.", _of("redelivered")),
+    Metric("mqks_messages_routed_total", "Messages added to queues, one per queue.", _of("routed")),
+    Metric(
+        "mqks_messages_unroutable_total",
+        "Published messages without a queue bound to their event.",
+        _of("unroutable"),
+    ),
+    Metric("mqks_messages_confirmed_total", "Publishes confirmed.", _of("confirmed")),
+    Metric("mqks_messages_delivered_total", "Messages delivered to consumers.", _of("delivered")),
+    Metric(
+        "mqks_messages_redelivered_total", "Messages delivered with a retry.", _of("redelivered")
+    ),
     Metric(
         "mqks_messages_acknowledged_total",
-        "Copies acked, or delivered without manual ack.",
+        "Messages acked, or delivered without manual ack.",
         _of("acknowledged"),
     ),
-    Metric("mqks_messages_rejected_total", "Copies that consumers gave back.", _of("rejected")),
+    Metric("mqks_messages_rejected_total", "Messages rejected by consumers.", _of("rejected")),
     Metric(
         "mqks_messages_dropped_total",
-        "Dead messages that went to no other queue.",
+        "Dead messages without a dead-letter queue.",
         _of("dropped"),
     ),
-    Metric("mqks_messages_purged_total", "Copies dropped by purge and trim.", _of("purged")),
-    Metric("mqks_errors_total", "Requests answered with an error.", _of("errors")),
+    Metric("mqks_messages_purged_total", "Messages dropped by purge and trim.", _of("purged")),
+    Metric("mqks_errors_total", "Error replies.", _of("errors")),
     Metric(
         "mqks_loop_held_total",
-        "Times something took the event loop's thread loop_held_s of the processor.",
+        "Times something used the event loop for loop_held_s of CPU time.",
         _of("loop_held"),
     ),
     Metric(
         "mqks_loop_late_total",
-        "Times the event loop stood still for loop_held_s, for whatever reason.",
+        "Times the event loop was blocked for loop_held_s of wall time, for any reason.",
         _of("loop_late"),
     ),
-    Metric("mqks_memory_bytes", "Waiting messages in memory.", _of("memory_bytes")),
+    Metric("mqks_memory_bytes", "Memory of ready messages.", _of("memory_bytes")),
     Metric(
         "mqks_metadata_bytes",
-        "Queues, bindings and consumers, messages aside.",
+        "Memory of queues, bindings and consumers, without messages.",
         _of("metadata_bytes"),
     ),
-    Metric("mqks_unacked_bytes", "Messages that consumers hold.", _of("unacked_bytes")),
-    Metric("mqks_unsent_bytes", "Replies not taken yet, as of a second ago.", _of("unsent_bytes")),
-    Metric("mqks_disk_full", "1 while publishes are refused, or else 0.", _of("disk_full")),
+    Metric("mqks_unacked_bytes", "Memory of unacked messages.", _of("unacked_bytes")),
+    Metric(
+        "mqks_unsent_bytes",
+        "Replies that clients have not read yet, at most a second old.",
+        _of("unsent_bytes"),
+    ),
+    Metric(
+        "mqks_disk_full",
+        "1 while publishes are refused because the journal cannot be written, otherwise 0.",
+        _of("disk_full"),
+    ),
 )
 
-# Read from what `stats journal` answers.
+# Read from the reply of `stats journal`.
 JOURNAL: Final = (
     Metric("mqks_journal_db_bytes", "Size of the database file.", _of("db_bytes")),
     Metric("mqks_journal_wal_bytes", "Size of the WAL.", _of("wal_bytes")),
-    Metric("mqks_disk_free_bytes", "Free space on its file system.", _of("disk_free_bytes")),
-    Metric("mqks_journal_segments", "Segments on disk.", _of("segments")),
-    Metric("mqks_journal_segment_bytes", "Bytes of all segments.", _of("segment_bytes")),
-    Metric("mqks_journal_messages", "Messages on disk that are not settled.", _of("messages")),
-    Metric("mqks_once_bytes", "Remembered ids of `publish --once`, in memory.", _of("once_bytes")),
-    Metric("mqks_journal_checkpoints_total", "Times the WAL was folded.", _of("checkpoints")),
+    Metric(
+        "mqks_disk_free_bytes",
+        "Free space on the file system of the database.",
+        _of("disk_free_bytes"),
+    ),
+    Metric("mqks_journal_segments", "Journal segments on disk.", _of("segments")),
+    Metric("mqks_journal_segment_bytes", "Size of all segments.", _of("segment_bytes")),
+    Metric(
+        "mqks_journal_messages",
+        "Messages on disk that are neither acked nor dropped.",
+        _of("messages"),
+    ),
+    Metric("mqks_once_bytes", "Memory of the ids of `publish --once`.", _of("once_bytes")),
+    Metric("mqks_journal_checkpoints_total", "Checkpoints of the WAL.", _of("checkpoints")),
 )
 
 # Read from each queue, with its name as the label `queue`.
 QUEUES: Final = (
-    Metric("mqks_queue_messages_ready", "Messages that wait.", lambda queue: queue.ready),
+    Metric("mqks_queue_messages_ready", "Ready messages of the queue.", lambda queue: queue.ready),
     Metric(
         "mqks_queue_messages_unacked",
-        "Messages that consumers have not settled.",
+        "Unacked messages of the queue.",
         lambda queue: queue.unacked,
     ),
     Metric(
         "mqks_queue_messages_scheduled",
-        "Messages that wait for their time.",
+        "Scheduled messages of the queue.",
         lambda queue: queue.scheduled,
     ),
     Metric(
         "mqks_queue_fullness",
-        "How much of what its policy lets wait does, 0 to 1; none without a limit that refuses.",
+        "Used part of the queue's own limit, 0 to 1; absent unless it refuses publishes.",
         lambda queue: queue.fullness,
     ),
-    Metric("mqks_queue_consumers", "Its consumers.", lambda queue: len(queue.consumers)),
+    Metric("mqks_queue_consumers", "Consumers of the queue.", lambda queue: len(queue.consumers)),
     Metric(
         "mqks_queue_oldest_message_age_seconds",
-        "Age of the message that has waited longest, within ten seconds; none without messages.",
+        "Age of the oldest ready message, accurate to ten seconds; absent without messages.",
         lambda queue: queue.oldest_age_s,
     ),
 )
@@ -136,28 +160,28 @@ QUEUES: Final = (
 HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Journal], Histogram]], ...]] = (
     (
         "mqks_journal_commit_seconds",
-        "How long commits take, until they are on disk.",
+        "Duration of commits, including the sync.",
         lambda journal: journal.commit_seconds,
     ),
     (
         "mqks_journal_batch_records",
-        "Messages and acks in one commit.",
+        "Messages and acks per commit.",
         lambda journal: journal.batch_records,
     ),
 )
 
-READY: Final = ("mqks_ready", "1 while /readyz says so, or else 0.")
+READY: Final = ("mqks_ready", "1 while /readyz answers 200, otherwise 0.")
 
 # With labels.
-DEAD: Final = ("mqks_messages_dead_total", "Messages that died, by `reason`.")
-LIMIT: Final = ("mqks_limit", "The settings that are limits, by `name`.")
+DEAD: Final = ("mqks_messages_dead_total", "Dead messages, by `reason`.")
+LIMIT: Final = ("mqks_limit", "Value of each limit, by `name` of the setting.")
 LIMIT_REACHED: Final = (
     "mqks_limit_reached_total",
-    "Requests and connections refused, or consumers held back, at a limit, by `limit`.",
+    "Requests and connections refused, or deliveries paused, at a limit, by `limit`.",
 )
 BUILD_INFO: Final = (
     "mqks_build_info",
-    "Always 1; `version`, `python` and `sqlite` tell what runs.",
+    "Always 1; labels are the versions: `version`, `python`, `sqlite`.",
 )
 
 NAMES: Final[tuple[str, ...]] = (
@@ -227,8 +251,8 @@ def registry_of(
     why_not_ready: Callable[[], str],
     totals: Callable[[], stats.Row],
 ) -> CollectorRegistry:
-    """What `/metrics` tells: everything but the single queues, and the process. `totals` gives
-    what `stats.totals` has come to, which may take several turns."""
+    """The metrics of `/metrics`: all but those of single queues, and the process. `totals` returns
+    the result of `stats.totals`, which may take several turns."""
     registry = CollectorRegistry()
     registry.register(_Collector(settings, broker, journal, why_not_ready, totals))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -237,9 +261,9 @@ def registry_of(
 
 
 def queue_lines(broker: Broker) -> Iterator[bytes]:
-    """What `/metrics/queues` tells, in slices of `SLICE_QUEUES`.
+    """The text of `/metrics/queues`, in slices of `SLICE_QUEUES`.
 
-    All samples of a metric must stand together: the queues are gone through once for each.
+    All samples of a metric must be adjacent, so the queues are iterated once per metric.
     """
     queues = list(broker.queues.values())
     for name, about, value in QUEUES:
@@ -262,6 +286,6 @@ def _label(name: bytes) -> str:
 
 
 def _limits(settings: Settings) -> Iterator[tuple[str, float]]:
-    for name, setting in SETTINGS.items():
-        if name.endswith(("_max", "_min")) or setting.about.group == "Memory and pace":
+    for name in SETTINGS:
+        if name.endswith(("_max", "_min")) or name in BUDGETS:
             yield name, getattr(settings, name)

@@ -1,6 +1,6 @@
-"""Telling the service manager how the server fares: the protocol of sd_notify(3).
+"""Notifications to the service manager: the protocol of sd_notify(3).
 
-The one rule: what is told is true when it is told. READY=1 means that clients can connect, and
+The one rule: a notification is true when it is sent. READY=1 means that clients can connect, and
 WATCHDOG=1 that the journal commits, or has nothing to commit.
 """
 
@@ -16,21 +16,21 @@ from mqks.errors import ConfigurationError
 from mqks.server import log
 
 SEND_S = 1.0
-"""How long a service manager may take to take a datagram."""
+"""Timeout for sending a datagram."""
 START_STEP_S = 30.0
-"""A start that makes progress asks for more time this often."""
+"""Interval at which a start that makes progress extends its timeout."""
 
 
 class Notify:
-    """Tells whom `environ` names, or nobody."""
+    """Notifies the service manager named in `environ`, if there is one."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Raises ConfigurationError when WATCHDOG_USEC is no number."""
+        """Raises ConfigurationError if WATCHDOG_USEC is not a number."""
         name = environ.get("NOTIFY_SOCKET", "")
-        # An abstract name is written with @ in the place of its first byte, which is 0.
+        # In an abstract name @ replaces the first byte, which is 0.
         self._address = f"\0{name[1:]}" if name.startswith("@") else name
         self.watchdog_s: float | None = None
-        """How often WATCHDOG=1 is expected, in seconds; None when it is not."""
+        """Interval of the watchdog in seconds; None without one."""
         if environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
             try:
                 self.watchdog_s = int(environ.get("WATCHDOG_USEC", "0")) / 1e6 or None
@@ -38,8 +38,8 @@ class Notify:
                 raise ConfigurationError(f"WATCHDOG_USEC: {error}") from None
 
     def tell(self, *assignments: str) -> None:
-        """One datagram. One that can't be sent is logged: whether to go on without us, or to end
-        us, is up to the service manager."""
+        """Send one datagram. A failure is logged: whether to continue or to end the server is up to
+        the service manager."""
         if not self._address:
             return
         try:
@@ -48,12 +48,12 @@ class Notify:
                 sender.connect(self._address)
                 sender.send("\n".join(assignments).encode())
         except OSError as error:
-            log.warning("not_notified", reason=error, told=" ".join(assignments))
+            log.warning("not_notified", reason=error, notification=" ".join(assignments))
 
     @contextmanager
     def reloading(self) -> Iterator[None]:
-        """Around everything that is loaded again; it has ended when the context ends, also when
-        it has failed and all stays as it was."""
+        """Enclose a reload. It has ended when the context ends, also if it failed and nothing
+        changed."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
         try:
             yield
@@ -63,7 +63,7 @@ class Notify:
     async def while_it_moves(
         self, assignment: str, every_s: float, progress: Callable[[], int | None]
     ) -> None:
-        """Tell this again and again, unless `progress` has not changed for two periods.
+        """Send this periodically, unless `progress` has not changed for two periods.
 
         `progress` counts steps; it is None while there is nothing to do.
         """
@@ -77,12 +77,12 @@ class Notify:
             await anyio.sleep(every_s)
 
     async def wait_for_start(self, progress: Callable[[], int | None]) -> None:
-        """Ask for more time as long as the start makes progress, or does what has no steps."""
+        """Extend the start timeout while the start makes progress, or has no steps to count."""
         extension = f"EXTEND_TIMEOUT_USEC={3 * START_STEP_S * 1e6:.0f}"
         await self.while_it_moves(extension, START_STEP_S, progress)
 
     async def feed_watchdog(self, progress: Callable[[], int | None]) -> None:
-        """Tell that the server lives. One step may take as long as the watchdog's interval:
-        whatever takes longer, a sync or the event loop itself, ends the feeding."""
+        """Notify the watchdog. One step may take as long as the watchdog's interval: if a sync, or
+        the event loop itself, takes longer, the notifications stop."""
         if self.watchdog_s is not None:
             await self.while_it_moves("WATCHDOG=1", self.watchdog_s / 2, progress)

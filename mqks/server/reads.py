@@ -1,7 +1,7 @@
-"""Answers to those who look at a queue without consuming it.
+"""Replies to clients that read a queue without consuming it.
 
-The one rule: one page at a time, off the event loop, in turns; a client that does not take what it
-asked for gets no more.
+The one rule: one page at a time, off the event loop, in turns; a client that does not read its
+replies gets no more.
 """
 
 import re
@@ -26,16 +26,16 @@ from mqks.protocol import replies
 from mqks.server.steps import done
 
 RUN = struct.Struct("<4q")
-"""First number, how many, time of arrival in microseconds, bytes of text."""
+"""First number, count, time of arrival in microseconds, bytes of text."""
 
 LINES: Final = {"peek", "scheduled"}
 ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\n]*)?")
-"""Those of a message, and behind them what nobody is told."""
+"""Attributes of a message, followed by internal fields."""
 LOOKED_AT_ONCE: Final = 2048
 
 
 class Reads:
-    """`flush` is called when there is an answer in an outbox."""
+    """`flush` is called when a reply is in an outbox."""
 
     def __init__(self, broker: Broker, journal: Journal, flush: Callable[[], None]) -> None:
         self._broker = broker
@@ -45,7 +45,7 @@ class Reads:
         self._wanted = anyio.Event()
 
     def wake(self) -> None:
-        """Some may be waiting."""
+        """Reads may be waiting."""
         if not self._broker.reads_waiting:
             return
         if self._broker.shared.outboxes.room <= 0:
@@ -63,7 +63,7 @@ class Reads:
             for connection in waiting:
                 gone = connection.closed or connection.expelled
                 if gone or connection.rests or not connection.reads:
-                    continue  # Who is blocked comes again when it is not.
+                    continue  # A blocked client is queued again later.
                 if self._broker.shared.outboxes.room <= 0:
                     self._broker.reads_waiting.append(connection)
                     continue
@@ -80,16 +80,16 @@ class Reads:
                 self._flush()
 
     async def _answer(self, read: Read) -> bytes | None:
-        """None when the queue was deleted meanwhile: nobody knows its numbers any more."""
+        """None if the queue was deleted meanwhile: its numbers are unknown."""
         index = self._journal.index.queues.get(read.queue_id)
         if index is None:
             if read.form not in LINES and not self._broker.is_there(read):
                 return None
-            # Nothing of it has become durable yet.
+            # Nothing of it is durable yet.
             index = QueueIndex(1, 1)
         if read.form == "range":
             return await self._range(read, index)
-        # Each one takes the less the less is left: those who leave theirs can't use it up.
+        # Replies shrink with the remaining memory, so unread replies cannot use it up.
         size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.shared.outboxes.room // 8))
         if read.form == "scheduled":
             return await self._scheduled(read, index, size)
@@ -108,7 +108,7 @@ class Reads:
         return self._lines(read, pieces, due)
 
     async def _unhidden(self, read: Read, index: QueueIndex, queue: Queue, size: int) -> bytes:
-        """Those that the queue does not hide."""
+        """Messages that the queue does not hide."""
         found: list[int] = []
         first = read.first
         while len(found) < read.limit:
@@ -184,5 +184,5 @@ def _plain(text: bytes) -> bytes:
 
 
 def _told(text: bytes) -> bytes:
-    """Messages with those attributes that they have."""
+    """Messages with their attributes."""
     return ATTRIBUTES.sub(lambda found: found[1] and replies.ATTRIBUTES + found[1], text)

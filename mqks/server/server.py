@@ -1,7 +1,7 @@
 """The server: broker and journal wired to sockets.
 
-The one rule: each touched connection is flushed once a turn, with one joined write; at once when
-the chunk was large, so that a consumer works while its publisher is read.
+The one rule: each connection with replies is flushed once a turn, with one joined write. After a
+large chunk it is flushed at once, so that a consumer works while its publisher is read.
 """
 
 import asyncio
@@ -59,28 +59,28 @@ from mqks.server.reads import Reads
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
-from mqks.settings import Settings, check_certificate, check_reach, read_queue_tables
+from mqks.settings import SETTINGS, Settings, check_certificate, check_reach, read_queue_tables
 from mqks.users import STRANGER, Known, Users
 from mqks.users_file import read as read_users
 
 LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
 FAIR_CHUNK_BYTES = 64 * 1024
-"""After a chunk this large the others have a turn."""
+"""After a chunk this large other connections get their turn."""
 SENT_CONNECTIONS = 16
-"""Connections that are sent to before the time is looked at."""
+"""Connections flushed between two checks of the time."""
 WAIT_S = 0.002
-"""How soon is looked again at work that waits for the journal."""
+"""Interval at which work that waits for the journal is retried."""
 OTHER_FILES = 128
-"""Descriptors for what is no client: the journal, listeners, monitoring; at most half of all."""
+"""Descriptors reserved for the journal, listeners and monitoring; at most half of all."""
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
-"""What to wait for; it is given a function to call whenever the server shall reload."""
+"""What to wait for. It gets a function that reloads the server."""
 
 
 class Server:
-    """Listens on the `inherited` sockets, if there are any, instead of what the settings say, and
-    with TLS where there is a `context`."""
+    """Listens on the `inherited` sockets if there are any, otherwise on the addresses of the
+    settings; with TLS if there is a `context`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Server:
         self._flush_scheduled = False
         self._work_scheduled = False
         self._working: dict[Connection, Callable[[], None]] = {}
-        """Connections whose lines began what the turn did not finish, and what to call then."""
+        """Connections with unfinished work, and what to call when it is finished."""
         self._published = Budget(settings.batch_bytes_max, broker.turns)
         self._awaited = Budget(settings.batch_bytes_max, broker.turns)
         """For what has come in since the last commit and waits for the next one: publishes, and
@@ -127,7 +127,7 @@ class Server:
         self._fetches: deque[Fetch] = deque()
         self._page_wanted = anyio.Event()
         self.stopping = False
-        """It reads and delivers no more, and takes no connections."""
+        """It no longer reads, delivers or accepts connections."""
         self._failure: Exception | None = None
         self._failed = anyio.Event()
         self._loop.set_exception_handler(self._internal_error)
@@ -161,7 +161,7 @@ class Server:
         return stream
 
     def _refusal(self, peer: Peer, failure: LimitExceeded) -> bytes:
-        """What one is told that is not let in, or not any more."""
+        """The reply to a client that is refused or disconnected."""
         reply = self._broker.refusals.reply(peer.address, b"-", b"", str(failure), stranger=True)
         self._schedule_flush()
         return reply
@@ -173,15 +173,20 @@ class Server:
             budget.leave(client)
         self._gate.leave(client.peer)
         self._forget_stranger(client)
-        log.event("disconnected", logging.DEBUG, connection=connection.address)
+        log.event(
+            "disconnected",
+            logging.DEBUG,
+            connection=connection.address,
+            client=log.client(connection.name),
+        )
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
         connection.closed = True
         self._finish(connection)
 
     def _finish(self, connection: Connection) -> None:
-        """A client has gone: what came of it before is still done, in turns, and nothing is given
-        to it any more."""
+        """A client has disconnected: its earlier requests are still carried out, in turns, and
+        nothing more is delivered to it."""
         if self.stopping:
             return
         connection.rest(Slow.END)
@@ -195,7 +200,7 @@ class Server:
         self._schedule_flush()
 
     def receive(self, client: Client, data: bytes) -> None:
-        """A chunk has come: handle all of it, now."""
+        """Handle all of a chunk, now."""
         broker, connection = self._broker, client.connection
         queued, pending = broker.queued, broker.pending.records
         unconfirmed, changes = connection.unconfirmed, broker.pending.changes
@@ -227,7 +232,7 @@ class Server:
 
     @staticmethod
     def _wait_for_journal(client: Client, budget: Budget) -> None:
-        """It is read again after the next commit."""
+        """Pause reading until the next commit."""
         client.rest(Hold.JOURNAL)
         budget.wait(client, partial(client.resume, Hold.JOURNAL))
 
@@ -240,20 +245,22 @@ class Server:
 
     def _auth_timeout(self, client: Client) -> None:
         if client.connection.kept is not None:
-            # Its password is being verified, or others before it.
+            # Its password is being verified, or waits for that.
             self._await_auth(client)
             return
-        self._broker.refusals.expel(client.connection, "no authentication within auth_timeout_s")
+        seconds = self.settings.auth_timeout_s
+        reason = f"the connection did not authenticate within {seconds:g} s (auth_timeout_s)"
+        self._broker.refusals.expel(client.connection, reason)
         self._expelled(client)
 
     def _look_at_auth(self, client: Client) -> None:
-        """Something came from a stranger, or made that nothing more is handled for now."""
+        """An unauthenticated client has sent something, or a login must be verified first."""
         connection = client.connection
         if connection.expelled:
             self._expelled(client)
         elif connection.awaits_login:
             client.rest(Hold.AUTH)
-            # It waits for us now: nobody takes its place.
+            # It waits for the server now, and is not closed for a newer connection.
             self._gate.remove_stranger(client)
         elif connection.permissions is not STRANGER:
             self._forget_stranger(client)
@@ -282,19 +289,19 @@ class Server:
         self._end(client)
 
     def _crowded_out(self, client: Client) -> None:
-        """A stranger; others need its place."""
-        reason = "others came later, and need the place of one that has not authenticated"
+        """Close an unauthenticated client to admit a newer one."""
+        reason = "closed to admit a newer connection, because it had not authenticated"
         self._drop(client, LimitExceeded("unauthenticated_max", reason))
 
     def _drop(self, client: Client, failure: LimitExceeded) -> None:
-        """Close a client at once; what it has not taken is lost."""
+        """Disconnect a client at once; its unread replies are lost."""
         if not client.ended:
             client.ended = True
             client.transport.write(self._refusal(client.peer, failure))
         client.transport.abort()
 
     def end_of_stream(self, client: Client) -> None:
-        """The peer sends no more: its consumers end, its replies still go out."""
+        """The client sends no more: its consumers end, its replies are still sent."""
         self._tell_tail(client.connection)
         self._end(client)
 
@@ -324,12 +331,13 @@ class Server:
             log.warning(
                 "line_dropped",
                 connection=connection.address,
-                reason="the stream ended before the line did",
+                client=log.client(connection.name),
+                reason="the client closed the connection before the end of the line",
                 line_bytes=connection.splitter.tail_bytes,
             )
 
     def caught_up(self, client: Client, why: int = 0) -> None:
-        """A slow client has taken what was waiting for it."""
+        """A slow client has read its replies."""
         client.connection.outbox_bytes = 0
         client.connection.resume(Slow.OUTBOX | why)
         self._schedule_flush()
@@ -342,7 +350,7 @@ class Server:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what is in the outboxes, and pass on what the turn left to do."""
+        """Send the replies of this turn, and schedule the remaining work."""
         self._flush_scheduled = False
         broker = self._broker
         self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
@@ -352,7 +360,7 @@ class Server:
         end_s = time.monotonic() + CHUNK_S
         for number, connection in enumerate(touched):
             if number % SENT_CONNECTIONS == 0 and time.monotonic() > end_s:
-                # There may be ten thousand: others have their turn before the rest.
+                # There may be ten thousand: other tasks run before the rest.
                 shared.touched = touched[number:] + shared.touched
                 self._schedule_flush()
                 break
@@ -392,13 +400,13 @@ class Server:
             self._timer_at_s, self._timer = due_s, self._loop.call_at(due_s, self._expire)
 
     def _go_on(self) -> None:
-        """A turn for what earlier ones have left."""
+        """Continue the work of earlier turns."""
         self._work_scheduled = False
         waits = self._broker.go_on()
         for connection in [each for each in self._working if not each.works]:
             self._working.pop(connection)()
         if waits and self._broker.has_work:
-            # The commit that it waits for has the processor meanwhile.
+            # Leave the processor to the commit that it waits for.
             self._work_scheduled = True
             self._loop.call_later(WAIT_S, self._go_on)
         self._flush()
@@ -409,14 +417,14 @@ class Server:
         self._flush()
 
     def _release_publishers(self) -> None:
-        """What they sent is durable: those who wait for the journal may go on."""
+        """A commit is done: paused publishers may continue."""
         for budget in (self._published, self._awaited):
             budget.set(0)
 
     # -- tasks
 
     async def _page(self) -> None:
-        """Bring waiting messages back from disk, ahead of their consumers."""
+        """Read waiting messages from disk, ahead of their consumers."""
         while True:
             await self._page_wanted.wait()
             self._page_wanted = anyio.Event()
@@ -442,8 +450,8 @@ class Server:
             self._flush()
 
     def _internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """What went wrong in a call by the event loop. An error of the system's concerns one
-        connection; any other leaves the broker in doubt, and a broker in doubt confirms nothing."""
+        """An exception in a call by the event loop. A system error concerns one connection; after
+        any other the state of the broker is unknown, and the server ends."""
         failure = context.get("exception")
         if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
             return
@@ -457,10 +465,10 @@ class Server:
 
     async def _watch(self) -> None:
         await self._failed.wait()
-        raise MqksError("an internal error, told above, has ended the server") from self._failure
+        raise MqksError("the server ended because of the internal error above") from self._failure
 
     def why_not_ready(self) -> str:
-        """Why this server is no good for publishers now; nothing when it is."""
+        """Why publishes would not be confirmed now; empty if they would."""
         if self.stopping:
             return "stopping"
         if self._broker.unwritable:
@@ -480,8 +488,8 @@ class Server:
         )
 
     def reload(self) -> None:
-        """Read users, certificates and defaults of queues again; when any cannot be read, all
-        stays as it was."""
+        """Reload users, certificates and queue defaults. If one of the files is invalid, nothing
+        changes."""
         with self._notify.reloading():
             try:
                 users, context = _secrets(self.settings, with_tls=self._door.context is not None)
@@ -495,8 +503,7 @@ class Server:
             log.event("reloaded", users=len(users), queue_tables=len(tables))
 
     def _set_users(self, users: Users) -> None:
-        """What users may do now counts for their connections, too; those of users that are gone
-        end."""
+        """Apply permissions to open connections too; close those of removed users."""
         self._broker.access.users = users
         for client in list(self._clients.values()):
             name = client.connection.user
@@ -504,7 +511,7 @@ class Server:
                 continue
             user = users.get(name)
             if user is None:
-                self._broker.refusals.expel(client.connection, "its user was removed")
+                self._broker.refusals.expel(client.connection, "the user was removed")
                 self._expelled(client)
             else:
                 self._broker.access.grant(client.connection, user.permissions)
@@ -528,9 +535,10 @@ class Server:
 
         try:
             async with anyio.create_task_group() as tasks:
-                # Before anybody can know that it listens: a signal must find its receiver.
+                # Before clients can connect: a signal must find its handler.
                 tasks.start_soon(wait)
                 await anyio.lowlevel.checkpoint()
+                self._writer.check_free_space()
                 self._listeners.open(tasks)
                 tasks.start_soon(self._page)
                 tasks.start_soon(self._reads.run)
@@ -564,12 +572,12 @@ class Server:
         self._listeners.close()
         for client in self._clients.values():
             client.rest(Hold.STOP)
-            # Nothing is delivered that the journal would not learn any more.
+            # Nothing is delivered that the journal could not record.
             client.connection.rest(Slow.END)
         with anyio.move_on_after(self.settings.drain_timeout_s):
             await self._finish_all()
             self._writer.stop()
-            # What finds no room on a full disk stays pending, and is not waited for.
+            # On a full disk the rest stays pending, and is not waited for.
             while self._writer.busy or (self._broker.pending and not self._writer.disk_full):
                 await anyio.sleep(0.005)
             self._flush()
@@ -583,7 +591,7 @@ class Server:
             client.transport.close()
 
     async def _finish_all(self) -> None:
-        """What came and was broken off is done, as far as it is only a matter of time."""
+        """Finish requests that were interrupted to give others their turn."""
         broker = self._broker
         while not self._writer.disk_full:
             left = [each for each in broker.connections.values() if each.overrun]
@@ -600,8 +608,8 @@ SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 async def _signalled(reload: Callable[[], None]) -> None:
-    """Wait for SIGTERM or SIGINT; SIGHUP reloads. From then on, or once the server ends for another
-    reason, all three are ignored until the process has ended."""
+    """Wait for SIGTERM or SIGINT; SIGHUP reloads. Afterwards all three are ignored until the
+    process ends."""
     loop, stop = asyncio.get_running_loop(), anyio.Event()
 
     def receive(number: int) -> None:
@@ -634,14 +642,16 @@ async def serve(
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port.
 
-    `environ` is where a service manager may have put its socket for notifications and what to
-    listen on; a server inside another program has none. `open_files` are the descriptors that the
-    process may have: one client too many is told so, where otherwise it would be closed without a
-    word, and the journal find no descriptor either.
+    `environ` may name the notification socket and the listening sockets of a service manager; a
+    server inside another program has none. `open_files` is the number of descriptors that the
+    process may open. It limits the connections, so that refused clients get an error, and the
+    journal always has a descriptor.
     """
     other_files = min(OTHER_FILES, open_files // 2)
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
-    are_few = connections_max < settings.connections_max
+    wanted, default = settings.connections_max, SETTINGS["connections_max"].default
+    # The default is more than most have use for: that a little of it is missing is no news.
+    are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
     if settings.has_http:
         _http_room()
@@ -658,7 +668,7 @@ async def serve(
     users, context = _secrets(settings, with_tls=with_tls)
     notify.tell("STATUS=reading the journal")
     journal: Journal | None = None
-    # A WAL of any size is read and written again first, and no steps of that can be counted.
+    # First a WAL of any size is recovered, and SQLite reports no steps of that.
     starting = asyncio.create_task(
         notify.wait_for_start(lambda: journal.next_segment if journal else None)
     )
@@ -698,11 +708,16 @@ async def serve(
         if long := broker.long_names():
             log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
-            log.event("few_open_files", open_files=open_files, connections_max=connections_max)
+            todo = (
+                f"allow {wanted + OTHER_FILES} open files (ulimit -n, or LimitNOFILE= of systemd)"
+            )
+            log.warning(
+                "few_open_files", open_files=open_files, connections_max=connections_max, todo=todo
+            )
         broker.start_timers()
         if not await journal.store.hold_reserves():
-            log.warning("no_ballast", reason="the disk has no room for it")
-        # What was recovered stays: collections need not look at it again and again.
+            log.warning("no_ballast", reason="the disk has no space for the ballast file")
+        # Recovered objects stay: garbage collections need not visit them.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -730,14 +745,14 @@ def _report(line: str) -> None:
 
 
 def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
-    """Users and certificate as they are now. Raises ConfigurationError."""
+    """Read users and certificate. Raises ConfigurationError."""
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None
     return Users(users, secrets.token_bytes(32)), context
 
 
 def _http_room() -> ModuleType:
-    """Loaded when it is asked for only: what it needs is an extra."""
+    """Loaded only if needed: its dependencies are an extra."""
     try:
         from mqks.server import http
     except ModuleNotFoundError as missing:
@@ -756,19 +771,19 @@ def _log_queue(queue: Queue) -> None:
 
 
 def _raise_open_files_limit() -> int:
-    """As many as the system lets us have without being asked; return how many."""
+    """Raise the soft limit of open files to the hard limit; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; return the exit code. Raises MqksError with its exit code."""
+    """Serve until a signal; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
     open_files = _raise_open_files_limit()
-    # Nobody receives it yet, and it never ends the server.
+    # Nobody handles it yet, and it must never end the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # A watchdog's SIGABRT shall tell where everything stood.
+    # On the watchdog's SIGABRT print the stack of each thread.
     faulthandler.enable()
     use_uvloop = settings.uvloop and find_spec("uvloop") is not None
     failure: BaseException | None = None

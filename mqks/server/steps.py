@@ -1,4 +1,4 @@
-"""A work of the broker's, done by a task of the server's."""
+"""Work of the broker, done by a task of the server."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def done(work: Work[T]) -> T:
-    """Do it in turns of the event loop; return what it returns."""
+    """Do the work in several turns of the event loop; return its result."""
     while True:
         try:
             next(work)

@@ -1,6 +1,6 @@
-"""What TLS needs: the context, and words for its failures.
+"""The TLS context, and texts for failed handshakes.
 
-The one rule: nothing is asked on a terminal, and no version below 1.2 is spoken.
+The one rule: nothing is asked on a terminal, and versions below 1.2 are refused.
 """
 
 import ssl
@@ -9,7 +9,7 @@ from mqks.errors import ConfigurationError
 from mqks.settings import Settings
 
 HANDSHAKE_FAILED = "SSL handshake failed"
-"""How event loops begin to tell of what `Door` tells of, too."""
+"""How event loops start their own report of what `Door` logs."""
 
 
 def make_context(settings: Settings) -> ssl.SSLContext:
@@ -19,7 +19,7 @@ def make_context(settings: Settings) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     assert settings.tls_cert is not None
     try:
-        # An empty password: OpenSSL would ask for that of an encrypted key on the terminal.
+        # An empty password: otherwise OpenSSL asks for the one of an encrypted key on the terminal.
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except (OSError, ValueError) as error:
         files = f"{settings.tls_cert}, {settings.tls_key}"

@@ -1,6 +1,6 @@
-"""A Unix socket at a path that may be another's.
+"""A Unix socket at a path that another process may use.
 
-The one rule: only what nobody answers at is replaced, and only what is ours is deleted.
+The one rule: only a socket at which nobody answers is replaced, and only our own is deleted.
 """
 
 import errno
@@ -16,7 +16,7 @@ from mqks.files import identity, lock
 
 
 class UnixPath:
-    """Where a server listens, until `delete`."""
+    """The path of a listening server, until `delete`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class UnixPath:
         return listener
 
     def delete(self) -> None:
-        """Before its socket is closed: then nobody takes the path meanwhile."""
+        """Call it before the socket is closed, so that nobody else takes the path meanwhile."""
         with suppress(OSError):
             if identity(self._path.lstat()) == self._identity:
                 self._path.unlink()
@@ -49,19 +49,21 @@ class UnixPath:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(found.st_mode):
-            raise AddressUnavailable(f"can't listen on {self._path}: it is there, and no socket")
+            raise AddressUnavailable(f"can't listen on {self._path}: it exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.setblocking(False)
-            # 0: somebody answers; EAGAIN: so many ask already; anything else is no sign of a
-            # socket that was left behind.
+            # ECONNREFUSED alone means that the socket is stale. 0 means that somebody answers,
+            # EAGAIN that the backlog is full.
             if asking.connect_ex(str(self._path)) != errno.ECONNREFUSED:
-                raise AddressUnavailable(f"can't listen on {self._path}: another process does")
+                raise AddressUnavailable(
+                    f"can't listen on {self._path}: another process listens there"
+                )
         self._path.unlink()
 
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Of those who start at once one looks and listens, and then the next one looks."""
+    """Servers that start at the same time check and listen one after the other."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         lock(descriptor)

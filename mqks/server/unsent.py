@@ -1,8 +1,8 @@
-"""What was sent to clients and not taken by them, over all connections.
+"""Unsent replies of all connections.
 
-The one rule: who takes what it is sent goes on, whatever others do. From half of the limit on,
-nobody gets more before it has taken everything. Near the limit those who take nothing at all are
-closed, the largest first; at the limit nothing is made for anybody.
+The one rule: a client that reads is served, whatever others do. From half of the limit on, a client
+gets no more before it has read everything. Near the limit, clients that read nothing are
+disconnected, the largest first; at the limit no replies are produced.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from mqks.server import log
 from mqks.server.client import Client
 
 LOOK_S = 1.0
-"""What was sent counts as unsent until it is looked at: so long, unless it is much."""
+"""Sent bytes count as unsent until the next check: this long, unless they are many."""
 LOOK_AGAIN_S = 0.1
-"""The same while much is unsent."""
+"""The same while many bytes are unsent."""
 
 
 class Unsent:
-    """`drop` closes a client, with the reason; `flush` is called when more can be sent."""
+    """`drop` disconnects a client with a reason; `flush` is called when more can be sent."""
 
     def __init__(
         self,
@@ -38,16 +38,16 @@ class Unsent:
         self._flush = flush
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
-        self._bytes_max = broker.settings.outboxes_bytes_max
+        self._bytes_max = broker.settings.unsent_bytes_max
         self.full = False
-        """Nearly: who has anything unsent is not read, either."""
-        self.high_water_bytes = broker.settings.outbox_high_water_bytes
-        """From how much on a client is slow: any at all, when all together have much."""
+        """Nearly full: clients with unsent replies are not read either."""
+        self.high_water_bytes = broker.settings.delivery_pause_bytes
+        """A client with more unsent bytes is slow; 1 while the total is large."""
         self.look_due_bytes: float = 0
-        """`look` is wanted when the broker counts more than this."""
+        """`look` is called when the broker counts more than this."""
 
     def look(self) -> None:
-        """Find out what has been taken: in a while or, when it is much, next."""
+        """Check soon what was read; immediately if many bytes are unsent."""
         if self._timer is None:
             self._look_after(LOOK_S, 0)
         if self._timer is not None and self._outboxes.used > self.look_due_bytes:
@@ -78,7 +78,7 @@ class Unsent:
         self._flush()
 
     def _drop_stuck(self, wanted_bytes: int, now_s: float) -> int:
-        """Close those who have taken nothing for long; return how many bytes that frees."""
+        """Disconnect clients that have read nothing for long; return the bytes freed."""
         stuck = [each for each in self._clients.values() if each.unsent_bytes]
         stuck.sort(key=lambda client: -client.unsent_bytes)
         freed_bytes = 0
@@ -87,9 +87,12 @@ class Unsent:
                 break
             if now_s - client.moved_s >= STUCK_S:
                 freed_bytes += client.unsent_bytes
-                self._broker.limits_reached["outboxes_bytes_max"] += 1
-                reason = f"{client.unsent_bytes} bytes were not taken, and all wait for room"
-                self._drop(client, LimitExceeded("outboxes_bytes_max", reason))
+                self._broker.limits_reached["unsent_bytes_max"] += 1
+                reason = (
+                    f"{client.unsent_bytes} bytes of replies were not read for {STUCK_S:g} s, and "
+                    "the server has reached unsent_bytes_max"
+                )
+                self._drop(client, LimitExceeded("unsent_bytes_max", reason))
         return freed_bytes
 
     def _tell(self, unsent_bytes: int) -> None:
@@ -106,7 +109,7 @@ class Unsent:
             # Not 0: a TLS transport would count as slow with nothing in it, and not come back.
             high_water_bytes = 1
         elif unsent_bytes <= self._bytes_max // 4:
-            high_water_bytes = self._broker.settings.outbox_high_water_bytes
+            high_water_bytes = self._broker.settings.delivery_pause_bytes
         if high_water_bytes != self.high_water_bytes:
             self.high_water_bytes = high_water_bytes
             for client in self._clients.values():

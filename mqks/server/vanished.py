@@ -1,9 +1,10 @@
-"""Clients whose machine is gone, or the way to it: no goodbye comes, and what their consumers hold
-would stay with them.
+"""Clients whose machine or network has failed: the connection does not end, and their unacked
+messages would never be redelivered.
 
-The one rule: who answers when it is asked stays, however slowly it reads. The system asks those to
-whom nothing is under way. While something is, it only sends that again, for a quarter of an hour;
-its limit for that (TCP_USER_TIMEOUT) would end those who do not read, too, so we look ourselves.
+The one rule: a client that answers probes stays connected, however slowly it reads. The system
+sends keepalive probes to idle clients. While data are in flight it only retransmits, for a quarter
+of an hour; its limit for that (TCP_USER_TIMEOUT) would also end clients that do not read. So the
+server checks itself.
 """
 
 import socket
@@ -16,20 +17,20 @@ import anyio
 from mqks.server.client import Client
 
 SILENT_S = 60
-"""A client from which nothing came for so long is asked; without an answer it is gone as long
-after that."""
+"""Probes start after this time of silence; without an answer the client is gone after the same time
+again."""
 AGAIN_S = 15
-"""It is asked this often meanwhile."""
+"""Interval of probes."""
 LOOK_S = 15.0
 SLICE_CLIENTS: Final = 500
-"""Looked at before others have their turn: a millisecond."""
+"""Clients checked before other tasks run: a millisecond."""
 UNANSWERED: Final = Struct("=2xBB52xI")
-"""Of Linux' tcp_info: how often in a row something was sent again, how often the client was asked,
-and the milliseconds since it acknowledged anything."""
+"""Of Linux' tcp_info: retransmissions in a row, unanswered probes, and milliseconds since the last
+acknowledgement."""
 
 
 def ask_silent(listener: Any) -> None:
-    """Have the system ask. The sockets of clients inherit it."""
+    """Enable keepalive probes. Accepted sockets inherit it."""
     if listener.family != socket.AF_UNIX:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
@@ -38,7 +39,7 @@ def ask_silent(listener: Any) -> None:
 
 
 async def end_unanswering(clients: Mapping[int, Client]) -> None:
-    """End those to whom something is under way, and who have left the system without an answer."""
+    """Disconnect clients that have data in flight and do not acknowledge them."""
     while True:
         await anyio.sleep(LOOK_S)
         for number, client in enumerate(list(clients.values()), 1):
@@ -49,13 +50,13 @@ async def end_unanswering(clients: Mapping[int, Client]) -> None:
 
 
 def _is_gone(sock: Any) -> bool:
-    if sock is None:  # It was closed, and what is on top, TLS for instance, has yet to hear of it.
+    if sock is None:  # Closed already; the layer above, such as TLS, does not know yet.
         return False
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNANSWERED.size)
     except (OSError, ValueError):  # A Unix socket, or one that was closed meanwhile.
         return False
-    # Once is no proof: who is asked only every other minute, as it does not read for long, may
-    # just be about to answer.
+    # One is no proof: a client that does not read is probed every other minute only, and may be
+    # about to answer.
     again, asked, silent_ms = UNANSWERED.unpack(told)
     return bool(max(again, asked) > 1 and silent_ms > 2000 * SILENT_S)

@@ -1,7 +1,7 @@
 """The one task that writes the journal.
 
-The one rule: take everything pending, write it in one commit, then let its confirms go. While it
-syncs, the next batch forms: batching comes without any delay.
+The one rule: take everything pending, write it in one commit, then send its confirms. The next
+batch forms during the sync, so batching adds no delay.
 """
 
 import asyncio
@@ -13,44 +13,45 @@ import anyio
 
 from mqks.broker.broker import Broker
 from mqks.broker.pending import Batch
-from mqks.errors import DiskFull, MqksError, Unwritable
+from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.server import log
 from mqks.server.full_disk import FullDisk
 
 IDLE_S = 0.2
-"""After this long without anything to write, the journal tidies up."""
+"""The journal tidies up after this time without writes."""
 LOOK_S = 1.0
-"""How often the names of the files are looked at."""
-TODO = "move it back, or save what is there with mqks export, then stop the server"
+"""Interval at which the names of the files are checked."""
+TODO = "move it back, or save the messages with mqks export and stop the server"
 STALL_S = 10.0
-"""A commit or another step of the journal that takes longer is told as a stall."""
+"""A commit or another journal step that takes longer is reported as a stall."""
 AT_ONCE_RECORDS_MAX = 64
-"""More than these go to the task, so that the next batch forms meanwhile."""
+"""Larger batches go to the task, so that the next batch forms meanwhile."""
 SLOW_COMMIT_S = 0.002
 SLOW_PAUSE_FACTOR = 20
-"""After a commit that took longer, all go to the task for this many times as long: a slow disk
-holds the loop up for a twentieth of the time at most."""
+"""After a commit that took longer, all commits go to the task for this many times as long: a slow
+disk blocks the event loop for a twentieth of the time at most."""
 
 
 class State(NamedTuple):
-    """What keeps the writer from its normal work."""
+    """What prevents the normal work of the writer."""
 
-    disk_full: bool = False
+    disk_full: str = ""
+    """Why there is no room."""
     gone: str = ""
-    """Why what is written may not be found again."""
+    """Why written data may not be found again."""
     failure: MqksError | None = None
-    """An error of a commit at once: the task ends the process with it."""
+    """An error of a commit on the event loop: the task ends the process with it."""
 
     @property
     def unwritable(self) -> str:
-        """Why nothing can be promised for now."""
-        return self.gone or ("disk full" if self.disk_full else "")
+        """Why nothing can be confirmed now."""
+        return self.gone or self.disk_full
 
 
 class Writer:
-    """`release` is called after each commit: publishers may go on; `flush` after those of the
-    task, when confirms are in the outboxes."""
+    """`release` is called after each commit: publishers may continue. `flush` is called after
+    commits of the task, when confirms are in the outboxes."""
 
     def __init__(
         self,
@@ -67,27 +68,45 @@ class Writer:
         self._wake = asyncio.Event()
         self._state = State()
         self._full_disk = FullDisk(self, broker, journal)
+        self._low: LowDiskSpace | None = None
+        """Seen, and not yet acted upon by the task."""
         self._busy = False
         """The task has the journal."""
         self.stopping = False
         self._ended = False
         """`run` has ended, and the journal may be closed: nothing is committed any more."""
         self._untidy = True
-        """Something was written since the last tidying up."""
+        """Something was written since the last maintenance."""
         self._steps = 0
         """Steps of the journal that have ended, with success or with a full disk."""
         self._step_s = 0.0
-        """When the last of them ended, or the next was begun after a rest."""
+        """When the last step ended, or the next one began after a pause."""
         self._at_once_from_s = 0.0
 
     def become(self, **changes: Any) -> None:
-        """The one place where the state changes, and the broker learns of it."""
+        """Change the state and inform the broker: the only place that does."""
         self._state = self._state._replace(**changes)
         self._broker.unwritable = self._state.unwritable
 
+    def refused(self) -> int:
+        """How many requests were refused since nothing could be written. It ends here."""
+        refusals = self._broker.refusals
+        count, refusals.unwritable = refusals.unwritable, 0
+        return count
+
     @property
     def disk_full(self) -> bool:
-        return self._state.disk_full
+        return bool(self._state.disk_full)
+
+    def check_free_space(self) -> None:
+        """Refuse publishes from now on if the disk has not enough free space."""
+        if not self._state.disk_full:
+            try:
+                self._journal.store.check_free_space()
+            except LowDiskSpace as low:
+                self._low = low
+                self.become(disk_full=low.state)
+                self._wake.set()
 
     def wake(self, *, alone: bool) -> None:
         """Something may be pending.
@@ -100,7 +119,7 @@ class Writer:
         if self._ended or not broker.pending:
             return
         if state.disk_full:
-            # The messages that can't be written are no news.
+            # It is known already that the messages cannot be written.
             if broker.pending.waiters:
                 self._wake.set()
         elif self._busy or state.failure or state.gone:
@@ -125,9 +144,9 @@ class Writer:
             try:
                 is_written = self._journal.write_now(batch.entry)
             except DiskFull:
-                is_written = False  # The task meets the same, and knows what to do.
+                is_written = False  # The task gets the same error and handles it.
             except MqksError as failure:
-                # What could not be synced is not tried again.
+                # A failed sync is never retried.
                 self.become(failure=failure)
                 self._wake.set()
                 return
@@ -144,15 +163,15 @@ class Writer:
             self._wake.set()
 
     def committed(self, batch: Batch) -> None:
-        """A batch is durable: answer those who wait for it."""
+        """A batch is durable: answer the clients that wait for it."""
         self.stepped()
         if self._state.gone and batch.must_last:
-            # It is in the files that are open, which nobody may ever find again.
+            # It is in the open files, which may not be found after a restart.
             self._broker.failed(batch, Unwritable(self._state.gone))
         self._broker.committed(batch)
         self._release()
         if self._broker.pending:
-            # Confirms let consumers go, and what they were given must last, too.
+            # Confirms release consumers, and their deliveries must be written too.
             self._wake.set()
 
     @property
@@ -161,7 +180,7 @@ class Writer:
         return self._busy
 
     def progress(self) -> int | None:
-        """Changes with each step of the journal that ends; None while there is nothing to do."""
+        """Changes with each finished journal step; None while there is nothing to do."""
         return self._steps if self._busy or self._broker.pending else None
 
     def stepped(self) -> None:
@@ -170,7 +189,7 @@ class Writer:
 
     @property
     def stalls(self) -> bool:
-        """Whether a step of the journal takes so long that nobody should wait for confirms."""
+        """Whether a journal step takes so long that nobody should wait for confirms."""
         return self._busy and monotonic() - self._step_s > STALL_S
 
     def stop(self) -> None:
@@ -179,7 +198,7 @@ class Writer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Raises JournalFailed when the disk can't be trusted any more."""
+        """Raises JournalFailed if the disk cannot be trusted any more."""
         try:
             await self._run()
         finally:
@@ -189,6 +208,9 @@ class Writer:
         while not self.stopping or self._broker.pending:
             self._wake.clear()
             self._busy, self._step_s = True, monotonic()
+            if self._low is not None:
+                await self._full_disk.leave(self._low)
+            self._low = None
             while self._broker.pending:
                 self.check()
                 await self._commit(self._broker.pending.take())
@@ -205,10 +227,11 @@ class Writer:
             self.check()
 
     async def watch(self) -> None:
-        """Watch the files of the store, which others may take away, and what it has yet to do."""
+        """Check the files of the store, which others may delete, and its overdue work."""
         store, outcome = self._journal.store, ""
         while True:
             await anyio.sleep(LOOK_S)
+            self.check_free_space()
             gone = store.look()
             if gone != self._state.gone:
                 self.become(gone=gone)
@@ -216,7 +239,7 @@ class Writer:
                 if gone:
                     log.error("database_gone", reason=gone, path=store.name, todo=TODO)
                 else:
-                    log.event("database_back")
+                    log.event("database_back", refused=self.refused())
             told, outcome = outcome, store.renew_claim()
             if outcome not in ("", told):
                 log.warning("lock_file_gone", outcome=outcome)
@@ -229,7 +252,7 @@ class Writer:
             raise self._state.failure
 
     async def _rest(self) -> None:
-        """Until something is pending; when nothing comes for a while, tidy up step by step."""
+        """Wait until something is pending; after a while, tidy up step by step."""
         if self._untidy:
             with anyio.move_on_after(IDLE_S):
                 await self._wake.wait()
@@ -266,7 +289,7 @@ class Writer:
     # -- for the full disk
 
     async def writes(self, batch: Batch) -> bool:
-        """Write it, if there is room."""
+        """Write it if there is space."""
         try:
             await self._journal.write(batch.entry)
         except DiskFull:

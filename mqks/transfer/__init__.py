@@ -1,4 +1,4 @@
-"""Exports: what a server or a file holds as lines of JSON, and such lines into a server.
+"""Exports a server or a database file as lines of JSON, and imports them into a server.
 
-The one rule: nothing is held in memory that grows with the messages.
+The one rule: memory use does not grow with the number of messages.
 """

@@ -9,12 +9,13 @@
     {"kind": "end", "queues": 1, "messages": 1, "bindings": 2}
 
 All queues come first, then the messages of each in order, then all bindings, so that an import can
-fill queues that get nothing else meanwhile. A message has more fields where they say something:
-`meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, and of a dead
-one the `letter`: its reason, queue, tries, and when it was published and died. Data that are no
-UTF-8 stand in `data_base64` instead. Names that are none hold surrogates, as JSON can write them.
+fill queues that get no other messages meanwhile. A message has more fields if they have a value:
+`meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, and for a dead
+letter the `letter`: its reason, queue, tries, and when it was published and died. Data that are not
+UTF-8 are in `data_base64` instead. Names that are not UTF-8 contain surrogates, which JSON can
+write.
 
-The one rule: nothing is held in memory that grows with the messages.
+The one rule: memory use does not grow with the number of messages.
 """
 
 from collections.abc import Iterator
@@ -26,11 +27,11 @@ from mqks.inspection.text import data_as_text
 
 VERSION = 1
 _OFTEN_EMPTY = {"doubtful", "meta", "due", "expires", "rejects", "losses", "letter"}
-"""Fields that stand only where they say something."""
+"""Fields that are omitted if they have no value."""
 
 
 def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
-    """What is exported, line by line. Raises InspectionFailed for a queue that is not there."""
+    """The lines of an export. Raises InspectionFailed for a queue that does not exist."""
     counts = {"queues": 0, "messages": 0, "bindings": 0}
     yield {"kind": "mqks", "version": VERSION, "messages": messages}
     names = []
@@ -57,7 +58,7 @@ def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
 
 
 def _queues(source: Source) -> Iterator[Row]:
-    """Each with all that is told of it, but for those that are deleted meanwhile."""
+    """Each queue with all its fields, except queues that are deleted meanwhile."""
     for row in source.queues():
         with suppress(InspectionFailed):
             yield source.queue(row["name"])

@@ -1,15 +1,15 @@
-"""What an export wrote, into a running server.
+"""Imports an export into a running server.
 
-A queue gets its messages by publishing them under their own events, while it is bound to these
-events and to nothing else; all bindings come last. A message would go to any other queue that is
-bound to its event, too: where the server has one, the import stops before that message. Another
-event for all of them, which nothing is bound to, is the way around that.
+The messages of a queue are published under their own events, while the queue is bound only to these
+events; all bindings are imported last. A message would also go to any other queue that is bound to
+its event: if the server has one, the import stops before that message. To avoid this, import all
+messages under another event (`--event`) that no queue is bound to.
 
-Messages get new numbers and times, and their counts begin at 0. Scheduled ones are due when they
-were. A dead message is one like any other: what killed it is not imported. Delete rules are set in
-the end, but for those without a delay, which would delete the queue at once.
+Messages get new numbers and times, and their counts start at 0. Scheduled messages keep their due
+time. A dead letter becomes an ordinary message: the reason of its death is not imported. Delete
+rules are set at the end, except those without a delay, which would delete the queue at once.
 
-The one rule: a line is done as a whole or not at all, and what is wrong is told with its number.
+The one rule: a line is imported completely or not at all, and errors contain the line number.
 """
 
 import json
@@ -31,11 +31,11 @@ from mqks.transfer.exporting import VERSION
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_LINES: Final = 500
 BATCH_BYTES: Final = 256 * 1024
-"""Requests that are sent before their answers are read."""
+"""Requests that are sent before their replies are read."""
 SHORTEST_TTL_S: Final = 0.001
-"""Of what has expired since the export."""
+"""The TTL of messages that have expired since the export."""
 BOUND_MAX: Final = 1000
-"""Events that a queue is bound to at once to be filled."""
+"""Events that a queue is bound to at the same time while it is filled."""
 
 
 class Line(NamedTuple):
@@ -52,7 +52,7 @@ class Line(NamedTuple):
         return value
 
     def raw(self, field: str) -> bytes:
-        """Text that the wire can carry within a line."""
+        """Text as bytes that a protocol line can contain."""
         try:
             raw = self.text(field).encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
@@ -62,7 +62,7 @@ class Line(NamedTuple):
     def name(self, field: str) -> bytes:
         raw = self.raw(field)
         if not raw or b" " in raw or (raw.startswith(b"--") and field != "id"):
-            raise self.wrong(f"{field} is no name: {self.text(field)[:80]!r}")
+            raise self.wrong(f"{field} is not a valid name: {self.text(field)[:80]!r}")
         return raw
 
     def data(self) -> bytes:
@@ -80,8 +80,8 @@ class Line(NamedTuple):
         return raw
 
     def flags(self, now_s: float) -> bytes:
-        """Those of a publish with the same attributes, due time and end, each with a space behind
-        it."""
+        """The flags of a publish with the same attributes, due time and expiry, each followed by a
+        space."""
         flags = [b"--meta=%b " % self.name("meta")] if self.row.get("meta") else []
         due_s, expires_s = self._time_s("due"), self._time_s("expires")
         if due_s:
@@ -97,7 +97,7 @@ class Line(NamedTuple):
         try:
             return datetime.fromisoformat(self.text(field)).timestamp()
         except (ValueError, OverflowError):
-            raise self.wrong(f"{field} is no time: {self.text(field)[:80]!r}") from None
+            raise self.wrong(f"{field} is not a time: {self.text(field)[:80]!r}") from None
 
     def rule(self) -> tuple[bool, float | None]:
         """Whether there is one, and its seconds."""
@@ -122,16 +122,16 @@ class Line(NamedTuple):
 
 
 def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]:
-    """The lines of an export; `advance` is told the bytes of what is done. Raises ImportFailed."""
+    """The lines of an export; `advance` is called with the bytes processed. Raises ImportFailed."""
     number = 0
     while raw := file.readline(LINE_BYTES_MAX + 1):
         number += 1
         try:
             row = json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise ImportFailed(f"line {number}: no JSON: {error}") from None
+            raise ImportFailed(f"line {number}: not valid JSON: {error}") from None
         if not isinstance(row, dict) or len(raw) > LINE_BYTES_MAX:
-            raise ImportFailed(f"line {number}: no object, or too long")
+            raise ImportFailed(f"line {number}: not a JSON object, or too long")
         yield Line(number, row)
         advance(len(raw))
 
@@ -139,8 +139,8 @@ def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]
 class Import:
     """One import. `run` raises ImportFailed, and what a Dialogue raises when the server is gone.
 
-    `only` names the queues that are wanted, all if it is empty; `event` stands in place of each
-    message's own; `note` is told what was left undone.
+    `only` names the queues to import, all if it is empty; `event` replaces each message's event;
+    `note` is called with what was not imported.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class Import:
         self._merge = merge
         self._last = Line(0, {})
         self._there: set[bytes] = set()
-        """Queues that the server had before."""
+        """Queues that existed on the server before."""
         self._queues: dict[bytes, Line] = {}
         self._batch: list[tuple[int, bytes]] = []
         self._batch_bytes = 0
         self._counts = {"queues": 0, "messages": 0, "bindings": 0}
         self._left_out = dict.fromkeys(self._counts, 0)
-        """Of the same, what was not wanted."""
+        """The same for lines that were skipped."""
 
     def run(self, lines: Iterable[Line]) -> dict[str, int]:
-        """Import it all; give the counts."""
+        """Import everything; return the counts."""
         stages = {
             "mqks": self._begin,
             "queue": self._make_queues,
@@ -179,14 +179,14 @@ class Import:
         left = list(stages)
         for kind, found in groupby(self._passing(lines), key=lambda line: line.row.get("kind")):
             if kind not in left or (kind != "mqks" and "mqks" in left):
-                raise self._last.wrong(f"a line of kind {kind!r} has no place here")
+                raise self._last.wrong(f"a line of kind {kind!r} is not allowed here")
             del left[: left.index(kind) + 1]
             try:
                 stages[kind](found)
             finally:
                 self._flush()
         if left:
-            raise self._last.wrong("this is no whole export: it has no end")
+            raise self._last.wrong("the export is incomplete: its last line is missing")
         return self._counts
 
     def _passing(self, lines: Iterable[Line]) -> Iterator[Line]:
@@ -194,7 +194,7 @@ class Import:
             yield self._last
 
     def _wanted(self, lines: Iterable[Line], what: str, field: str) -> Iterator[Line]:
-        """Those whose queue, in this field, is to be imported; `what` they are."""
+        """The lines whose queue, in `field`, is to be imported; `what` is their kind."""
         for line in lines:
             if self._only and line.name(field) not in self._only:
                 self._left_out[what] += 1
@@ -204,7 +204,7 @@ class Import:
     def _begin(self, lines: Iterator[Line]) -> None:
         for line in lines:
             if line.number != 1 or line.row.get("version") != VERSION:
-                raise line.wrong(f"this is no export of version {VERSION}")
+                raise line.wrong(f"this is not an export of version {VERSION}")
         self._there = {requests.encoded(row["name"]) for row in self._rows(b"queues", "name")}
 
     def _make_queues(self, lines: Iterator[Line]) -> None:
@@ -212,7 +212,7 @@ class Import:
             line.rule()
             line.policy()
             if self._queues.setdefault(line.name("name"), line) is not line:
-                raise line.wrong("this queue was told before")
+                raise line.wrong("this queue occurs twice")
         self._check_all_are_told()
         bound: dict[bytes, list[bytes]] = {}
         for row in self._rows(b"bindings", "queue", "event", "mask"):
@@ -222,8 +222,8 @@ class Import:
                 bound.setdefault(name, []).append(each)
         for name, line in self._queues.items():
             if not self._merge and (name in self._there or name in bound):
-                raise line.wrong("there is such a queue, or its name is bound; --merge adds to it")
-        # A queue is made by binding it; nobody publishes this.
+                raise line.wrong("the queue exists, or its name is bound; --merge adds to it")
+        # Binding creates a queue; nobody publishes this event.
         nothing = b"--add mqks-import-%b" % secrets.token_hex(8).encode()
         for name, line in self._queues.items():
             self._counts["queues"] += 1
@@ -247,12 +247,12 @@ class Import:
             self._fill(name, found)
 
     def _fill(self, name: bytes, lines: Iterator[Line]) -> None:
-        """All messages of one queue; `bound` tells which of its events are unbound afterwards."""
+        """Import all messages of one queue; its temporary bindings in `bound` are removed later."""
         bound: dict[bytes, bool] = {}
         try:
             for line in lines:
                 if name not in self._queues:
-                    raise line.wrong("its queue was not told before")
+                    raise line.wrong("the line of its queue is missing")
                 message_id, data = line.name("id"), line.data()
                 event = self._event or line.name("event")
                 if event not in bound:
@@ -269,7 +269,7 @@ class Import:
             self._unbind(name, bound)
 
     def _must_bind(self, line: Line, name: bytes, event: bytes) -> bool:
-        """Whether the queue has yet to be bound to this event, which must lead nowhere else."""
+        """Whether the queue must still be bound to this event, which no other queue may have."""
         names = {
             requests.encoded(row["queue"])
             for row in self._rows(b"bindings %b" % event, "queue", "event", "mask")
@@ -277,8 +277,8 @@ class Import:
         }
         if others := names - {name}:
             raise line.wrong(
-                f"its event leads to queue {_shown(min(others))} of this server, too; "
-                "unbind that, give the messages another --event, or import into another server"
+                f"queue {_shown(min(others))} of this server is bound to its event, too; "
+                "unbind it, import under another --event, or import into another server"
             )
         return not names
 
@@ -296,7 +296,7 @@ class Import:
             what, flag = ("mask", b"--add-mask") if "mask" in line.row else ("event", b"--add")
             bound = line.name(what)
             if name in self._there and not self._merge:
-                raise line.wrong("there is such a queue; --merge adds to it")
+                raise line.wrong("the queue exists; --merge adds to it")
             self._ask(line, b"rebind --confirm %b %b %b" % (name, flag, bound))
             self._counts["bindings"] += 1
 
@@ -307,7 +307,7 @@ class Import:
         self._check_all_are_told()
         were = {what: count + self._left_out[what] for what, count in self._counts.items()}
         if (told := {what: line.row.get(what) for what in were}) != were:
-            raise line.wrong(f"it tells of {told}, and there were {were}")
+            raise line.wrong(f"it says {told}, but there were {were}")
         for name, line in self._queues.items():
             if name in self._there:
                 continue
@@ -318,13 +318,13 @@ class Import:
                 continue
             if delay_s is None:
                 self._note(
-                    f"queue {_shown(name)}: its rule, which deletes it without a consumer at "
-                    "once, is left to its next consumer"
+                    f"queue {_shown(name)}: its delete rule without a delay was not imported: "
+                    "it would delete the queue at once; its next consumer can set it"
                 )
             else:
                 self._ask(line, b"delete_queue --confirm %b --when-unused=%a" % (name, delay_s))
 
-    # -- talking
+    # -- requests
 
     def _rows(self, what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
         return listing.rows(self._server.ask, what, *keys)
@@ -333,7 +333,7 @@ class Import:
         self._put(line, b"%d %b" % (line.number, body))
 
     def _put(self, line: Line, request: bytes) -> None:
-        """To be sent with others, soon."""
+        """Add a request to the batch."""
         self._batch.append((line.number, request))
         self._batch_bytes += len(request)
         if len(self._batch) >= BATCH_LINES or self._batch_bytes >= BATCH_BYTES:
@@ -344,7 +344,7 @@ class Import:
         refused = self._server.ask_many([request for _, request in batch])
         for request_id, error_id in refused:
             number = next(n for n, request in batch if request.startswith(request_id + b" "))
-            reason = self._server.reason(error_id) or "the server does not tell why"
+            reason = self._server.reason(error_id) or "the server gives no reason"
             raise ImportFailed(
                 f"line {number}: the server refused it, error {error_id}: {reason}; others up to "
                 f"line {batch[-1][0]} are imported"

@@ -41,6 +41,8 @@ class LifePlan:
     """Each hermit's queue has one consumer: those of slow connections are passed over."""
     room: int
     """Bytes that the database may grow, where it is full."""
+    ward: bool
+    """Queues with policies are played with."""
 
     @property
     def pages(self) -> bool:
@@ -68,9 +70,9 @@ def plan(seed: int, number: int) -> LifePlan:
         "batch_records_max": rng.choice([1, 50, 16_384, 16_384]),
         "batch_bytes_max": rng.choice([1, 64 * KIB, 4 * MIB, 4 * MIB]),
         "unacked_bytes_max": rng.choice([MIB, 256 * MIB, 256 * MIB, 256 * MIB]),
-        "consumer_unacked_max": rng.choice([1, 7, 100, 100_000, 100_000]),
-        "outbox_high_water_bytes": rng.choice([1, 4 * KIB, MIB, MIB]),
-        "outbox_bytes_max": rng.choice([MIB, 16 * MIB]),
+        "prefetch_max": rng.choice([1, 7, 100, 100_000, 100_000]),
+        "delivery_pause_bytes": rng.choice([1, 4 * KIB, MIB, MIB]),
+        "output_buffer_bytes_max": rng.choice([MIB, 16 * MIB]),
         "line_bytes_max": MIB,
         "uvloop": rng.choice(["true", "true", "false"]),
         "errors_kept_max": rng.choice([0, 10, 1000]),
@@ -78,7 +80,7 @@ def plan(seed: int, number: int) -> LifePlan:
     if limited:
         flags["queue_messages_max"] = rng.choice([50, 300])
     hermits = rng.choice([1, 2, 3])
-    if full or flags["unacked_bytes_max"] == MIB or int(flags["consumer_unacked_max"]) < 100:
+    if full or flags["unacked_bytes_max"] == MIB or int(flags["prefetch_max"]) < 100:
         # Their model knows nothing of these limits.
         hermits = 0
     return LifePlan(
@@ -98,6 +100,7 @@ def plan(seed: int, number: int) -> LifePlan:
         readers=rng.choice([0, 1, 2]),
         hermits=hermits,
         shared=rng.random() < 0.5,
-        solitary=flags["outbox_high_water_bytes"] != MIB,
+        solitary=flags["delivery_pause_bytes"] != MIB,
         room=rng.choice([64 * KIB, 512 * KIB]),
+        ward=rng.random() < 0.6 and not full,
     )

@@ -33,6 +33,7 @@ from tests.chaos.crowd import (
 from tests.chaos.hermit import Hermit
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
+from tests.chaos.ward import DEAD, QUEUE, Ward
 from tests.chaos.wire import WAIT_S, Life, Wire
 from tests.model import MASK
 from tests.server_process import ServerProcess
@@ -65,7 +66,7 @@ class _Looker:
         rules: dict[str, str | None] = {}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.startswith("n."):
+            if name.startswith("n.") or name.encode() in (QUEUE, DEAD):
                 continue
             rule = row["rule"]
             rules[name] = None if rule is None else _seconds(rule["delay_s"])
@@ -144,6 +145,7 @@ class Chaos:
         self._db = directory / "mqks.db"
         self._checker = Checker()
         self._hermits = [Hermit(f"h{number}") for number in range(HERMITS)]
+        self._ward = Ward()
         self._again: dict[str, dict[bytes, int]] = {}
         self._stopped = True
         self._before: Life | None = None
@@ -207,8 +209,7 @@ class Chaos:
     # -- a life
 
     async def _play(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        seen = await _Looker(life).look()
-        self._restarted(seen)
+        await self._restarted(life)
         self._checker.exact = not its_plan.full
         self._checker.limited = its_plan.limited
         if its_plan.number == 0:
@@ -231,7 +232,7 @@ class Chaos:
         self._ended(its_plan)
 
     async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        self._restarted(await _Looker(life).look())
+        await self._restarted(life)
         self._checker.exact = True
         self._checker.limited = False
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
@@ -242,7 +243,7 @@ class Chaos:
         self._ended(its_plan)
 
     async def _is_drained(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        self._restarted(await _Looker(life).look())
+        await self._restarted(life)
         for queue in self._checker.queues.values():
             if queue.copies:
                 raise Violation(f"{queue.name!r} was drained, and has {list(queue.copies)}")
@@ -271,7 +272,8 @@ class Chaos:
                 raise Violation("a player has ended")
             await asyncio.sleep(0.005)
 
-    def _restarted(self, seen: Seen) -> None:
+    async def _restarted(self, life: Life) -> None:
+        seen = await _Looker(life).look()
         self._checker.restarted(seen.queues, stopped=self._stopped)
         known = {*self._checker.queues}
         for hermit in self._hermits:
@@ -279,6 +281,7 @@ class Chaos:
             known |= {name.encode() for name in hermit.queues}
         if others := seen.queues.keys() - known:
             raise Violation(f"there are queues that nobody has made: {others}")
+        await self._ward.restarted(life, stopped=self._stopped)
 
     async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
         owner = Owner(life, its_plan, "set-up")
@@ -297,8 +300,10 @@ class Chaos:
                 crowd.append(Worker(life, p, f"solo{number}", b"solo"))
         crowd += [Taker(life, p, f"take{number}") for number in range(p.takers)]
         crowd += [Reader(life, p, f"read{number}") for number in range(p.readers)]
-        return [each.run() for each in crowd] + [
-            hermit.run(life, p) for hermit in self._hermits[: p.hermits]
+        return [
+            *(each.run() for each in crowd),
+            *(hermit.run(life, p) for hermit in self._hermits[: p.hermits]),
+            *([self._ward.run(life, p)] if p.ward else []),
         ]
 
 

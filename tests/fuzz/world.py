@@ -35,7 +35,7 @@ TOKEN: Final = "token-of-u"
 USERS_FILE: Final = Path("users.jsonl")
 """It is never read: that there is one makes strangers of those from other machines."""
 OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
-"""For one connection in one turn: `outbox_bytes_max`, and what one more request brings."""
+"""For one connection in one turn: `output_buffer_bytes_max`, and what one more request brings."""
 _MORE_THAN_ENDLESS: Final = 5000
 
 USERS: Final = [
@@ -193,7 +193,7 @@ class World(AbstractContextManager["World"]):
 
     def _is_held(self, peer: Peer) -> bool:
         """Whether the server would not read from it now."""
-        return peer.paused and peer.unsent_bytes > self._settings.outbox_bytes_max
+        return peer.paused and peer.unsent_bytes > self._settings.output_buffer_bytes_max
 
     def _receive(self, peer: Peer, data: bytes) -> None:
         connection, broker = peer.connection, self.broker

@@ -1,6 +1,6 @@
-"""A copy of a database that may be served meanwhile.
+"""Copies a database, also while a server uses it.
 
-The one rule: the copy is one state of the journal, it is verified, and it gets its name last.
+The one rule: the copy is one state of the journal, it is verified, and it is renamed last.
 """
 
 import os
@@ -22,19 +22,20 @@ from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.sqlite.verify import Verdict, verify
 
 STEP_PAGES: Final = 4096
-"""Copied between two reports of progress: 16 MiB."""
+"""Pages copied between two reports of progress: 16 MiB."""
 
 Progress = Callable[[int, int], object]
-"""Told how many pages are done, and how many there are."""
+"""Called with the number of pages copied, and of all pages."""
 
 
 def backup(
     source: Path, target: Path, *, force: bool = False, progress: Progress = lambda done, all: None
 ) -> Verdict:
-    """Copy the database; all that was confirmed before is in the copy. Tell what it holds.
+    """Copy the database, with everything that was confirmed before; return what the copy contains.
 
-    `force` replaces a file of that name. Raises InspectionFailed and JournalDamaged when the source
-    is none, or not whole; SchemaTooNew; DatabaseLocked when the target is served; CannotWrite.
+    `force` replaces an existing target. Raises InspectionFailed when the source is not a database,
+    JournalDamaged when it is damaged; SchemaTooNew; DatabaseLocked when a server uses the target;
+    CannotWrite.
     """
     if not source.is_file():
         raise no_file(source)
@@ -44,7 +45,7 @@ def backup(
     try:
         with _locked(target), _cleared(partial):
             _refuse(target, force)
-            # Nobody but us may read it before it is as it should be.
+            # No other user may read it before it has the right mode.
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             while not _copied(source, partial, progress):
                 pass
@@ -54,7 +55,7 @@ def backup(
                 first = verdict.damage[0]
                 raise JournalDamaged(
                     f"{source} is damaged, so it is not backed up: {first.place}: {first.what}; "
-                    f"{len(verdict.damage)} places in all, which mqks verify tells"
+                    f"{len(verdict.damage)} places in all, listed by mqks verify"
                 )
             shutil.copymode(source, partial)
             sync(partial)
@@ -67,16 +68,16 @@ def backup(
 
 def _refuse(target: Path, force: bool) -> None:
     if target.exists() and not (force and target.is_file()):
-        raise CannotWrite(f"{target} is there already")
+        raise CannotWrite(f"{target} exists already")
     wal = target.with_name(target.name + "-wal")
     if wal.exists() and wal.stat().st_size:
-        # It would be taken for the copy's.
-        raise CannotWrite(f"{wal} is there: it belongs to another state of {target}")
+        # SQLite would take it for the copy's.
+        raise CannotWrite(f"{wal} exists: it belongs to another state of {target}")
 
 
 @contextmanager
 def _locked(target: Path) -> Iterator[None]:
-    """Nobody else serves or writes it. No lock file is left that was not there."""
+    """Hold the server's lock of the target. A lock file that did not exist is deleted again."""
     path = lock_path(target)
     was_there = path.exists()
     lock = FileLock(target).take(makes_database=False)
@@ -90,7 +91,7 @@ def _locked(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _cleared(partial: Path) -> Iterator[None]:
-    """Nothing is left of an unfinished copy, of this time or of an earlier one."""
+    """Delete an unfinished copy, of this or of an earlier run."""
     names = [
         partial,
         *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal")),
@@ -109,8 +110,8 @@ def _cleared(partial: Path) -> Iterator[None]:
 
 
 def _copied(source: Path, partial: Path, progress: Progress) -> bool:
-    """Copy in one read transaction; False when a server has come meanwhile, and it must be done
-    again with SQLite's locks."""
+    """Copy in one read transaction; False when a server has opened the file meanwhile, and the copy
+    must be repeated with SQLite's locks."""
     state = State.of(source)
     with (
         _failures(source, partial),
@@ -130,8 +131,8 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
 
 
 def _become_another(source: Path, partial: Path) -> None:
-    """What is restored goes on in another way than what it was made from: another epoch. And as no
-    WAL stands beside it, its segments are counted up to the last."""
+    """Give the copy a new epoch, since its history will differ from the source's, and count its
+    segments up to the last one, since it has no WAL."""
     with _failures(source, partial), closing(_made(partial)) as db:
         become_another(db, secrets.token_hex(8))
         db.execute("pragma wal_checkpoint(truncate)")
@@ -139,7 +140,7 @@ def _become_another(source: Path, partial: Path) -> None:
 
 def _made(partial: Path) -> sqlite3.Connection:
     db = sqlite3.connect(partial, isolation_level=None)
-    # It is synced once, in the end.
+    # It is synced once, at the end.
     db.execute("pragma synchronous = off")
     return db
 
@@ -154,5 +155,5 @@ def _failures(source: Path, partial: Path) -> Iterator[None]:
         if is_text or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise JournalDamaged(f"{source} can't be read: {error}") from error
         if code == sqlite3.SQLITE_ERROR:
-            raise InspectionFailed(f"{source} is no database of MQKS: {error}") from error
+            raise InspectionFailed(f"{source} is not an MQKS database: {error}") from error
         raise CannotWrite(f"{partial} can't be written: {error}") from error

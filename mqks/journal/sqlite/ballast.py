@@ -1,7 +1,7 @@
-"""A file that holds disk space back, to be given up when the disk is full.
+"""A file that reserves disk space, deleted when the disk is full.
 
-The one rule: with the ballast gone there is room to write acks and to drop what they settle, so
-that a full disk can be left again.
+The one rule: without the ballast there is space to write acks and to delete what they settle, so
+that the server can recover from a full disk.
 """
 
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 class Ballast:
-    """`size` in bytes; 0 means that there is none."""
+    """`size` in bytes; 0 means no ballast."""
 
     def __init__(self, database: Path, size: int) -> None:
         self._path = database.with_name(database.name + ".ballast")
         self._size = size
 
     def fill(self) -> bool:
-        """Take the space. Return whether it is there; a disk that has no room is no error."""
+        """Reserve the space. Return whether that succeeded; a full disk is not an error."""
         if not self._size:
             self.give_up()
             return True
@@ -32,5 +32,5 @@ class Ballast:
         return True
 
     def give_up(self) -> None:
-        with suppress(OSError):  # What can't be given up leaves the disk as it is.
+        with suppress(OSError):  # If it can't be deleted, the disk stays full.
             self._path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""A database that nobody serves, made as small as it can be.
+"""Makes a database that no server uses as small as possible.
 
-The one rule: the server's lock is held, and what is done are the journal's own steps.
+The one rule: it holds the server's lock, and uses only the journal's own steps.
 """
 
 import time
@@ -16,10 +16,10 @@ from mqks.settings import Settings
 
 
 async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[int, int]:
-    """Drop, merge, compact and vacuum; give the bytes on disk before and after.
+    """Drop, merge, compact and vacuum; return the bytes on disk before and after.
 
-    `report` is called with a line for each thing that is damaged.
-    Raises as `OpenStore` and `Recovery.run`, InspectionFailed when there is no such file, and
+    `report` is called with a line for each damaged place.
+    Raises like `OpenStore` and `Recovery.run`, InspectionFailed when there is no such file, and
     JournalFailed.
     """
     path = Path(settings.db)

@@ -1,13 +1,11 @@
-"""A database file seen from outside: what a server would find in it, and everything else besides.
+"""Reads a database file: what a server would find in it, and more.
 
     with DatabaseFile.open(path) as file:
         file.queues, file.bindings, file.facts, file.damage      # as of the last `refresh`
         file.messages(b"queue", after=0)                         # an iterator, in order
         file.errors(limit=20)                                    # the newest first
 
-- `Queue`: name, id, policy, next_seq, cursor, ready, unacked, bytes, oldest_us
-- `Message`: seq, time_us, id, event, data, retry, unacked, doubtful
-- `Queue`: name, id, rule, next_seq, cursor, ready, unacked, scheduled, bytes, oldest_us
+- `Queue`: name, id, policy, next_seq, cursor, ready, unacked, scheduled, bytes, oldest_us
 - `Message`: seq, time_us, id, event, data, retry, unacked, doubtful, meta, rejects, losses, due_us,
   expires_us
 - `ErrorRecord`: id, time_us, connection, request_id, action, reason
@@ -15,9 +13,9 @@
   segment_bytes, set_aside
 - `Damage`: place, what
 
-It may look while the file is served: segments never change, so a list of their ids, read in one
-go, is a state of the journal, whenever their bodies are read. A file that is damaged, even in
-SQLite's own structure, is decoded as far as it goes.
+It can read while a server uses the file: segments never change, so a list of their ids, read in one
+transaction, is a state of the journal, whenever their bodies are read. A damaged file, even with a
+damaged SQLite structure, is decoded as far as possible.
 
 The one rule: nothing is written, checkpointed or locked, and each read is short.
 """
@@ -47,9 +45,9 @@ from mqks.protocol.replies import split
 
 AT_ONCE: Final = 16
 """New segments that are read in one transaction with the list of all."""
-LISTED_ONLY: Final = "is in the list of all, and can't be found by its id"
+LISTED_ONLY: Final = "is listed, but can't be found by its id"
 PROBED_MAX: Final = 100_000
-"""Segments that are looked for one by one where a page of their list can't be read."""
+"""Segments that are searched one by one where a page of their list can't be read."""
 DAMAGE_CODES: Final = {
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -59,16 +57,16 @@ DAMAGE_CODES: Final = {
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_MISMATCH,
 }
-"""What SQLite says of a file whose structure makes no sense."""
+"""SQLite's error codes for a damaged structure."""
 
 
 def no_file(path: Path) -> InspectionFailed:
-    """What to raise where a database should be and is none."""
+    """The error for a path without a database."""
     return InspectionFailed(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
 
 
 def wal_path(path: Path) -> Path:
-    """Where SQLite has a database's WAL: beside the file itself, also when `path` is a link."""
+    """Path of a database's WAL: next to the file itself, also when `path` is a link."""
     return Path(f"{path.resolve()}-wal")
 
 
@@ -77,17 +75,17 @@ class Queue(NamedTuple):
     id: int
     policy: Policy
     next_seq: int
-    """Number that the next message will get."""
+    """Number of the next message."""
     cursor: int
     """Every number below has been delivered at least once."""
     ready: int
     unacked: int
-    """Messages that a consumer holds; in a file that nobody serves: held at the crash."""
+    """Messages that a consumer holds; without a server: held at the crash."""
     scheduled: int
     bytes: int
-    """Text of what is alive, about."""
+    """Approximate length of the text of all living messages."""
     oldest_us: int | None
-    """When the message came that has waited longest, within ten seconds."""
+    """Arrival of the oldest message, within ten seconds."""
 
 
 class Message(NamedTuple):
@@ -98,7 +96,7 @@ class Message(NamedTuple):
     event: bytes
     data: bytes
     retry: int
-    """What the next delivery after a restart would tell."""
+    """The `retry` of the next delivery after a restart."""
     unacked: bool
     doubtful: bool
     """Its segment fails its checksum: any byte of it may be wrong, and it may have been acked."""
@@ -109,7 +107,7 @@ class Message(NamedTuple):
     due_us: int
     """When it joins the queue, if it is scheduled, else 0."""
     expires_us: int
-    """When its own ttl ends, or 0."""
+    """When its own TTL ends, or 0."""
 
 
 class Facts(NamedTuple):
@@ -126,7 +124,7 @@ class Facts(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """What is kept of a segment: all but its text."""
+    """The part of a segment that is kept in memory: all but its text."""
 
     size: int
     sections: list[StoredSection]
@@ -134,7 +132,7 @@ class _Segment(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the file system tells of a database file."""
+    """State of a database file in the file system."""
 
     size: int
     changed_ns: int
@@ -147,18 +145,18 @@ class State(NamedTuple):
 
     @property
     def is_still(self) -> bool:
-        """Nobody has opened it for writing since it was closed cleanly. It has to look the same
-        after it was read."""
+        """Whether it was closed cleanly and not opened for writing since. The state must be the
+        same after the file was read."""
         return not self.wal_bytes
 
 
 def connect(path: Path, state: State) -> sqlite3.Connection:
-    """A connection that can only read; of a still file one that leaves nothing beside it.
+    """A read-only connection; for a file that is still, one that creates no other files.
 
     Raises JournalDamaged for an empty file with a WAL, which SQLite would delete.
     """
-    if state.wal_bytes and state.size <= 1:  # A byte counts for nothing to SQLite.
-        raise JournalDamaged(f"{path} is empty, and its WAL is not")
+    if state.wal_bytes and state.size <= 1:  # SQLite takes a file of one byte for empty.
+        raise JournalDamaged(f"{path} is empty, but its WAL is not")
     how = "mode=ro&immutable=1" if state.is_still else "mode=ro"
     uri = f"{path.absolute().as_uri()}?{how}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -168,13 +166,13 @@ def connect(path: Path, state: State) -> sqlite3.Connection:
 
 
 def refuse_newer(path: Path) -> None:
-    """Raise SchemaTooNew when a newer MQKS wrote it, and leave it as it is: whoever opens a file
-    for writing changes it, if only by folding its WAL at the end."""
+    """Raise SchemaTooNew when a newer MQKS wrote the file. The file is only read: opening it for
+    writing would change it, if only by a checkpoint at the end."""
     with closing(connect(path, State.of(path))) as db:
         try:
             version = db.execute("pragma user_version").fetchone()[0]
         except UNREADABLE:
-            return  # One that is half made SQLite begins again, any other it refuses.
+            return  # SQLite starts a half-made file again, and refuses any other.
     check_version(version, path)
 
 
@@ -188,7 +186,7 @@ class DatabaseFile:
     facts: Facts
     damage: list[Damage]
     torn: str = ""
-    """What the WAL's end is like, where a power cut may have torn it."""
+    """State of the WAL's end, if a power cut may have torn it."""
 
     def __init__(self, path: Path, *, thorough: bool = False) -> None:
         self.path = path
@@ -200,10 +198,10 @@ class DatabaseFile:
 
     @classmethod
     def open(cls, path: Path, *, thorough: bool = False) -> Self:
-        """`thorough` looks at the text of each message, too.
+        """`thorough` checks the text of each message, too.
 
         Raises InspectionFailed when there is no such database, JournalDamaged when SQLite can't
-        make out anything of it, SchemaTooNew when a newer MQKS wrote it.
+        read it at all, SchemaTooNew when a newer MQKS wrote it.
         """
         if not path.is_file():
             raise no_file(path)
@@ -233,14 +231,14 @@ class DatabaseFile:
 
     def _connect(self) -> sqlite3.Connection:
         self._before = State.of(self.path)
-        # Before SQLite has the file: whoever asks for its server drops SQLite's locks.
+        # Before SQLite opens the file: checking for its server drops SQLite's locks.
         self._look_at_wal()
         db = connect(self.path, self._before)
         try:
             db.execute("select count(*) from sqlite_schema").fetchone()
             self._structure = ""
         except UNREADABLE as error:
-            # A file that has lost its end is read all the same by who is told to bear it.
+            # With this pragma SQLite reads a file that has lost its end.
             self._structure = str(error)
             db.execute("pragma writable_schema = 1")
         except BaseException:
@@ -271,20 +269,20 @@ class DatabaseFile:
             if self._db.in_transaction:
                 self._db.execute("rollback")
 
-    # -- what is there
+    # -- contents
 
     def refresh(self) -> None:
-        """Look again. Raises as `open`."""
+        """Read the state again. Raises like `open`."""
         with self._failures():
             while not self._settled():
                 if self._has_moved:
-                    # It is served by now.
+                    # A server has opened it.
                     self._db.close()
                     self._segments.clear()
                     self._db = self._connect()
 
     def _settled(self) -> bool:
-        """Take one step; tell whether what was read is a whole state."""
+        """Do one step; return whether what was read is a complete state."""
         self.damage = [*self._wal_damage]
         if self._structure:
             self.damage.append(Damage("file", self._structure))
@@ -296,7 +294,7 @@ class DatabaseFile:
             raw = {table: self._table(columns[table], table) for table in columns}
             rows = Rows(facts.schema_version, raw)
             if any(place == "table queue" for place, _ in self.damage):
-                rows.queue_ids_end = 0  # Not all of it can be read.
+                rows.queue_ids_end = 0  # Some rows can't be read.
             self.damage += rows.damage
             self._rows = rows.queues
             ids = self._segment_ids()
@@ -316,7 +314,7 @@ class DatabaseFile:
         return True
 
     def _look_at_wal(self) -> None:
-        """Of a file that is served the WAL is written meanwhile, and nothing can be said of it."""
+        """Check the WAL, unless a server uses the file and writes it meanwhile."""
         self._wal_damage, self.torn = list[Damage](), ""
         if self._before.is_still or server_of(self.path) is not None:
             return
@@ -347,7 +345,7 @@ class DatabaseFile:
         return int(self._db.execute(sql).fetchone()[0])
 
     def _table(self, columns: str, table: str, order: str = "") -> list[tuple[Any, ...]]:
-        """All rows; of a table with unreadable pages those before the first and after the last."""
+        """All rows; if pages are unreadable, those before the first and after the last of them."""
         rows: dict[tuple[Any, ...], None] = {}
         order = order or columns.partition(", ")[0]
         for direction in ("asc", "desc"):
@@ -376,7 +374,7 @@ class DatabaseFile:
         if len(ids) < len(listed):
             self.damage.append(Damage("table segment", "there are rows without an id"))
         if len(self.damage) > already:
-            # Pages between two that can't be read hold more: a look-up by id finds its way.
+            # Pages between two unreadable ones hold more rows: a look-up by id finds them.
             steps = zip([0, *ids], ids, strict=False)
             low, high = max(steps, key=lambda step: step[1] - step[0], default=(0, 0))
             there = range(low + 1, min(high, low + PROBED_MAX))
@@ -391,7 +389,7 @@ class DatabaseFile:
             return False
 
     def _read_segment(self, segment_id: int, *, of_now: bool = False) -> None:
-        """Remember what it says, unless it has gone meanwhile; `of_now`: it can't have."""
+        """Store its sections, unless it was deleted meanwhile; `of_now`: it can't have been."""
         try:
             row = self._row(segment_id)
         except UNREADABLE as error:
@@ -407,7 +405,7 @@ class DatabaseFile:
         try:
             segment = _Segment(head.size, sections_of(head))
             if self._thorough and segment.sections != _credible(head.head):
-                head = head._replace(damage="its text is not the messages it tells of")
+                head = head._replace(damage="its text does not match its head")
         except SegmentDamaged as error:
             head = head._replace(damage=str(error))
         if head.damage:
@@ -438,7 +436,7 @@ class DatabaseFile:
         ]
 
     def _place_doubtful(self, segment_id: int, segment: _Segment) -> None:
-        """What a damaged segment holds, where nothing that is whole says otherwise."""
+        """Add the messages of a damaged segment, unless an undamaged one contradicts them."""
         there = self._index.add_segment(segment_id, segment.size)
         for section in segment.sections:
             queue = self._index.queues.get(section.queue_id)
@@ -452,10 +450,11 @@ class DatabaseFile:
     # -- messages and errors
 
     def messages(self, name: bytes, after: int = 0) -> Iterator[Message]:
-        """The living messages of a queue with numbers above `after`, in order.
+        """The living messages of a queue with numbers above `after`, in order; none for a missing
+        queue.
 
-        Read one segment at a time; when the file is served meanwhile and what was listed has
-        moved, it looks again. Of no queue: none.
+        Reads one segment at a time. If a server uses the file and has deleted a listed segment, the
+        list is read again.
         """
         queue_id = next((queue.id for queue in self.queues if queue.name == name), None)
         moved = 0
@@ -496,14 +495,14 @@ class DatabaseFile:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether SQLite's structure makes no sense, or a row that it would write."""
+    """Whether an error means that SQLite's structure, or a row to be written, is damaged."""
     if isinstance(error, (MemoryError, UnicodeDecodeError)):
         return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE_CODES
 
 
 def _credible(body: bytes) -> list[StoredSection]:
-    """Of a damaged segment the runs that have as many messages as they say."""
+    """The runs of a damaged segment that have the expected number of messages."""
     try:
         sections = decode(body)
     except SegmentDamaged:
@@ -534,7 +533,7 @@ def _queue(row: QueueRow, index: QueueIndex, marks: Marks) -> Queue:
 
 
 def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
-    """How many are ready, unacked and scheduled, and the bytes of all."""
+    """Numbers of ready, unacked and scheduled messages, and the bytes of all."""
     size = 0
     there: list[Range] = []
     for span in queue.spans:

@@ -1,10 +1,10 @@
 """One server per database file.
 
-The one rule: two locks are held. One is on a file beside the database, which also tells where the
-server listens. The other is on the database itself, for whoever comes by a hard link or after the
-lock file was deleted. It is taken before SQLite opens the database and released after SQLite has
-closed it: closing any descriptor of the file drops SQLite's own locks (fcntl); flock and fcntl
-locks do not see each other.
+The one rule: a server holds two locks. One is on a file next to the database, which also contains
+the server's URL. The other is on the database itself; it excludes a server that uses a hard link,
+or starts after the lock file was deleted. It is taken before SQLite opens the database and released
+after SQLite has closed it: closing any descriptor of the file drops SQLite's own locks (fcntl).
+flock and fcntl locks are independent.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from mqks.files import identity, lock
 
 
 def lock_path(database: Path) -> Path:
-    """Beside the file itself: who comes by a link meets the same lock."""
+    """Next to the file itself, so that a symbolic link leads to the same lock."""
     return Path(f"{database.resolve()}.lock")
 
 
@@ -31,15 +31,16 @@ class FileLock:
         self._url = ""
         self._descriptor = -1
         self.database = -1
-        """Descriptor of the database; -1 for one that was not there."""
+        """Descriptor of the database; -1 if it did not exist."""
 
     def take(self, *, makes_database: bool = True) -> Self:
-        """Raises DatabaseLocked when another process holds it, OSError when it can't be made."""
+        """Raises DatabaseLocked when another process holds the lock, OSError when the lock file
+        can't be created."""
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock(self._descriptor)
             if makes_database or self._database.exists():
-                # The mode with which SQLite would make it.
+                # The mode with which SQLite would create it.
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 self.database = os.open(self._database, flags, 0o644)
                 lock(self.database)
@@ -57,7 +58,7 @@ class FileLock:
         return self
 
     def tell(self, url: str) -> None:
-        """Write down where the server that holds the lock listens."""
+        """Store the URL of the server that holds the lock."""
         self._url = url
         self._write()
 
@@ -74,8 +75,8 @@ class FileLock:
         return False
 
     def make_again(self) -> bool:
-        """Write and hold the lock file that is not there any more; False when that can't be done.
-        The lock on the database has kept others away meanwhile."""
+        """Create and lock a deleted lock file again; False when that can't be done. The lock on the
+        database has excluded other servers meanwhile."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -98,8 +99,8 @@ class FileLock:
 
 
 def server_of(database: Path) -> str | None:
-    """URL of the server that has this file now, None without a server. Empty while it starts, and
-    when the file was found by another name than the server's.
+    """URL of the server that uses this file now, None without a server. Empty while the server
+    starts, and when `database` is another name of the file than the server's.
 
     Raises OSError when the lock can't be read.
     """
@@ -108,13 +109,13 @@ def server_of(database: Path) -> str | None:
 
 
 def _held(path: Path) -> str | None:
-    """What is written where the URL would be, in a file that a server has locked."""
+    """The URL in a lock file that a server has locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        # Shared, so that two who look at once do not take each other for a server.
+        # Shared, so that two processes that check at once do not take each other for a server.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.read(descriptor, 1000).decode("utf-8", "replace").partition("\n")[2].strip()

@@ -1,7 +1,7 @@
-"""The small tables, written: each row with its checksum, each table with its tally.
+"""Writes the small tables: each row with its checksum, each table with its tally.
 
-The one rule: a tally is written in the transaction that changes its rows, and is believed here only
-once that is committed.
+The one rule: a tally is written in the transaction that changes its rows, and is stored here only
+after the commit.
 """
 
 import sqlite3
@@ -46,14 +46,14 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def counted(segments: Tally, next_id: int) -> Tally:
-    """Their tally up to an id: from where it ended they are there without a gap."""
+    """The tally of segments up to an id: from its end on, the ids have no gap."""
     new = segment_crcs(range(segments.next, next_id))
     return segments._replace(next=next_id).plus(new)
 
 
 class Tables:
-    """What the small tables say, as far as it takes to write them. `queues` are their rows, whose
-    numbers are those that dropped segments knew."""
+    """The content of the small tables that is needed to write them. `queues` are rows, with the
+    numbers from dropped segments."""
 
     def __init__(self, once_ids_max: int, errors_kept_max: int) -> None:
         self.queues: dict[int, QueueRow] = {}
@@ -62,7 +62,7 @@ class Tables:
         self._errors_kept_max = errors_kept_max
 
     def restored(self, rows: Rows) -> None:
-        """What the journal says."""
+        """Start with what was loaded."""
         self.queues, self.tallies = dict(rows.queues), dict(rows.tallies)
         for number, count, ids in rows.once:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
@@ -79,10 +79,10 @@ class Tables:
         drop: Sequence[int] = (),
         last_words: Iterable[LastWords] = (),
     ) -> None:
-        """One transaction: segments come and go, all below `next_id`, and the small tables get what
-        is not in segments.
+        """Write in one transaction: add and delete segments, all below `next_id`, and update the
+        small tables.
 
-        Raises JournalFailed when one that goes is not there.
+        Raises JournalFailed when a segment to delete does not exist.
         """
         tallies: dict[str, Tally] = {}
         once: OnceRow | None = None
@@ -114,7 +114,7 @@ class Tables:
     def _queue_rows(
         self, last_words: Iterable[LastWords], states: Mapping[int, QueueState | None]
     ) -> dict[int, QueueRow | None]:
-        """The rows that change; None: it goes."""
+        """The rows that change; None: deleted."""
         rows: dict[int, QueueRow | None] = {
             queue_id: self.queues[queue_id]._replace(next_seq=next_seq, cursor=cursor)
             for queue_id, next_seq, cursor in last_words
@@ -138,7 +138,7 @@ class Tables:
     def _put_bindings(
         self, db: sqlite3.Connection, bindings: Mapping[tuple[bytes, bytes], bool]
     ) -> Tally:
-        """What is there already, or gone, counts for nothing."""
+        """Bindings that exist already, or are deleted already, change nothing."""
         put, gone = [], []
         for key, is_bound in bindings.items():
             crc = row_crc("binding", *key)
@@ -171,7 +171,7 @@ class Tables:
     # -- segments
 
     def segments(self, next_id: int, gone: Iterable[int] = ()) -> Tally:
-        """Their tally up to an id, when some have gone."""
+        """The tally of segments up to an id, without those in `gone`."""
         return counted(self.tallies["segment"], next_id).minus(segment_crcs(gone))
 
     # -- salvage
@@ -179,7 +179,7 @@ class Tables:
     def salvage(
         self, db: sqlite3.Connection, rows: Rows, found: Metadata, segments: Iterable[int]
     ) -> None:
-        """Write anew what is whole, set damaged rows and these segments aside. One transaction."""
+        """Rewrite what is whole, set damaged rows and these segments aside. One transaction."""
         ids = [(segment_id,) for segment_id in segments]
         queues = found.queues.values()
         rows.epoch, rows.queues = found.epoch, found.queues
@@ -202,7 +202,7 @@ class Tables:
             db.executemany("delete from segment where id = ?", ids)
             db.executemany("insert into damaged_row values (?, ?)", rows.aside)
             for table, values in whole.items():
-                # A look-up by key may find nothing where pages are wrong.
+                # A look-up by key may find nothing if pages are damaged.
                 db.execute(f"delete from {table}")
                 for row in values:
                     marks = ", ".join("?" * (len(row) + 1))
@@ -212,7 +212,7 @@ class Tables:
 
 
 def become_another(db: sqlite3.Connection, epoch: str) -> None:
-    """Of a copy, of any schema: give it another epoch, and count its segments up to the last."""
+    """Give a copy, of any schema, another epoch, and count its segments up to the last."""
     ((version,),) = db.execute("pragma user_version")
     if version < CHECKSUMS_SINCE:
         db.execute("update meta set value = ? where key = 'epoch'", (epoch,))
@@ -228,7 +228,7 @@ def become_another(db: sqlite3.Connection, epoch: str) -> None:
 
 
 def row_of(segment: NewSegment) -> tuple[int, int, bytes]:
-    """As it is stored: head and text in one blob."""
+    """Its stored form: head and text in one blob."""
     body = segment.body
     return segment.id, checksum(segment.id, body), body
 

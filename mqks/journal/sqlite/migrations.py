@@ -1,6 +1,6 @@
 """Schema versions, forward only.
 
-The one rule: each migration and its mark, `pragma user_version`, are one transaction.
+The one rule: each migration and its version, `pragma user_version`, are one transaction.
 """
 
 from pathlib import Path
@@ -31,10 +31,10 @@ NEWEST: Final = migrations()[-1][0]
 
 
 def check_version(version: int, path: Path) -> None:
-    """Raise SchemaTooNew when no migration is known that leads there."""
+    """Raise SchemaTooNew when the version is newer than all known migrations."""
     if version > NEWEST:
         raise SchemaTooNew(
-            f"{path} has schema version {version}, this mqks knows versions up to {NEWEST}: "
+            f"{path} has schema version {version}, this mqks supports versions up to {NEWEST}: "
             "use a newer mqks"
         )
 

@@ -1,6 +1,6 @@
-"""Rows of ids that were published once: one a commit, as many as the window needs.
+"""Rows of ids that were published with `--once`: one per commit, as many as the window needs.
 
-The one rule: a row goes when all later rows alone hold the window's ids.
+The one rule: a row is deleted when the later rows hold all ids of the window.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from typing import NamedTuple
 class OnceRow(NamedTuple):
     number: int
     ids: int
-    """How many it holds."""
+    """Number of ids in it."""
     crc: int
 
 
@@ -24,7 +24,7 @@ class OnceRows:
         self._count = 0
 
     def surplus(self, count: int) -> list[OnceRow]:
-        """The rows that go when so many more ids are written."""
+        """The rows to delete when this many more ids are written."""
         surplus = self._count + count - self._ids_max
         gone = []
         for row in self._rows:
@@ -35,13 +35,13 @@ class OnceRows:
         return gone
 
     def restored(self, row: OnceRow) -> None:
-        """A row is there, the latest so far."""
+        """Add a row that was loaded; rows are added in order."""
         self._rows.append(row)
         self._count += row.ids
         self.next = row.number + 1
 
     def written(self, row: OnceRow) -> None:
-        """A row is there, and what it outnumbers is gone."""
+        """A row was written, and the surplus was deleted."""
         for _ in self.surplus(row.ids):
             self._count -= self._rows.popleft().ids
         self.restored(row)

@@ -1,6 +1,6 @@
-"""A database file before it is opened for writing.
+"""Checks of a database file before it is opened for writing.
 
-The one rule: a file that is refused is left as it was found, and so is its WAL.
+The one rule: a refused file and its WAL are left unchanged.
 """
 
 from contextlib import closing
@@ -16,8 +16,8 @@ from mqks.settings import Settings
 
 
 def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
-    """Tell what is wrong with its WAL, and yet can be gone on with. Raises as `SqliteStore.open`,
-    and what SQLite raises."""
+    """Check the file. Return damage of its WAL that does not prevent a start. Raises like
+    `SqliteStore.open`, and what SQLite raises."""
     its_wal = wal_path(path)
     try:
         refuse_newer(path)
@@ -25,7 +25,7 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
         if its_wal.exists():
             finding = wal.look(its_wal)
             _refuse_wal(its_wal, finding, settings, report)
-            # Commits of a server that died before their sync, or of it, are about to be believed.
+            # The WAL may contain commits that a killed server had not synced, or failed to sync.
             write_again(its_wal)
     except OSError as error:
         if error.filename:
@@ -39,24 +39,24 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
 def _refuse_wal(
     its_wal: Path, finding: wal.Finding | None, settings: Settings, report: Report
 ) -> None:
-    """SQLite takes it to end before the first damaged frame."""
-    # With less than full, commits in any order are what a power cut may leave.
+    """Refuse a WAL with commits after a damaged frame, which SQLite would ignore."""
+    # With less than full, a power cut may leave commits in any order.
     if finding is None or finding.is_torn or settings.synchronous != "full":
         return
     if not settings.salvage:
         report(f"{its_wal.name} {finding}")
         raise JournalDamaged(
-            f"{its_wal} is damaged: restore a backup, or start with --salvage to go on without "
+            f"{its_wal} is damaged: restore a backup, or start with --salvage to continue without "
             f"the commits from frame {finding.frame} on"
         )
     report(f"salvaged without it: {its_wal.name} {finding}")
 
 
 def _refuse_structure(path: Path, report: Report) -> None:
-    """What SQLite can't read, or would write over, can't be salvaged in place."""
+    """Refuse a file that SQLite can't read or would overwrite: it can't be salvaged in place."""
     rollback = path.with_name(f"{path.name}-journal")
     if rollback.exists() and rollback.stat().st_size:
-        return  # It was only begun, and SQLite begins it again.
+        return  # Its creation was not finished, and SQLite starts it again.
     damage = header_damage(path)
     with closing(connect(path, State.of(path))) as db:
         damage += [*schema_damage(db), *structure_damage(db)]
@@ -64,6 +64,6 @@ def _refuse_structure(path: Path, report: Report) -> None:
         report(f"{place}: {what}")
     if damage:
         raise JournalDamaged(
-            f"{path} is damaged or no database of MQKS ({len(damage)} places, told above), and "
+            f"{path} is damaged or not an MQKS database ({len(damage)} places, listed above), and "
             "can't be salvaged: restore a backup, or export what can still be read"
         )

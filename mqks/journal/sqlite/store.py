@@ -1,6 +1,6 @@
 """The journal in a SQLite database: one connection that writes, and two that read.
 
-The one rule: nothing of SQLite leaves this room, least of all its errors.
+The one rule: nothing of SQLite leaves this package, least of all its errors.
 """
 
 import os
@@ -18,7 +18,13 @@ import anyio
 from anyio.to_thread import run_sync
 
 from mqks.broker.pending import Entry
-from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
+from mqks.errors import (
+    ConfigurationError,
+    DiskFull,
+    JournalDamaged,
+    JournalFailed,
+    LowDiskSpace,
+)
 from mqks.files import identity
 from mqks.journal.segment import checksum
 from mqks.journal.sqlite import opening
@@ -34,47 +40,47 @@ from mqks.settings import Settings
 
 PAGE_SIZE: Final = 4096
 RESERVE_PAGES: Final = 1024
-"""Pages held back for acks, of a database with a size limit."""
+"""Pages reserved for acks, in a database with a size limit."""
 VACUUM_PAGES: Final = 1000
-"""Free pages given back to the file system in one step."""
+"""Free pages returned to the file system in one step."""
 FREE_PAGES_KEPT: Final = 256
-"""Free pages that an idle database keeps for what comes next: 1 MiB."""
+"""Free pages that an idle database keeps: 1 MiB."""
 FREE_PAGES_BUSY: Final = 16384
 """Free pages that a busy database keeps: 64 MiB."""
 SMALL_COMMIT_PAGES: Final = 0.25
-"""What a commit costs the next checkpoint beside its body: small commits in a row write the same
-page to the WAL again and again, and a checkpoint folds it once. 250 pages are some 900 commits of
-one small message then, and 4 MiB of WAL."""
+"""Pages that a commit adds to the next checkpoint besides its body: consecutive small commits write
+the same page to the WAL several times, but a checkpoint copies it once. So 250 pages are some 900
+commits of one small message, and 4 MiB of WAL."""
 WAL_PAGES_IDLE: Final = 16
-"""An idle journal folds a WAL of this many pages."""
+"""An idle journal checkpoints a WAL of this many pages."""
 WAL_PAGES_RESTART: Final = 4096
-"""A WAL of this many pages (16 MiB) is begun again, if need be by waiting for its readers."""
+"""A WAL of this many pages (16 MiB) is reused from its start, even if readers must be awaited."""
 WAL_WAIT_MS: Final = 50
 BUSY_WAIT_MS: Final = 100
 WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
-"""The WAL's file is cut back to this size when it is begun again."""
+"""The WAL file is truncated to this size when it is reused from its start."""
 FOLD_AGAIN_S: Final = 1.0
-"""How soon after a checkpoint that readers cut short the next one follows."""
+"""Time from a checkpoint that readers cut short to the next one."""
 VACUUM_LOOK_S: Final = 1.0
-"""How often a busy journal looks for free pages."""
+"""How often a busy journal checks for free pages."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-"""Failures that pass when there is room again; any other ends the process."""
+"""Temporary failures; any other ends the process."""
 
 
 def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
-    """What has happened to a file, if anything."""
+    """What has happened to a file; empty if nothing."""
     try:
         now = identity(path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return f"{what} was deleted or moved"
     except OSError as error:
-        return f"{what} can't be looked at: {error.strerror}"
+        return f"{what} can't be checked: {error.strerror}"
     return "" if now == was else f"{what} was replaced by another file"
 
 
 class _ReadConnection:
-    """A connection that can only read, used by one thread at a time. Its descriptors are opened by
-    the first read: now, while there are some."""
+    """A read-only connection, used by one thread at a time. SQLite opens its descriptors at the
+    first read: so it reads now, while there are some."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +101,7 @@ class _ReadConnection:
         try:
             return {row[0]: self._intact(*row) for row in self._db.execute(sql, ids)}
         except sqlite3.Error as error:
-            # Nothing of it passes by itself, as a full disk does: readers of a WAL wait for nobody.
+            # None of these is temporary, as a full disk is: readers of a WAL wait for nobody.
             name = getattr(error, "sqlite_errorname", "")
             raise JournalFailed(f"{self._path} can't be read: {error} {name}".rstrip()) from error
 
@@ -106,7 +112,7 @@ class _ReadConnection:
 
 
 class SqliteStore:
-    """Made by `open`. What its methods do tells `Store`."""
+    """Made by `open`. `Store` describes its methods."""
 
     def __init__(
         self,
@@ -138,16 +144,16 @@ class SqliteStore:
         self._has_begun = False
         self._has_failed = False
         self._begin_wal_anew = False
-        """The rest of a damaged WAL would be found again behind what is written next."""
+        """Otherwise the rest of a damaged WAL would be found again after the next commits."""
         self._checkpoints = 0
         self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
         self._room_bytes = settings.batch_bytes_max
         self._wal_pages = 0.0
-        """Pages that a checkpoint would have to write into the database file, about."""
+        """Approximate number of pages that a checkpoint would write."""
         self._fold_again_s = inf
-        """When to fold what readers kept from being folded, though nothing more is written."""
+        """When to repeat a checkpoint that readers cut short, even if nothing more is written."""
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
         self._restart_pages = WAL_PAGES_RESTART
@@ -156,18 +162,18 @@ class SqliteStore:
         self._ballast_bytes = settings.ballast_bytes
         self._looked_s = 0.0
         self._freed = True
-        """Whether pages may have become free since the last look."""
+        """Whether pages may have become free since the last check."""
 
     # -- opening and closing
 
     @classmethod
     async def open(cls, settings: Settings, report: Report) -> "SqliteStore":
-        """Take the lock, look whether the file is whole, open it and bring its schema up to date.
+        """Take the lock, check the file, open it and apply migrations.
 
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
         path = Path(settings.db)
-        if path.is_dir():  # Before its lock is made, in a directory that nobody meant.
+        if path.is_dir():  # Before a lock file is created for it.
             raise ConfigurationError(f"can't open {path}: it is a directory")
         try:
             lock = FileLock(path).take()
@@ -191,7 +197,7 @@ class SqliteStore:
                 await store._limit_pages(reserve=True)
                 undo.pop_all()
         except UNREADABLE as error:
-            # What it can't execute does not fit the schema, which has been looked at.
+            # The schema has been checked, so a statement that fails means damage.
             if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
                 raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
@@ -199,7 +205,7 @@ class SqliteStore:
 
     @staticmethod
     async def _prepare(db: aiosqlite.Connection, settings: Settings) -> None:
-        # Page size and auto_vacuum count only before the first table and before WAL.
+        # Page size and auto_vacuum take effect only before the first table and before WAL mode.
         for pragma in (
             f"page_size = {PAGE_SIZE}",
             "auto_vacuum = incremental",
@@ -217,9 +223,9 @@ class SqliteStore:
         await migrate(db)
 
     async def close(self) -> None:
-        # The last connection to close folds the WAL and deletes it, unless it may only read. After
-        # a failed sync the disk may hold an older WAL, which could come back beside the new state;
-        # what has the WAL's name may be another file; and what is in doubt is left as it is.
+        # The last connection that closes checkpoints and deletes the WAL, unless it is read only.
+        # After a failed sync the disk may hold an older WAL, which could reappear beside the new
+        # state; another file may have the WAL's name; in doubt, nothing is changed.
         keeps_wal = self._has_failed or not self._has_begun
         if not keeps_wal:
             with suppress(JournalFailed):
@@ -231,7 +237,7 @@ class SqliteStore:
         if not (keeps_wal or self.gone):
             self._foreground.close()
         await self._db.close()
-        self._foreground.close()  # Once more does nothing.
+        self._foreground.close()  # A second call does nothing.
         self._lock.release()
 
     # -- starting
@@ -282,14 +288,14 @@ class SqliteStore:
             yield
         except UNREADABLE as error:
             raise JournalDamaged(
-                f"{self.name} can't be read, not even to salvage it: {error}"
+                f"{self.name} can't be read, so it can't be salvaged: {error}"
             ) from error
 
     async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
         try:
             await run_sync(self._tables.salvage, self._raw, self._rows, metadata, damaged)
         except sqlite3.Error as error:
-            raise JournalFailed(f"what is salvaged can't be written: {error}") from error
+            raise JournalFailed(f"the salvaged data can't be written: {error}") from error
 
     async def begin(self) -> None:
         self._tables.restored(self._rows)
@@ -307,7 +313,7 @@ class SqliteStore:
     # -- its files
 
     def look(self) -> str:
-        """What is written to a file whose name leads elsewhere is lost, or found by nobody."""
+        """Check that the names still lead to the open files; otherwise writes would be lost."""
         gone = next(filter(None, starmap(_moved, self._files)), "")
         if gone and not self.gone:
             self._wal_pages = max(self._wal_pages, 1.0)
@@ -315,13 +321,13 @@ class SqliteStore:
         return gone
 
     def renew_claim(self) -> str:
-        """The lock on the database has kept others away."""
+        """The lock on the database has excluded other servers meanwhile."""
         if self._lock.is_there:
             return ""
-        return "made again" if self._lock.make_again() else "can't be made again"
+        return "recreated" if self._lock.make_again() else "can't be recreated"
 
     def facts(self) -> dict[str, Any]:
-        """By the open file, whose name may lead elsewhere. Raises OSError."""
+        """Facts of the open file, whose name may lead elsewhere. Raises OSError."""
         return {
             "db_bytes": _size(self._path),
             "wal_bytes": _size(wal_path(self._path)),
@@ -343,7 +349,7 @@ class SqliteStore:
             raise self._failure(error) from error
 
     def _failure(self, error: sqlite3.Error) -> DiskFull | JournalFailed:
-        """Tell a full disk, which passes, from one that can't be trusted any more."""
+        """Distinguish a full disk, which is temporary, from other failures."""
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES:
             return DiskFull(f"the journal can't be written: {error}")
         self._has_failed = True
@@ -375,7 +381,7 @@ class SqliteStore:
             self._freed = True
 
     def _commit_now(self, segment: NewSegment) -> None:
-        """Only while nothing else is under way on the writing connection."""
+        """Only while nothing else uses the writing connection."""
         self._check_floor((segment,))
         try:
             self._raw.execute(INSERT_SEGMENT, row_of(segment))
@@ -388,23 +394,26 @@ class SqliteStore:
         self._wal_pages += segment.size / PAGE_SIZE + SMALL_COMMIT_PAGES
 
     def _check_floor(self, segments: Sequence[NewSegment]) -> None:
-        """Raise DiskFull for messages while the disk has less space than must stay free; 1 µs."""
-        if (
-            self._free_bytes_min
-            and self._free_bytes() < self._free_bytes_min
-            and any(segment.texts for segment in segments)
-        ):
-            raise DiskFull(
-                f"less than {self._free_bytes_min} bytes are free on the disk of {self.name}"
+        """Raise LowDiskSpace for messages if the disk has less free space than required; 1 µs."""
+        if self._free_bytes_min and any(segment.texts for segment in segments):
+            self.check_free_space()
+
+    def check_free_space(self) -> None:
+        """Raise LowDiskSpace."""
+        least = self._free_bytes_min
+        if least and (free := self._free_bytes()) < least:
+            raise LowDiskSpace(
+                f"{free} bytes are free on the disk of {self.name}, and disk_free_bytes_min is "
+                f"{least}"
             )
 
     def _free_bytes(self) -> int:
         try:
             return self._disk_free_bytes()
         except OSError as error:
-            raise JournalFailed(f"the disk of {self.name} can't be looked at: {error}") from error
+            raise JournalFailed(f"the disk of {self.name} can't be checked: {error}") from error
 
-    # -- letting go
+    # -- maintenance
 
     @property
     def overdue(self) -> bool:
@@ -426,7 +435,7 @@ class SqliteStore:
             return False
 
     async def shrink(self) -> None:
-        """Give back all free pages. Only while nothing else is written."""
+        """Return all free pages to the file system. Only while nothing else is written."""
         with self._failures():
             while await self._vacuum(0):
                 pass
@@ -437,24 +446,24 @@ class SqliteStore:
         if surplus <= 0:
             self._freed = False
             return False
-        # `execute` would free one page only: the statement must be stepped to its end.
+        # `execute` would free only one page: the statement must be stepped to its end.
         await self._db.executescript(f"pragma incremental_vacuum({min(surplus, VACUUM_PAGES)})")
         self._wal_pages += self._checkpoint_pages
         return True
 
     async def _checkpoint(self) -> None:
-        """Fold the WAL back into the database file, as far as readers let it. The WAL's own file
-        keeps its size: to write over it is synced in 190 µs, to append to it in 300.
+        """Copy the WAL into the database file, as far as readers allow. The WAL file keeps its
+        size: overwriting is synced in 190 µs, appending in 300.
 
-        SQLite would do it by itself within a commit, whose confirms had to wait for it then, and
-        would keep silent about a failed fsync.
+        SQLite's automatic checkpoint would run within a commit and delay its confirms, and would
+        hide a failed fsync.
         """
         await self._count_segments()
         self._wal_pages = 0.0
         self._fold_again_s = inf
         self._checkpoints += 1
         if self.gone:
-            # The database alone must be all there is, and a WAL that is left beside another
+            # The database must be complete without its WAL, since a WAL left beside another
             # database would be taken for that one's.
             await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
             return
@@ -463,31 +472,31 @@ class SqliteStore:
             self._fold_again_s = time.monotonic() + FOLD_AGAIN_S
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
-        # Readers that overlap keep the WAL from being begun again: wait for those of now.
+        # Overlapping readers prevent the WAL from being reused: wait for the current ones.
         await self._db.execute_fetchall(f"pragma busy_timeout = {WAL_WAIT_MS}")
         self._checkpoints += 1
         ((held, pages, _),) = await self._db.execute_fetchall("pragma wal_checkpoint(restart)")
         await self._db.execute_fetchall(f"pragma busy_timeout = {BUSY_WAIT_MS}")
-        # The wait must not come again and again while one of them stays for long.
+        # The wait must not repeat while one of them stays long.
         self._restart_pages = pages + WAL_PAGES_RESTART if held else WAL_PAGES_RESTART
         self._wal_is_held = bool(held) and pages * PAGE_SIZE >= self._wal_bytes_max
         if self._wal_is_held:
             raise DiskFull(f"another process reads {self.name} for long: the WAL has {pages} pages")
 
     async def _count_segments(self) -> None:
-        """Before they are folded, so that a page of them that is lost later is noticed. What is not
-        folded stands in the WAL, of which each frame has a checksum."""
+        """Write the tally of segments before a checkpoint, so that a page lost later is detected.
+        Segments after it are in the WAL, where each frame has a checksum."""
         tally = self._tables.segments(self._next_segment)
         if tally != self._tables.tallies["segment"]:
-            # On a full disk folding matters more.
+            # On a full disk the checkpoint is more important.
             with suppress(DiskFull), self._failures():
                 await self._db.execute(PUT_TALLY, tally.row("segment"))
                 self._tables.tallies["segment"] = tally
 
-    # -- room
+    # -- space
 
     async def hold_reserves(self) -> bool:
-        """The ballast on the disk, and part of a database that has a size limit of its own."""
+        """The ballast on the disk, and a part of a database with a size limit."""
         if not self._ballast.fill():
             return False
         await self._limit_pages(reserve=True)
@@ -508,7 +517,7 @@ class SqliteStore:
             if self._wal_is_held:
                 self._wal_is_held, self._restart_pages = False, 0
                 await self._checkpoint()
-            # The ballast will take its part again.
+            # The ballast will need its part again.
             floor = self._free_bytes_min
             if floor and self._free_bytes() < floor + self._ballast_bytes:
                 return False

@@ -1,6 +1,6 @@
-"""SQLite's side of a database file: its pages, and the schema that the migrations made.
+"""Checks of SQLite's structure: the pages of a database file, and its schema.
 
-The one rule: nothing is changed; what is found is told with its place.
+The one rule: nothing is changed; findings are returned with their places.
 """
 
 import sqlite3
@@ -14,15 +14,15 @@ from mqks.journal.sqlite.tables import row_crc
 from mqks.journal.store import Damage
 
 UNREADABLE: Final = (sqlite3.DatabaseError, MemoryError, UnicodeDecodeError)
-"""What comes of a damaged file. SQLite's message may quote what is damaged, and Python fails then
-to decode that."""
+"""Errors that a damaged file causes. SQLite's message may quote damaged bytes, which Python fails
+to decode."""
 FINDINGS_MAX: Final = 100
-"""Of SQLite's own."""
+"""Maximum number of SQLite's own findings."""
 
 
 @cache
 def _schema(version: int) -> dict[str, str]:
-    """The tables that the migrations up to this one make, and their SQL."""
+    """The tables that the migrations up to this version create, and their SQL."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.create_function("row_crc", -1, row_crc)
         for number, sql in migrations():
@@ -40,17 +40,17 @@ def _tables(db: sqlite3.Connection) -> dict[str, str]:
 
 
 def header_damage(path: Path) -> list[Damage]:
-    """SQLite takes a file for read only whose format it does not know. To be called while it does
-    not have the file: closing any descriptor drops its locks."""
+    """Check the format versions in the header: SQLite opens an unknown format read only. Call this
+    only while SQLite does not have the file open: closing any descriptor drops its locks."""
     with path.open("rb") as file:
         formats = file.read(20)[18:]
     if any(each not in (1, 2) for each in formats):
-        return [Damage("file", f"its header tells of formats {[*formats]}, which there are not")]
+        return [Damage("file", f"its header has unknown formats {[*formats]}")]
     return []
 
 
 def schema_damage(db: sqlite3.Connection) -> list[Damage]:
-    """Tables that are not as the migrations made them. What else there is counts for nothing."""
+    """Tables that differ from what the migrations create. Other objects are ignored."""
     ((version,),) = db.execute("pragma user_version")
     found = _tables(db)
     damage = [
@@ -64,7 +64,7 @@ def schema_damage(db: sqlite3.Connection) -> list[Damage]:
 
 
 def structure_damage(db: sqlite3.Connection) -> list[Damage]:
-    """What SQLite finds wrong with its pages. Reads the whole file: about 1 s for a GiB."""
+    """SQLite's integrity check of its pages. Reads the whole file: about 1 s per GiB."""
     try:
         rows = db.execute(f"pragma integrity_check({FINDINGS_MAX})").fetchall()
     except UNREADABLE as error:
@@ -73,6 +73,6 @@ def structure_damage(db: sqlite3.Connection) -> list[Damage]:
     return [
         Damage("file", line)
         for line in lines
-        # That a row makes no sense some versions tell, and others leave to us.
+        # Only some versions report invalid rows; `Rows` checks them.
         if line != "ok" and not line.startswith("***") and " value in " not in line
     ]

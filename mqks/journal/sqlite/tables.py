@@ -1,7 +1,7 @@
-"""The small tables: queues, bindings, ids published once, errors; and whether they are whole.
+"""Reads and checks the small tables: queues, bindings, ids published once, errors.
 
-The one rule: a row is believed when its types are right, its checksum matches and it makes sense; a
-table, when its rows are those that its tally counts.
+The one rule: a row is accepted when its types are right, its checksum matches and its values are
+plausible; a table, when its rows match its tally.
 """
 
 import math
@@ -24,19 +24,19 @@ Row = tuple[Any, ...]
 CHECKSUMS_SINCE: Final = 3
 EPOCH_SINCE: Final = 2
 POLICIES_SINCE: Final = 4
-"""Schemas that have them."""
+"""The first schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
-"""Damaged rows that are told of one table, and characters of each."""
+"""Damaged rows that are reported per table, and characters of each."""
 
 
 def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
-    """CRC-32 over the table's name and the row's values, as Python prints a tuple of them."""
+    """CRC-32 of the table's name and the row's values, as Python prints them as a tuple."""
     return zlib.crc32(repr((table, *row)).encode("utf-8", "backslashreplace"))
 
 
 def head_of(segment_id: int, crc: object, body: object) -> Head:
-    """A row of `segment`: all of it, which begins with the head."""
+    """The head of a row of `segment`, followed by its text."""
     if isinstance(body, bytes) and checksum(segment_id, body) == crc:
         return Head(segment_id, len(body), body)
     found = body if isinstance(body, bytes) else b""
@@ -61,13 +61,13 @@ class Tally(NamedTuple):
         return self._replace(rows=self.rows - len(crcs), sum=self.sum - sum(crcs))
 
     def row(self, name: str) -> Row:
-        """As it is stored, its checksum included."""
+        """Its stored form, checksum included."""
         return name, *self, row_crc("tally", name, *self)
 
 
 def segment_crcs(ids: Iterable[int]) -> list[int]:
-    """What the tally of segments sums up: that an id is there. A segment's own checksum, which has
-    its id in it, tells that it is the one that was written."""
+    """The values that the tally of segments sums up: they prove that an id exists. A segment's own
+    checksum, which includes its id, proves its content."""
     return [row_crc("segment", segment_id) for segment_id in ids]
 
 
@@ -81,7 +81,7 @@ def _is_queue(row: Row) -> bool:
         Policy.decode(policy)
     except UnknownField as field:
         raise SchemaTooNew(
-            f"queue {shown(name)} has a policy that this mqks does not know ({field}): "
+            f"queue {shown(name)} has a policy that this mqks does not support ({field}): "
             "use a newer mqks"
         ) from None
     except ValueError:
@@ -96,7 +96,7 @@ def _is_ruled_queue(row: Row) -> bool:
 
 
 def _with_policy(row: Row) -> Row:
-    """Of a queue as it was stored before there were policies."""
+    """Convert the row of a queue from a schema without policies."""
     queue_id, name, flag, delay_s, *numbers = row
     policy = Policy(DeleteRule(delay_s) if flag else None)
     return queue_id, name, policy.encode(), *numbers
@@ -146,7 +146,7 @@ def _table(name: str, version: int) -> _Table:
 
 
 def read_by(version: int) -> dict[str, str]:
-    """The tables that a database of this schema has, and the columns to read of each."""
+    """The tables of a database of this schema, and the columns to read of each."""
     since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE}
     crc = ", crc" if version >= CHECKSUMS_SINCE else ""
     return {
@@ -161,15 +161,15 @@ def error_columns(version: int) -> str:
 
 
 class Rows:
-    """The rows that are whole, and in `damage` all that is wrong. `raw` holds for each table of
-    `read_by` its rows as they were read."""
+    """The undamaged rows, and in `damage` all damage. `raw` has for each table of `read_by` its
+    rows as they were read."""
 
     def __init__(self, version: int, raw: Mapping[str, Iterable[Row]]) -> None:
         self.damage: list[Damage] = []
         self.aside: list[tuple[str, str]] = []
-        """Table and content of each row that is not whole."""
+        """Table and content of each damaged row."""
         self.tallies: dict[str, Tally] = {}
-        """Of what is there; `next` is what was told, where it was."""
+        """Tallies of the existing rows; `next` is taken from the stored tally, if any."""
         self._has_checksums = version >= CHECKSUMS_SINCE
         self._version = version
         self._raw = raw
@@ -192,7 +192,8 @@ class Rows:
         self._count("once", max((number for number, _, _ in self.once), default=0) + 1)
         queues_are_whole = all(place != "table queue" for place, _ in self.damage)
         self.queue_ids_end = self.tallies["queue"].next if self._has_checksums else SEQ_MAX
-        """A queue that has no row was deleted when its id is below; from here on none was made."""
+        """A queue without a row was deleted if its id is below this one; ids from here on were
+        never used."""
         if not queues_are_whole:
             self.queue_ids_end = 0
 
@@ -204,7 +205,7 @@ class Rows:
         return whole
 
     def _count(self, name: str, next_id: int) -> None:
-        """Hold what is there against what was told."""
+        """Compare the existing rows with the stored tally."""
         found = self.tallies[name]
         told = self._told.get(name) if self._has_checksums else Tally(next_id, *found[1:])
         if told is None:
@@ -218,7 +219,7 @@ class Rows:
         self.tallies[name] = found._replace(next=max(next_id, told.next))
 
     def count_segments(self, ids: list[int]) -> list[Damage]:
-        """Hold the ids of all segments, sorted, against what was told. Gives them their tally."""
+        """Compare the sorted ids of all segments with the stored tally, and store a new tally."""
         told = self._told.get("segment")
         next_id = max(ids, default=0) + 1
         self.tallies["segment"] = Tally(next_id).plus(segment_crcs(ids))
@@ -230,7 +231,7 @@ class Rows:
         found = Tally(told.next).plus(segment_crcs(before))
         damage = []
         if found != told:
-            what = f"{found.rows} with ids below {told.next} are there, {told.rows} were"
+            what = f"{found.rows} with ids below {told.next} exist, {told.rows} were written"
             damage.append(Damage("table segment", what))
         after = [told.next - 1, *ids[len(before) :]]
         gaps = ((low, high) for low, high in pairwise(after) if high != low + 1)
@@ -242,7 +243,7 @@ class Rows:
 
 
 def errors(version: int, rows: Iterable[Row]) -> tuple[list[ErrorRecord], list[Damage]]:
-    """Those that are whole, and what is wrong. Nothing depends on them."""
+    """The undamaged error records, and the damage. Nothing else depends on them."""
     whole, _, aside = _sifted("error", rows, version)
     return [ErrorRecord(*row) for row in whole], _told_damage("error", aside)
 
@@ -260,7 +261,7 @@ def _told_damage(table: str, aside: list[Row]) -> list[Damage]:
 def _sifted(
     table: str, rows: Iterable[Row], version: int
 ) -> tuple[list[Row], list[int], list[Row]]:
-    """The rows that are whole, without their checksums; these; and the other rows, as they are."""
+    """The undamaged rows without their checksums; their checksums; and the damaged rows."""
     _, types, makes_sense = _table(table, version)
     has_checksums = version >= CHECKSUMS_SINCE
     whole: list[Row] = []

@@ -1,6 +1,6 @@
-"""Is a database file whole?
+"""Checks whether a database file is whole.
 
-The one rule: what is found is told, all of it, and nothing is changed.
+The one rule: all findings are reported, and nothing is changed.
 """
 
 from contextlib import closing
@@ -19,15 +19,16 @@ class Verdict(NamedTuple):
     queues: int
     messages: int
     is_served: bool
-    """Then SQLite's structure was not looked at: that read lasts, and the WAL would grow."""
+    """A server uses the file. Then SQLite's structure is not checked: the read takes long, and the
+    WAL would grow meanwhile."""
     torn: str
-    """What the WAL's end is like, where a power cut may have torn it."""
+    """State of the WAL's end, if a power cut may have torn it."""
 
 
 def verify(path: Path) -> Verdict:
-    """Check SQLite's structure, each segment, and that queues and bindings make sense.
+    """Check SQLite's structure, each segment, and all rows of queues and bindings.
 
-    Raises as `DatabaseFile.open`.
+    Raises like `DatabaseFile.open`.
     """
     is_served = server_of(path) is not None
     header = header_damage(path) if path.is_file() and not is_served else []

@@ -1,13 +1,13 @@
-"""SQLite's WAL, read to tell whether commits are lost in it.
+"""Checks whether commits are lost in SQLite's WAL.
 
-SQLite takes a WAL to end before the first frame whose checksum is wrong, and says nothing of what
-stands behind it. (https://www.sqlite.org/fileformat2.html#the_write_ahead_log)
+SQLite takes a WAL to end before the first frame with a wrong checksum, and does not report what
+follows. (https://www.sqlite.org/fileformat2.html#the_write_ahead_log)
 
-Each checksum continues the one of the frame before, so a frame behind a damaged place can still be
-told to follow its predecessor. A commit is synced before the next one begins, with synchronous =
-full: so what a power cut may leave torn is the last commit, and nothing follows that.
+Each checksum continues that of the frame before, so a frame after a damaged place can still be
+shown to follow its predecessor. With synchronous = full a commit is synced before the next one
+begins, so a power cut can tear only the last commit, and nothing follows it.
 
-The one rule: a WAL that a power cut may have left is told, and never refused.
+The one rule: a WAL that a power cut may have left is reported, and never refused.
 """
 
 import struct
@@ -31,11 +31,11 @@ class Finding(NamedTuple):
     """What is wrong with a WAL."""
 
     frame: int
-    """The first one that SQLite does not believe, from 1 on; 0 is the header."""
+    """The first frame that SQLite does not accept, from 1 on; 0 is the header."""
     commits: int
-    """So many are recognised from there on, at least, and are not read."""
+    """At least this many commits from there on exist, and are not read."""
     is_torn: bool
-    """It may be the last commit alone, cut short by a power cut before anybody was told of it."""
+    """It may be only the last commit, torn by a power cut before it was confirmed."""
 
     def __str__(self) -> str:
         where = f"frame {self.frame}" if self.frame else "its header"
@@ -53,7 +53,7 @@ class _Frame(NamedTuple):
 
 
 def look(path: Path) -> Finding | None:
-    """What is wrong, or None. Raises OSError, for a missing file as well."""
+    """The damage, or None. Raises OSError, also for a missing file."""
     with path.open("rb") as file:
         return _look(file)
 
@@ -70,7 +70,7 @@ def _look(file: BinaryIO) -> Finding | None:
     if is_header_whole and page_bytes != PAGE_BYTES:
         return None  # Another program's.
     salts: tuple[int, int] | None = (salt1, salt2) if is_header_whole else None
-    # As good as all machines compute from little-endian words.
+    # Nearly all machines compute checksums from little-endian words.
     frames = _frames(file, (sums[0], sums[1]), swapped and is_header_whole)
     is_believed = is_ours = is_header_whole
     is_torn, after_commit, commits, first = True, False, 0, 0
@@ -83,7 +83,7 @@ def _look(file: BinaryIO) -> Finding | None:
         salts = salts or frame.salts
         if after_commit and frame.follows:
             is_torn = False
-        # A checksum has no salts in it: where they alone are wrong, they are what is damaged.
+        # A checksum does not cover the salts: if only they are wrong, they are damaged.
         is_ours = frame.salts == salts or (is_ours and frame.follows)
         after_commit = is_ours and frame.is_commit
         commits += after_commit
@@ -108,10 +108,10 @@ def _frames(file: BinaryIO, sums: tuple[int, int], swapped: bool) -> Iterator[_F
 def _followed(
     raw: bytes, size: int, sums: list[tuple[int, int]], swapped: bool
 ) -> list[tuple[int, int]]:
-    """SQLite's checksums over frames of this size, or a header, each continuing one of `sums`.
+    """SQLite's checksums of frames of this size, or of a header, each continuing one of `sums`.
 
-    All frames are done at once, each in 64 bits of large integers: 10 µs for each, and 100 µs if
-    done one by one. Of a frame the first 8 bytes count, and the page.
+    All frames are computed at once, each in 64 bits of large integers: 10 µs per frame, instead of
+    100 µs one by one. The checksum covers the first 8 bytes of a frame, and the page.
     """
     if swapped:
         words = array("I", raw)

@@ -1,0 +1,76 @@
+"""What the shell completes with TAB besides commands and options: queues, consumers, users.
+
+The one rule: it asks the running server for `ASKED_S` at most, prints no error, and gives nothing
+when there is no answer. A shell evaluates what it is given, so that only names of letters, digits
+and marks without a meaning in a shell are given.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice, takewhile
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+import typer
+
+ASKED_S: Final = 1.0
+NAMES_MAX: Final = 200
+SAFE: Final = re.compile(r"[\w.][\w.@%+=,/-]*")
+
+
+def queues(context: typer.Context, incomplete: str) -> list[str]:
+    return _bounded(lambda: _of_server(context, b"queues", "name", incomplete))
+
+
+def consumers(context: typer.Context, incomplete: str) -> list[str]:
+    return _bounded(lambda: _of_server(context, b"consumers", "id", incomplete))
+
+
+def users(context: typer.Context, incomplete: str) -> list[str]:
+    return _bounded(lambda: _of_file(context, incomplete))
+
+
+def _bounded(ask: Callable[[], Iterable[str]]) -> list[str]:
+    """What is found in time; whatever goes wrong gives nothing."""
+    found = list[str]()
+
+    def run() -> None:
+        with suppress(BaseException):
+            found.extend(name for name in ask() if SAFE.fullmatch(name))
+
+    asking = Thread(target=run, daemon=True)
+    asking.start()
+    asking.join(ASKED_S)
+    return list(found)
+
+
+def _of_server(context: typer.Context, what: bytes, key: str, begin: str) -> Iterable[str]:
+    from mqks.client import listing, requests  # here, so that --help need not load them
+    from mqks.client.dialogue import Dialogue
+    from mqks.client.options import Options
+
+    after = _before(requests.encoded(begin))
+    limits = Options(timeout_s=ASKED_S, connect_timeout_s=ASKED_S)
+    with Dialogue(context.params.get("url"), limits) as server:
+        names = (row[key] for row in listing.rows(server.ask, what, key, after=after))
+        yield from islice(takewhile(lambda name: name.startswith(begin), names), NAMES_MAX)
+
+
+def _before(begin: bytes) -> bytes:
+    """A name that comes before all that begin so, with little between."""
+    if not begin or begin[-1] <= ord("!"):
+        return begin[:-1]
+    return begin[:-1] + bytes([begin[-1] - 1]) + b"\xff"
+
+
+def _of_file(context: typer.Context, begin: str) -> Iterable[str]:
+    from mqks import users_file  # here, as above
+    from mqks.settings import load
+
+    given: Path | None = context.params.get("users")
+    path = load({"users": given}, os.environ).users
+    if path is not None:
+        yield from (each.name for each in users_file.read(path) if each.name.startswith(begin))

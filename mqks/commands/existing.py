@@ -1,0 +1,66 @@
+"""Queues and consumers that a command names must exist.
+
+The one rule: a name that does not exist is an error before anything is asked or done. The server
+itself does nothing at an action on such a queue, and confirms that.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from mqks.commands.connection import checked
+from mqks.errors import InspectionFailed
+from mqks.inspection.text import did_you_mean
+
+if TYPE_CHECKING:
+    from mqks.client.blocking import BlockingClient
+
+NAMES_COMPARED_MAX = 10_000
+
+
+def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> None:
+    """Raise InspectionFailed unless the server has this queue; the error ends with the nearest
+    name, or with `otherwise` if no name is near. A user who may not know gets no error here."""
+    checked(name)
+    # The first needs the permission to consume the queue, the second the one to inspect all.
+    for question in (("range", name), ("stats", "queue", name)):
+        reason = _refusal(client, question)
+        if reason is None:
+            return
+        if "there is no queue" in reason:
+            near = did_you_mean(name, _names(client, "queues", "name") or ())
+            raise InspectionFailed(f"there is no queue {name}{near or otherwise}")
+
+
+def check_consumer(client: "BlockingClient", consumer_id: str) -> None:
+    """The same for the id of a consumer."""
+    ids = _names(client, "consumers", "id")
+    if ids is not None and len(ids) < NAMES_COMPARED_MAX and consumer_id not in ids:
+        near = did_you_mean(consumer_id, ids)
+        raise InspectionFailed(f"there is no consumer {consumer_id}{near}")
+
+
+def _refusal(client: "BlockingClient", question: tuple[str, ...]) -> str | None:
+    """Why the server refuses to answer; None if it answers."""
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load it
+
+    try:
+        client.request(*question)
+    except RequestFailed as error:
+        return client.reason(error.error_id) or ""
+    return None
+
+
+def _names(client: "BlockingClient", what: str, key: str) -> list[str] | None:
+    """Of the first queues or consumers; None for a user who may not inspect."""
+    from mqks.client import listing, requests  # here, as above
+    from mqks.client.errors import RequestFailed
+
+    def ask(body: bytes) -> str:
+        return client.request(*requests.decoded(body).split(" "))
+
+    rows: Iterator[dict[str, str]] = listing.rows(ask, what.encode(), key)
+    try:
+        return [row[key] for row in islice(rows, NAMES_COMPARED_MAX)]
+    except RequestFailed:
+        return None

@@ -1,0 +1,479 @@
+"""Queues with policies: retries, losses, backoff, delays, ttl, prefetch, and dead letters.
+
+`Book` decides, without IO: what may be where, and how soon. A message is in one of the places
+`ready`, `scheduled` and `dead` from its confirm until it was asked to go; a crash may take back
+only what was not confirmed. `Ward` plays: it publishes, takes, rejects, releases, loses, redrives,
+promotes and cancels. The one rule: where timing leaves two answers, both are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from mqks.client.messages import Letter, Peeked
+from tests.chaos.checker import Violation, payload
+from tests.chaos.plan import LifePlan
+from tests.chaos.wire import Gone, Life, Wire
+
+QUEUE, DEAD = b"ward", b"ward.dead"
+EVENT = b"ward.new"
+RETRIES, LOSSES, BACKOFF_S, BACKOFF_MAX_S = 3, 2, 0.05, 0.2
+POLICY = f"--retries={RETRIES} --losses={LOSSES} --backoff={BACKOFF_S},{BACKOFF_MAX_S}"
+JITTER = 0.1
+CLOCK_S = 0.002
+"""By so much the wall clock, which tells when, and the one that only grows may differ meanwhile."""
+DELAYS_S = 0, 0, 0, 0, 0.02, 0.2, 2
+TTLS_S = 0, 0, 0, 0, 0, 0, 0.05, 0.5, 3
+MESSAGES_MAX = 300
+SETTLES_S = 20.0
+"""Only a fault takes longer until all that is due after a start is in its place."""
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A consumer with manual ack."""
+
+    name: bytes
+    prefetch: int
+    held: set[bytes] = field(default_factory=set)
+    leaving: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Patient:
+    """A message."""
+
+    sent: float
+    delay_s: float
+    ttl_s: float
+    due: float
+    """It is not delivered before this time of the wall clock."""
+    due_sure: float
+    """The same after a crash."""
+    sure: bool = False
+    """It is durable."""
+    received: bool = False
+    """Nothing less than a crash loses it."""
+    may_be_gone: bool = False
+    gone: bool = False
+    """It is, and that is durable."""
+    rejects: int = 0
+    losses: int = 0
+    killed: bool = False
+    """It was rejected as dead."""
+    holder: Holder | None = None
+
+
+class Book:
+    """Lives longer than the servers."""
+
+    def __init__(self) -> None:
+        self.patients: dict[bytes, Patient] = {}
+        self.unread = 0
+        """Connections that were broken: what they had been given, nobody has read."""
+        self.hurrying = 0
+        """Requests under way after which nothing has to wait."""
+        self.letters = 0
+
+    def _patient(self, name: bytes) -> Patient:
+        if name not in self.patients:
+            raise Violation(f"{name!r} was never there, or is gone since an earlier life")
+        return self.patients[name]
+
+    # -- what is sent, and answered
+
+    def published(self, name: bytes, now: float, delay_s: float = 0, ttl_s: float = 0) -> None:
+        due = now + delay_s if delay_s and not self.hurrying else 0
+        self.patients[name] = Patient(now, delay_s, ttl_s, due, due)
+
+    def confirmed(self, name: bytes) -> None:
+        self._patient(name).sure = True
+
+    def refused(self, name: bytes) -> None:
+        if self._patient(name).holder is not None:
+            raise Violation(f"{name!r} is refused, and was delivered")
+        del self.patients[name]
+
+    def received(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            if name in self.patients:
+                self.patients[name].received = True
+
+    def delivered(
+        self, holder: Holder, name: bytes, data: bytes, now: float, *, dead: bool = False
+    ) -> None:
+        """`dead`: as a dead letter, which waits for nothing."""
+        patient = self._patient(name)
+        if data != payload(name):
+            raise Violation(f"{name!r} was not published so")
+        if holder.leaving:  # Others may have had it since, and been read sooner.
+            patient.losses += 1
+            return
+        if patient.gone:
+            raise Violation(f"{name!r} is back")
+        if not dead and now < patient.due - CLOCK_S:
+            raise Violation(f"{name!r} comes {patient.due - now:.3f} s early")
+        if patient.holder is not None:
+            raise Violation(f"{name!r} is given to {holder.name!r}, {patient.holder.name!r} has it")
+        patient.due = patient.due_sure = 0
+        patient.holder = holder
+        holder.held.add(name)
+        if holder.prefetch and len(holder.held) > holder.prefetch:
+            raise Violation(f"{holder.name!r} has {len(holder.held)}, more than it may")
+
+    def _taken_from(self, holder: Holder, name: bytes) -> Patient:
+        holder.held.remove(name)
+        patient = self._patient(name)
+        patient.holder = None
+        return patient
+
+    def acked(self, holder: Holder, name: bytes) -> None:
+        self._taken_from(holder, name).may_be_gone = True
+
+    def rejected(
+        self, holder: Holder, name: bytes, now: float, delay_s: float = 0, *, dead: bool = False
+    ) -> None:
+        patient = self._taken_from(holder, name)
+        patient.killed |= dead
+        if dead:
+            return
+        patient.rejects += 1
+        if not self.hurrying:
+            patient.due = now + (delay_s or BACKOFF_S * (1 - JITTER))
+
+    def released(self, holder: Holder, name: bytes, now: float, delay_s: float = 0) -> None:
+        patient = self._taken_from(holder, name)
+        if delay_s and not self.hurrying:
+            patient.due = now + delay_s
+
+    def settled(self, name: bytes, action: bytes, due: float) -> None:
+        """The confirm of an ack, reject or release; `due` is what was due when it was sent."""
+        if action == b"ack":
+            self._patient(name).gone = True
+        elif name in self.patients and self.patients[name].due == due:
+            self.patients[name].due_sure = due
+
+    def left(self, holder: Holder, *, unread: bool) -> None:
+        """Its connection ends; `unread`: at once, so that nobody reads what is on its way."""
+        holder.leaving = True
+        self.unread += unread
+        for name in [*holder.held]:
+            self._taken_from(holder, name).losses += 1
+
+    def hurries(self) -> None:
+        """A promote or redrive is sent: nothing has to wait until it is answered."""
+        self.hurrying += 1
+        self._nothing_is_due_later()
+
+    def hurried(self) -> None:
+        self.hurrying -= 1
+        self._nothing_is_due_later()
+
+    def _nothing_is_due_later(self) -> None:
+        for patient in self.patients.values():
+            patient.due = patient.due_sure = 0
+
+    def cancelled(self, name: bytes, count: int, *, before: bool) -> None:
+        """The confirm of a cancel; `before`: whether it may have been gone already."""
+        if count or name in self.patients:  # Its publish may have been refused meanwhile.
+            patient = self._patient(name)
+            patient.gone |= count > 0
+            patient.may_be_gone = before or count > 0
+
+    # -- what is there
+
+    def letter(self, name: bytes, letter: Letter) -> None:
+        """It has died of what it can have died of."""
+        patient = self._patient(name)
+        self.letters += 1
+        possible = {
+            "rejects": patient.rejects >= RETRIES,
+            "losses": patient.losses + self.unread >= LOSSES,
+            "dead": patient.killed,
+            "ttl": bool(patient.ttl_s) and letter.died >= patient.sent + patient.ttl_s - CLOCK_S,
+        }
+        if letter.queue != QUEUE.decode() or not possible.get(letter.reason):
+            raise Violation(f"{name!r} cannot have died so: {letter} of {patient}")
+
+    def compare(self, places: dict[str, list[Peeked]], *, stopped: bool) -> None:
+        """All that there is after a start, when nothing is under way; `stopped`: cleanly."""
+        where: dict[bytes, list[str]] = {}
+        for place, rows in places.items():
+            for row in rows:
+                where.setdefault(row.id.encode(), []).append(place)
+        for name, places_of_it in where.items():
+            patient = self._patient(name)
+            if len(places_of_it) > 1:
+                raise Violation(f"{name!r} is in {places_of_it}")
+            if patient.gone:
+                raise Violation(f"{name!r} is back in {places_of_it}")
+        for name, patient in self.patients.items():
+            if name in where or patient.may_be_gone:
+                continue
+            if patient.sure or (stopped and patient.received):
+                raise Violation(f"{name!r} is lost: {patient}")
+        for row in places["dead"]:
+            if row.letter is None or row.data != payload(row.id.encode()):
+                raise Violation(f"{row} is not a letter as it was published")
+            self.letter(row.id.encode(), row.letter)
+
+    def begin_again(self, places: dict[str, list[Peeked]]) -> None:
+        """What is there is all that there is, and it is sure."""
+        there = {row.id.encode() for rows in places.values() for row in rows}
+        self.patients = {name: self.patients[name] for name in there}
+        for patient in self.patients.values():
+            patient.sure, patient.may_be_gone, patient.holder = True, False, None
+            patient.due = patient.due_sure
+        self.hurrying = 0
+
+
+class Ward:
+    """Plays one life after the other."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self._life: Life
+        self._plan: LifePlan
+        self._rng: random.Random
+        self._count = 0
+
+    async def restarted(self, life: Life, *, stopped: bool) -> None:
+        """Look where everything is; what is due goes on meanwhile, but not for long."""
+        self._life = life
+        wire = await Wire.open(life, "ward-look")
+        limit = time.monotonic() + SETTLES_S
+        while True:
+            await self._ask(wire, "ping --confirm x", lambda rest: rest == b"")
+            places = {
+                "ready": await self._peek(wire, QUEUE.decode()),
+                "scheduled": await self._peek(wire, f"{QUEUE.decode()} --scheduled"),
+                "dead": await self._peek(wire, DEAD.decode()),
+            }
+            try:
+                self.book.compare(places, stopped=stopped)
+                break
+            except Violation:
+                if time.monotonic() > limit:
+                    raise
+                await asyncio.sleep(0.05)
+        self.book.begin_again(places)
+        wire.finish()
+        await wire.until_closed()
+
+    async def _peek(self, wire: Wire, what: str) -> list[Peeked]:
+        rows: list[Peeked] = []
+        while True:
+            after = rows[-1].seq if rows else 0
+            line = f"peek {what} --after={after} --limit=1000"
+            *told, _ = await self._ask(wire, line, lambda rest: rest == b"--end")
+            if not told:
+                return rows
+            rows += [Peeked.parse(rest) for rest in told]
+
+    async def _ask(
+        self, wire: Wire, line: str, last: Callable[[bytes], bool], name: bytes = b""
+    ) -> list[bytes]:
+        told: list[bytes] = []
+        done: list[bool] = []
+
+        def take(word: bytes, rest: bytes) -> bool:
+            if word != b"ok":
+                raise Violation(f"an error for {line!r}")
+            told.append(rest)
+            if last(rest):
+                done.append(True)
+            return bool(done)
+
+        name = name or self._id("a")
+        wire.ask(name, take)
+        wire.send(b"%s %s\n" % (name, line.encode()))
+        await wire.until(lambda: done)
+        return told
+
+    def _id(self, kind: str) -> bytes:
+        self._count += 1
+        return b"%s-ward-%d" % (kind.encode(), self._count)
+
+    # -- a life
+
+    async def run(self, life: Life, plan: LifePlan) -> None:
+        self._life, self._plan = life, plan
+        self._rng = random.Random(f"{plan.seed} {plan.number} ward")
+        try:
+            wire = await Wire.open(life, "ward-nurse")
+            queue, dead = QUEUE.decode(), DEAD.decode()
+            for line in (
+                f"set_queue --confirm {queue} {POLICY} --dead-letters={dead}",
+                f"subscribe --confirm {queue} {EVENT.decode()}",
+                f"set_queue --confirm {dead}",
+            ):
+                await self._ask(wire, line, lambda rest: True)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._until_gone(partial(self._nurse, wire)))
+                tasks.create_task(self._until_gone(self._publish))
+                for queue_name in (QUEUE, QUEUE, QUEUE, DEAD):
+                    tasks.create_task(self._until_gone(partial(self._work, queue_name)))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        except Gone:
+            if not life.ending:
+                raise Violation("the ward was left") from None
+
+    async def _until_gone(self, play: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await play()
+        except Gone:
+            if not self._life.ending:
+                raise Violation("the ward was left") from None
+
+    async def _publish(self) -> None:
+        rng, book = self._rng, self.book
+        wire = await Wire.open(self._life, "ward-publish")
+        while True:
+            names, lines = list[bytes](), list[bytes]()
+            for _ in range(rng.choice([1, 1, 5, 30])):
+                name = self._id("m")
+                delay_s, ttl_s = rng.choice(DELAYS_S), rng.choice(TTLS_S)
+                confirm = rng.random() < 0.5
+                book.published(name, time.time(), delay_s, ttl_s)
+                wire.ask(name, partial(self._told_of_publish, name, confirm))
+                flags = b"--confirm " * confirm
+                flags += b"--delay=%g " % delay_s if delay_s else b""
+                flags += b"--ttl=%g " % ttl_s if ttl_s else b""
+                lines.append(b"%s publish %s%s %s\n" % (name, flags, EVENT, payload(name)))
+                names.append(name)
+            wire.send(b"".join(lines))
+            if rng.random() < 0.5:
+                await self._ask(wire, "ping x", lambda rest: True)
+                book.received(names)
+            await asyncio.sleep(rng.uniform(0, 0.02))
+            while sum(not patient.gone for patient in book.patients.values()) > MESSAGES_MAX:
+                await self._ask(wire, "ping x", lambda rest: True)
+                await asyncio.sleep(0.01)
+
+    def _told_of_publish(self, name: bytes, confirm: bool, word: bytes, rest: bytes) -> bool:
+        if word == b"error" and self._plan.errors:
+            self.book.refused(name)
+        elif word != b"ok" or rest or not confirm:
+            raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")
+        else:
+            self.book.confirmed(name)
+        return True
+
+    async def _work(self, queue: bytes) -> None:
+        """One connection and consumer after the other."""
+        while True:
+            wire = await Wire.open(self._life, f"ward-work-{queue.decode()}")
+            holder = Holder(self._id("c"), self._rng.choice([1, 3, 20]))
+            lines: list[bytes] = []
+            wire.on_line = partial(self._came, wire, holder, queue, lines)
+            line = f"consume --confirm {queue.decode()} --manual-ack --prefetch={holder.prefetch}"
+            await self._ask(wire, line + " --meta", lambda rest: rest == b"", holder.name)
+            for _ in range(self._rng.randrange(5, 100)):
+                await self._ask(wire, "ping x", lambda rest: True)
+                if not lines and len(holder.held) >= holder.prefetch:
+                    break
+                wire.send(b"".join(lines))
+                lines.clear()
+                await asyncio.sleep(self._rng.choice([0, 0, 0, 0.005]))
+            # What was decided and not sent happens now, so that nothing is held that was settled.
+            wire.send(b"".join(lines))
+            breaks = self._plan.breaks and self._rng.random() < 0.5
+            self.book.left(holder, unread=breaks)
+            (wire.break_off if breaks else wire.finish)()
+            await wire.until_closed()
+            if self._life.ending:
+                raise Gone
+
+    def _came(
+        self,
+        wire: Wire,
+        holder: Holder,
+        queue: bytes,
+        lines: list[bytes],
+        name: bytes,
+        word: bytes,
+        rest: bytes,
+    ) -> None:
+        if name != holder.name or word != b"ok":
+            raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:200]!r}")
+        message, attributes, data = rest.split(b" ", 2)
+        book, rng, now = self.book, self._rng, time.time()
+        book.delivered(holder, message, data, now, dead=queue == DEAD)
+        meta = attributes.rpartition(b",meta=")[2]
+        if (queue == DEAD) != meta.startswith(b"reason="):
+            raise Violation(f"{message!r} of {queue!r} has the attributes {meta!r}")
+        if holder.leaving:
+            return
+        what = rng.random()
+        delay_s = rng.choice([0.02, 0.1, 2])
+        if queue == DEAD:
+            what *= 0.6  # Letters are acked, and few of them kept.
+        if what < 0.45:
+            action, flag = b"ack", b""
+            book.acked(holder, message)
+        elif what < 0.6:
+            return
+        elif what < 0.78:
+            action, flag = b"reject", b""
+            book.rejected(holder, message, now)
+        elif what < 0.84:
+            action, flag = b"reject", b" --delay=%g" % delay_s
+            book.rejected(holder, message, now, delay_s)
+        elif what < 0.9:
+            action, flag = b"reject", b" --dead"
+            book.rejected(holder, message, now, dead=True)
+        elif what < 0.95:
+            action, flag = b"release", b""
+            book.released(holder, message, now)
+        else:
+            action, flag = b"release", b" --delay=%g" % delay_s
+            book.released(holder, message, now, delay_s)
+        request, confirm = self._id("s"), rng.random() < 0.4
+        if confirm:
+            patient = book.patients[message]
+            wire.ask(request, partial(self._told_of_settle, message, action, patient.due))
+        words = b" --confirm" * confirm, holder.name, message, flag
+        lines.append(b"%s %s%s %s %s%s\n" % (request, action, *words))
+
+    def _told_of_settle(
+        self, name: bytes, action: bytes, due: float, word: bytes, rest: bytes
+    ) -> bool:
+        if word != b"ok" or rest:
+            raise Violation(f"{action!r} of {name!r}: {word!r} {rest[:100]!r}")
+        self.book.settled(name, action, due)
+        return True
+
+    async def _nurse(self, wire: Wire) -> None:
+        """Lets dead letters live again, and what is scheduled join its queue or go."""
+        rng, book = self._rng, self.book
+        while True:
+            await asyncio.sleep(rng.uniform(0, 0.15))
+            what = rng.random()
+            if what < 0.4:
+                line = f"redrive --confirm {DEAD.decode()} --limit={rng.choice([1, 10, 1000])}"
+            elif what < 0.6:
+                line = f"promote --confirm {QUEUE.decode()} --all"
+            else:
+                await self._cancel(wire)
+                continue
+            book.hurries()
+            await self._ask(wire, line, lambda rest: True)
+            book.hurried()
+
+    async def _cancel(self, wire: Wire) -> None:
+        """One of those that wait for their time, if it still does."""
+        now, patients = time.time(), self.book.patients
+        waiting = [name for name, each in patients.items() if each.due > now and not each.gone]
+        if not waiting:
+            return
+        name = self._rng.choice(waiting)
+        before, patients[name].may_be_gone = patients[name].may_be_gone, True
+        line = f"cancel --confirm {QUEUE.decode()} {name.decode()}"
+        [count] = await self._ask(wire, line, lambda rest: True)
+        self.book.cancelled(name, int(count), before=before)
