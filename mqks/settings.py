@@ -213,22 +213,11 @@ class Settings:
         "25080 if that is free and page is not off.",
         (0, 65535, ""),
     )
-<<<<<<< HEAD
-    http_port: int | None = _watching(
-        None,
-        "Port of metrics, health and the page; 0 takes any free one and logs it. Without it, the "
-        "page is on port 25080 if that is free.",
-        (0, 65535, ""),
-    )
-    page: Literal["off", "read", "full"] = _watching(
+    page: Literal["off", "read", "full"] = _monitoring(
         "read",
-        "The web page on the port of metrics: off, read to look, or full to act, too, as far as "
-        "the user may.",
+        "Web page on the HTTP port: off, read (only shows), or full (users may also act).",
     )
-    queue_age_warning_s: float = _watching(
-=======
     queue_age_warning_s: float = _monitoring(
->>>>>>> main
         0.0,
         "Log a warning when a message has waited this long; 0 disables it.",
         (0, 1e9, "seconds"),
@@ -717,13 +706,8 @@ def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterato
 
 
 def check_reach(settings: Settings, host: str, place: str) -> None:
-<<<<<<< HEAD
-    """Raises ConfigurationError when listening on `host` would let in whom it should not."""
-    if settings.users is None and not settings.insecure and not is_loopback(host):
-=======
     """Raises ConfigurationError if listening on `host` would allow everything to other machines."""
-    if settings.users is None and not settings.insecure and not _is_loopback(host):
->>>>>>> main
+    if settings.users is None and not settings.insecure and not is_loopback(host):
         raise ConfigurationError(
             f"{place}: {host!r} is not loopback. Set users, so that clients must authenticate, "
             "or insecure, so that everyone who can connect may do everything"
