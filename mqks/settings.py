@@ -691,11 +691,7 @@ def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterato
             yield str(error)
     if settings.auth == "always" and settings.users is None:
         yield f"{places['auth']}: nobody can authenticate. Set users to a users file, too"
-    if (
-        settings.http_port is not None
-        and not settings.insecure
-        and not is_loopback(settings.http_host)
-    ):
+    if settings.has_http and not settings.insecure and not is_loopback(settings.http_host):
         yield (
             f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP has no "
             "authentication. Set insecure to let everyone who can connect read the metrics"

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -15,6 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import mqks
+from mqks.settings import PAGE_PORT
 from mqks.users import User, hash_password
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -273,7 +278,7 @@ def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> 
 
 
 def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
-    with ServerProcess(db, "--http-port", "0") as server:
+    with ServerProcess(db, "--http-port", "0", "--page", "read") as server:
         url = web_url(server)
         port = url.rpartition(":")[2]
         pages = opened(browser, server)
@@ -282,14 +287,15 @@ def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
         expect(page.locator("[data-number='totals.uptime_s']")).not_to_have_text("")
         server.kill()
         expect(page.locator("#lost")).to_be_visible()
-    with ServerProcess(db, "--http-port", port):
+    with ServerProcess(db, "--http-port", port, "--page", "read"):
         expect(page.locator("#lost")).to_be_hidden()
     for _ in pages:
         pass
 
 
 def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> None:
-    with ServerProcess(db, "--http-port", "0") as server, client_of(server) as client:
+    flags = ("--http-port", "0", "--page", "read")
+    with ServerProcess(db, *flags) as server, client_of(server) as client:
         client.subscribe("orders", ["order.new"])
         pages = opened(browser, server)
         page = next(pages)
@@ -431,8 +437,18 @@ def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:
 
 
 def test_a_taken_port_costs_a_line_only(db: Path, tmp_path: Path) -> None:
-    with (
-        ServerProcess(db, "--http-port", "0") as first,
-        ServerProcess(tmp_path / "other.db", "--http-port", "0") as second,
-    ):
-        assert web_url(first) != web_url(second)
+    """The port of those who have asked for none."""
+    with socket.socket() as taken:
+        with suppress(OSError):  # Somebody else may have it: then it is taken, too.
+            taken.bind(("127.0.0.1", PAGE_PORT))
+            taken.listen()
+        with ServerProcess(db, "--page", "read") as server, client_of(server) as client:
+            until(lambda: "event=no_page" in server.log)
+            assert f"127.0.0.1:{PAGE_PORT}" in server.log
+            assert client.ping("x") == "x"
+
+
+def test_without_a_page_nothing_of_it_is_loaded() -> None:
+    code = "import sys; import mqks.commands, mqks.server.server; print('starlette' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from math import inf
-from types import ModuleType
 
 import anyio
 from anyio.abc import ByteStream, TaskStatus
@@ -476,8 +475,10 @@ class Server:
         return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
-        serve = _http_room().serve
-        await serve(
+        # Loaded only where it is wanted.
+        from mqks.server import http
+
+        await http.serve(
             self.settings,
             self._broker,
             self._journal,
@@ -653,8 +654,6 @@ async def serve(
     # The default is more than most have use for: that a little of it is missing is no news.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
-    if settings.has_http:
-        _http_room()
     log.event("starting", version=__version__, db=settings.db)
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
@@ -749,17 +748,6 @@ def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLConte
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None
     return Users(users, secrets.token_bytes(32)), context
-
-
-def _http_room() -> ModuleType:
-    """Loaded only if needed: its dependencies are an extra."""
-    try:
-        from mqks.server import http
-    except ModuleNotFoundError as missing:
-        raise ConfigurationError(
-            f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
-        ) from None
-    return http
 
 
 def _log_queue(queue: Queue) -> None:
