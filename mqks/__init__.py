@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mqks.client.app import App
-    from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
-    from mqks.client.blocking import BlockingClient, BlockingConsumer, connect_blocking
+    from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncTail, connect
+    from mqks.client.blocking import (
+        BlockingClient,
+        BlockingConsumer,
+        BlockingTail,
+        connect_blocking,
+    )
     from mqks.client.errors import (
         AuthenticationFailed,
         CallFailed,
         ClientError,
         ConfirmTimeout,
         ConnectionLost,
+        ConsumerReplaced,
         Failed,
         InvalidRequest,
         ProtocolViolation,
@@ -32,14 +38,17 @@ __all__ = [
     "App",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncTail",
     "AuthenticationFailed",
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingTail",
     "CallFailed",
     "ClientError",
     "ConfigurationError",
     "ConfirmTimeout",
     "ConnectionLost",
+    "ConsumerReplaced",
     "Failed",
     "InvalidRequest",
     "Letter",
@@ -58,8 +67,13 @@ __all__ = [
 
 _HOMES = {
     "mqks.client.app": ("App",),
-    "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "connect"),
-    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "connect_blocking"),
+    "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "AsyncTail", "connect"),
+    "mqks.client.blocking": (
+        "BlockingClient",
+        "BlockingConsumer",
+        "BlockingTail",
+        "connect_blocking",
+    ),
     "mqks.client.messages": ("Letter", "Message", "Peeked", "Update"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),
@@ -71,3 +85,7 @@ def __getattr__(name: str) -> Any:
         homes = (home for home, names in _HOMES.items() if name in names)
         return getattr(import_module(next(homes, "mqks.client.errors")), name)
     raise AttributeError(f"module 'mqks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -47,6 +47,8 @@ Limit = Literal[
     "bindings_per_queue_max",
     "consumers_per_connection_max",
     "reads_waiting_max",
+    "tails_max",
+    "tails_per_connection_max",
     "logins_waiting_max",
     "unsent_bytes_max",
     "unacked_bytes_max",

@@ -135,6 +135,13 @@ SEGMENT_SMALL_BYTES: Final = 16 * 1024
 ONCE_ID_BYTES_MAX: Final = 128
 """Longest id of publish --once that is remembered as it is; of a longer one its hash is."""
 
+TAIL_NAMES_MAX: Final = 100
+"""Events and masks of one tail."""
+
+TAIL_BACKLOG_MESSAGES: Final = 50_000
+TAIL_BACKLOG_BYTES: Final = 16 * 1024 * 1024
+"""What waits to be compared with the masks of tails; of more they are only told how many."""
+
 READS_WAITING_MAX: Final = 16
 """Reads of the journal that one connection may send ahead."""
 

@@ -209,13 +209,13 @@ class Settings:
     http_host: str = _monitoring("127.0.0.1", "Address of the web page, metrics and health.")
     http_port: int | None = _monitoring(
         None,
-        "Port of the web page, metrics and health; 0 selects a free port and logs it. Without it, "
-        "25080 if that is free and page is not off.",
+        "Port of the web page, metrics and health; 0 selects a free port and logs it. Without a "
+        "number it is 25080, if page is not off and the port is free.",
         (0, 65535, ""),
     )
     page: Literal["off", "read", "full"] = _monitoring(
         "read",
-        "Web page on the HTTP port: off, read (only shows), or full (users may also act).",
+        "Web page: none, one that only shows, or one where users may also act.",
     )
     queue_age_warning_s: float = _monitoring(
         0.0,
@@ -262,6 +262,15 @@ class Settings:
     )
     consumers_per_connection_max: int = _advanced(
         10_000, "Maximum number of consumers on one connection.", (1, 10_000_000, "consumers")
+    )
+    tails_max: int = _advanced(100, "Maximum number of tails.", (0, 10_000, "tails"))
+    tails_per_connection_max: int = _advanced(
+        10, "Maximum number of tails on one connection.", (1, 10_000, "tails")
+    )
+    tail_buffer_bytes_max: int = _advanced(
+        256 * 1024,
+        "Drop messages of the tails of a connection with more unsent replies than this.",
+        (1, 16 * GIB, "bytes"),
     )
     delivery_pause_bytes: int = _advanced(
         MIB,
@@ -460,7 +469,7 @@ def collect(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> tuple[Settings, dict[str, str], list[str]]:
-    """The same, with all mistakes instead of the first: what is wrong has its default."""
+    """The same, with all mistakes: an invalid setting has its default."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     mistakes: list[str] = []
@@ -491,7 +500,7 @@ def collect(
 
 
 def _with_lines(path: Path | None, mistakes: Iterable[str]) -> Iterator[str]:
-    """Mistakes in the file get the number of their line, as far as it is found."""
+    """Add the line numbers to mistakes in the file."""
     for mistake in mistakes:
         file, _, told = mistake.partition(": ")
         if path is not None and file == str(path):
@@ -504,7 +513,7 @@ def _with_lines(path: Path | None, mistakes: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """In which lines the keys and tables of a file are, by their place in an error."""
+    """The line numbers of keys and tables of a file, by their place in an error."""
     lines: dict[str, int] = {}
     table, tables = "", 0
     try:
@@ -546,7 +555,7 @@ def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
 
 
 _Given = tuple[str, Setting | str, object]
-"""The place, the setting or why there is none, the value."""
+"""The place, the setting or what is wrong with its name, the value."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -656,7 +665,7 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
 
 
 def _known(settings: Mapping[str, T], key: str) -> T | str:
-    """What has this name, or that there is no such thing."""
+    """The setting with this name, or what is wrong with the name."""
     if key in settings:
         return settings[key]
     if new := _renamed(key):
@@ -677,7 +686,7 @@ def _renamed(key: str) -> str:
 
 
 def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterator[str]:
-    """Values that are right by themselves but not together."""
+    """Values that are valid alone but not together."""
     yield from _bad_queue_names(settings, settings.queue_tables)
     checks = [partial(check_reach, settings, settings.host, places.get("host", "host"))]
     if settings.tls_port:

@@ -34,6 +34,7 @@ class Permissions:
 
     __slots__ = (
         "admin",
+        "consumes",
         "eval",
         "may_bind",
         "may_bind_mask",
@@ -55,6 +56,9 @@ class Permissions:
         eval: bool = False,
     ) -> None:
         """Raises BadRequest for a mask that is too long."""
+        consume = [*consume]
+        self.consumes = bool(consume)
+        """It may consume some queue."""
         self.may_publish: Callable[[bytes], bool] = allows(publish)
         """Takes an event."""
         self.may_consume: Callable[[bytes], bool] = allows(consume)

@@ -2,7 +2,8 @@
 
 It counts the lines of the program's own file as they are executed, in the main thread. Before the
 N-th it writes the line's number to its standard error, and is gone by SIGKILL: no block ends, no
-buffer is flushed. A program that ends sooner ends as ever.
+buffer is flushed. What its other threads were about to send has been sent by then, as an ack that
+must not be sent yet would be. A program that ends sooner ends as ever.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import os
 import runpy
 import signal
 import sys
+import time
 from itertools import count
 from types import FrameType
 from typing import Any
+
+OTHERS_S = 0.02
+"""So long the other threads go on."""
 
 
 def main() -> None:
@@ -23,6 +28,7 @@ def main() -> None:
     def at_line(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line" and next(numbers) == int(fatal):
             os.write(2, b"%d\n" % frame.f_lineno)
+            time.sleep(OTHERS_S)
             os.kill(os.getpid(), signal.SIGKILL)
         return at_line
 

@@ -152,6 +152,8 @@ class Model:
         else:
             self.rings.setdefault(name, []).append(consumer)
         if earlier:
+            if earlier.connection != connection:
+                self._tell(earlier.connection, f"{consumer_id} error")
             self._end([earlier])
         if changed:
             self._update(name, None if add else consumer)

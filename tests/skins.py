@@ -11,14 +11,15 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from mqks import BlockingConsumer, Options, connect, connect_blocking
+from mqks import BlockingConsumer, BlockingTail, Options, connect, connect_blocking
 
-_AT_ONCE = {"consume", "ack", "stop"}
+_AT_ONCE = {"consume", "tail", "ack", "stop"}
 """What the async client does without an await."""
 
 
 def in_thread(thing: Any) -> Any:
-    return BlockingSkin(thing) if isinstance(thing, BlockingConsumer) else thing
+    kinds = BlockingConsumer, BlockingTail
+    return BlockingSkin(thing) if isinstance(thing, kinds) else thing
 
 
 class BlockingSkin:

@@ -82,7 +82,7 @@ def test_a_work_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "strem")
 
     assert code == os.EX_USAGE
-    assert "no work strem" in err
+    assert "unknown measurement strem" in err
 
 
 def test_without_a_server_it_says_so(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mqks.client.messages import Letter, Peeked
+from tests.chaos.__main__ import main as run_chaos
 from tests.chaos.checker import (
     Checker,
     Consumer,
@@ -26,7 +28,7 @@ from tests.chaos.checker import (
 )
 from tests.chaos.hermit import Hermit
 from tests.chaos.plan import plan
-from tests.chaos.play import chaos
+from tests.chaos.play import Chaos, chaos
 from tests.chaos.server import check_log
 from tests.chaos.ward import QUEUE, Book, Holder
 
@@ -546,3 +548,19 @@ def test_a_violation_in_the_ward_is_found(story: Callable[[WardStory], None]) ->
 def test_a_fault_in_the_log_is_found(line: str) -> None:
     with pytest.raises(Violation):
         check_log(f"time=t level=info event=starting\n{line}\n")
+
+
+def test_a_violation_is_printed_as_a_line_before_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def live(self: Chaos, number: int) -> None:
+        raise ExceptionGroup("tasks", [Violation("m17 is missing\nof 400 messages")])
+
+    monkeypatch.setattr(Chaos, "live", live)
+    with pytest.raises(ExceptionGroup):
+        run_chaos(["3", "--seed", "5"])
+    begun, violation, kept = capsys.readouterr().out.splitlines()
+    assert begun.startswith("seed 5, in ")
+    assert violation == "Violation: m17 is missing of 400 messages"
+    assert kept.startswith("seed 5, life 0; kept: ")
+    shutil.rmtree(kept.partition("kept: ")[2])

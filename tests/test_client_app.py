@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from typing import Any
 
@@ -197,5 +198,19 @@ def test_run_without_a_server() -> None:
 
 
 def test_no_client_outside_of_serving() -> None:
-    with pytest.raises(RuntimeError, match="does not run"):
+    with pytest.raises(RuntimeError, match="is not running"):
         _ = App().client
+
+
+def test_services_with_wrong_arguments_are_refused_when_they_are_made() -> None:
+    app = App()
+    wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        ("q", {"events": "order.new"}, InvalidRequest, "a list of names is needed, not the one"),
+        ("q", {"events": [5]}, TypeError, "is text, not 5"),
+        ("q", {"concurrency": "2"}, TypeError, "concurrency is a whole number, not '2'"),
+        ("q", {"concurrency": 0}, InvalidRequest, "concurrency: 0 is no number from 1 to"),
+        (print, {}, TypeError, "is text, not <built-in function print>"),
+    ]
+    for queue, options, kind, told in wrong:
+        with pytest.raises(kind, match=re.escape(told)):
+            app.consumer(queue, **options)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ import pytest
 import trustme
 from anyio import to_thread
 
+import mqks
 from mqks import (
     AuthenticationFailed,
     ConfirmTimeout,
     ConnectionLost,
+    ConsumerReplaced,
     InvalidRequest,
     Options,
     ProtocolViolation,
@@ -30,6 +34,7 @@ from mqks import (
     Update,
 )
 from mqks.testing import Broker
+from tests.line_client import LineClient
 from tests.proxy import Peer, Proxy
 from tests.skins import SKINS
 from tests.waiting import WAIT_S
@@ -339,6 +344,118 @@ async def test_the_reason_of_a_refusal_can_be_asked_for(connect: Any, mqks_broke
         assert await another.reason(failure.value.error_id) == reason
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "options", "told"),
+    [
+        ("publish", (1, 2), {}, "a name (of an event, a queue, an id …) is text, not 1"),
+        ("publish", (["e"], 2), {}, "is text, not ['e']"),
+        ("publish", ("e", 2), {"id": 5}, "is text, not 5"),
+        ("publish", ("e", 2), {"delay_s": "5"}, "delay_s is a number of seconds, not '5'"),
+        ("publish", ("e", 2), {"at": "now"}, "at is a number of seconds, not 'now'"),
+        ("publish", ("e", 2), {"ttl_s": [5]}, "ttl_s is a number of seconds, not [5]"),
+        ("publish", ("e", 2), {"meta": 5}, "meta is a dict of texts, not 5"),
+        ("publish", ("e", 2), {"confirm": True, "timeout_s": "5"}, "timeout_s is a number of sec"),
+        ("publish_many", ([1, 2],), {}, "a message is a pair of an event and its data, not 1"),
+        ("publish_many", ([(1, 2)],), {}, "is text, not 1"),
+        ("publish_many", ([("e", "x", 3)],), {}, "a message is a pair of an event and its data"),
+        ("publish_many", ({"e": 1},), {}, "messages are pairs of an event and its data, not {'e"),
+        ("publish_many", ("ab",), {}, "messages are pairs of an event and its data, not 'ab'"),
+        ("subscribe", ("q", 5), {}, "a list of names is needed, not 5"),
+        ("subscribe", (None, ["e"]), {}, "is text, not None"),
+        ("subscribe", ("q", [5]), {}, "is text, not 5"),
+        ("rebind", ("q",), {"add": 5}, "a list of names is needed, not 5"),
+        ("delete_queue", ("q",), {"when_unused": "5"}, "a number of seconds, True or False is ne"),
+        ("purge", (5,), {}, "is text, not 5"),
+        ("cancel", ("q", 5), {}, "is text, not 5"),
+        ("move", ("q", "r"), {"limit": "5"}, "limit is a whole number, not '5'"),
+        ("redrive", ("q",), {"to": 5}, "is text, not 5"),
+        ("peek", ("q",), {"after": "5"}, "after is a whole number, not '5'"),
+        ("peek", ("q",), {"limit": 1.5}, "limit is a whole number, not 1.5"),
+        ("trim", ("q", "5"), {}, "seq is a whole number, not '5'"),
+        ("reason", (5,), {}, "is text, not 5"),
+        ("reply", (5,), {}, "reply takes the message that asks for it, not 5"),
+    ],
+)
+async def test_arguments_of_a_wrong_type(
+    connect: Any,
+    mqks_broker: Broker,
+    method: str,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    told: str,
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        with pytest.raises(TypeError) as refusal:
+            await getattr(client, method)(*arguments, **options)
+        assert told in str(refusal.value)
+        assert await client.ping("x") == "x"
+
+
+async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        for queue, options, told in (
+            (5, {}, "is text, not 5"),
+            ("q", {"events": 5}, "a list of names is needed, not 5"),
+            ("q", {"manual_ack": True, "prefetch": "5"}, "prefetch is a whole number, not '5'"),
+            ("q", {"delete_when_unused": "5"}, "a number of seconds, True or False is needed"),
+        ):
+            with pytest.raises(TypeError, match=re.escape(told)):
+                client.consume(queue, **options)
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x")
+            with pytest.raises(TypeError, match=r"for one there is message\.ack\(\)"):
+                consumer.ack(await consumer.receive(WAIT_S))
+        with pytest.raises(RuntimeError, match=r"with client\.consume\(…\) as consumer"):
+            await client.consume("q").receive()
+    for url, given, told in (
+        (5, None, "a URL is text, such as mqks://localhost, not 5"),
+        (None, {"timeout_s": 5}, "options are mqks.Options(…), not {'timeout_s': 5}"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(told)):
+            connect(url, given)
+
+
+def test_a_blocking_client_without_with(mqks_broker: Broker) -> None:
+    client = mqks.connect_blocking(mqks_broker.url)
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(client.ping, "abcdefgh")] == [*"abcdefgh"]
+    assert len(json.loads(client.request("stats", "connections"))) == 1
+    with client.consume("q", ["e"]) as consumer:
+        client.publish("e", "x")
+        assert consumer.receive(WAIT_S).text == "x"
+    client.publish("e", "last")
+    client.close()
+    client.close()
+    with pytest.raises(ConnectionLost, match="the client is closed"):
+        client.ping()
+    with mqks.connect_blocking(mqks_broker.url) as another:
+        assert another.peek("q")[-1].text == "last"
+    mqks.connect_blocking(mqks_broker.url).close()
+
+
+def test_a_blocking_client_without_with_or_server() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        url = f"mqks://127.0.0.1:{listener.getsockname()[1]}"
+    client = mqks.connect_blocking(url, Options(connect_again=False))
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="Connection refused"):
+            client.publish("e", "x")
+
+
+async def test_an_async_client_without_with(mqks_broker: Broker) -> None:
+    client = mqks.connect(mqks_broker.url)
+    with pytest.raises(RuntimeError, match=r"async with mqks\.connect\(\) as client"):
+        await client.publish("e", "x")
+    await client.close()
+
+
+def test_the_module_shows_its_names() -> None:
+    assert dir(mqks) == sorted(mqks.__all__)
+    assert {"connect", "connect_blocking", "App", "RequestFailed"} <= {*dir(mqks)}
+    for name in dir(mqks):
+        assert getattr(mqks, name) is not None
+
+
 async def test_a_bulk_publish_that_fails_names_its_first_cause(
     connect: Any, tmp_path: Path
 ) -> None:
@@ -530,6 +647,127 @@ async def test_a_consumer_starts_again_as_last_told(connect: Any, proxy: Proxy, 
             assert (await consumer.receive(WAIT_S)).data == b"2"
             again.ack()
         assert await ready(client, "q") == 1
+
+
+async def bound(client: Any) -> list[str]:
+    """What the queue q is bound to, as the broker knows it."""
+    rows = json.loads(await client.request("stats", "bindings"))
+    return sorted(row["event"] or row["mask"] for row in rows if row["queue"] == "q")
+
+
+async def test_consumers_that_name_events_at_once_keep_those_of_each_other(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["first"])
+
+        async def consume(number: int) -> None:
+            async with client.consume("q", [f"e{number}"], add_mask=[f"m{number}.*"]):
+                pass
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(consume, number)
+        every = {"first", *(f"e{n}" for n in range(8)), *(f"m{n}.*" for n in range(8))}
+        assert {*await bound(client)} == every
+        await client.subscribe("q", ["e8"])
+        async with client.consume("q"):
+            assert {*await bound(client)} == {*every, "e8"}
+        async with client.consume("q", ["only"], replace=True, add_mask=["m.*"]):
+            assert await bound(client) == ["m.*", "only"]
+        await client.subscribe("q", ["last"], replace=True)
+        assert await bound(client) == ["last"]
+
+
+async def test_a_reconnect_changes_no_bindings(
+    connect: Any, mqks_broker: Broker, proxy: Proxy
+) -> None:
+    async with (
+        connect(proxy.url, QUICK) as client,
+        connect(mqks_broker.url) as other,
+        client.consume("q", ["a"], replace=True, delete_when_unused=100),
+        client.consume("q", ["b"], delete_when_unused=100),
+        client.consume("q", add_mask=["m.*"], delete_when_unused=100),
+    ):
+        earlier = await consumers(other)
+        proxy.is_frozen = True
+        await other.rebind("q", replace=["c"])
+        proxy.cut()
+        proxy.is_frozen = False
+        with anyio.fail_after(WAIT_S):
+            while len(now := await consumers(other)) != 3 or {*now} & {*earlier}:
+                await anyio.sleep(0.01)
+        assert await bound(other) == ["c"]
+
+
+async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
+    connect: Any, mqks_broker: Broker, proxy: Proxy
+) -> None:
+    async with connect(proxy.url, QUICK) as client, connect(mqks_broker.url) as other:
+        async with client.consume("q", ["a"]) as consumer:
+            await client.rebind("q", add=["b"])
+            await client.publish("b", "1")
+            assert (await consumer.receive(WAIT_S)).data == b"1"
+            proxy.is_frozen = True
+            await other.delete_queue("q")
+            proxy.cut()
+            proxy.is_frozen = False
+            with anyio.fail_after(WAIT_S):
+                while await bound(other) != ["a", "b"]:
+                    await anyio.sleep(0.01)
+        await other.delete_queue("q")
+        await client.subscribe("q", ["a"])
+        async with client.consume("q") as consumer:
+            proxy.is_frozen = True
+            await other.delete_queue("q")
+            proxy.cut()
+            proxy.is_frozen = False
+            with pytest.raises(RequestFailed):
+                await consumer.receive(WAIT_S)
+            assert await other.evaluate("len(state.queues)") == "0"
+
+
+async def test_a_consumer_whose_id_another_connection_uses_ends_with_an_error(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x", confirm=True)
+            message = await consumer.receive(WAIT_S)
+            with LineClient(("127.0.0.1", mqks_broker.port)) as other:
+                consume = message.consumer_id + b" consume --confirm q"
+                assert other.ask(consume) == message.consumer_id + b" ok "
+                with pytest.raises(ConsumerReplaced, match="another connection") as failure:
+                    await consumer.receive(WAIT_S)
+                reason = await client.reason(failure.value.error_id)
+                assert "consumes under this id now" in reason
+                message.ack()
+                assert other.line().endswith(b"event=e,retry=1 x")
+        assert await ready(client, "q") == 0
+
+
+async def test_consume_creates_a_queue_that_it_binds_or_is_told_to(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    refused: list[dict[str, Any]] = [
+        {},
+        {"events": ["e"], "create": False},
+        {"add_mask": ["*.*"], "create": False},
+    ]
+    created: list[dict[str, Any]] = [{"create": True}, {"events": ["e"]}, {"add_mask": ["*.*"]}]
+    async with connect(mqks_broker.url) as client:
+        for options in refused:
+            with pytest.raises(RequestFailed) as failure:
+                async with client.consume("q", **options):
+                    pass
+            reason = await client.reason(failure.value.error_id)
+            assert "there is no queue 'q'" in reason
+            assert "create=True" in reason
+        assert await client.evaluate("[len(state.queues), len(state.events_by_queues)]") == "[0, 0]"
+        for options in created:
+            async with client.consume("q", delete_when_unused=True, **options):
+                assert await client.evaluate("len(state.queues)") == "1"
+            assert await client.evaluate("len(state.queues)") == "0"
 
 
 async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker) -> None:

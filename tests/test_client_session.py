@@ -384,19 +384,37 @@ def test_a_consumer_starts_again_as_last_told() -> None:
     up(subject)
     subject.take()
     told = b"q a b --delete-queue-when-unused --manual-ack"
-    subject.receive(b"c-2 ok --update " + told + b"\nc-2 ok \nc-2 ok m event=e x\n", 0.0)
+    subject.receive(b"c-2 ok --update q a e --manual-ack\nc-2 ok \n", 0.0)
+    assert not subject.updates
+    subject.receive(b"c-2 ok --update " + told + b"\nc-2 ok m event=e x\n", 0.0)
     assert list(subject.updates) == [Update("q", ["a", "b"], True)]
     message = subject.ready[0]
     subject.lost("cut")
     assert not subject.ready
     up(subject)
     assert subject.take() == (
-        b"c-4 consume --confirm q a b --delete-queue-when-unused --manual-ack\n"
+        b"c-4 consume --confirm q --add a b --delete-queue-when-unused --manual-ack --keep\n"
         b"a delete_consumer c-2\n"
     )
     message.ack()
     subject.ack_all([message])
     assert subject.take() == b""
+
+
+def test_a_consumer_that_was_not_confirmed_starts_again_as_it_was() -> None:
+    subject = consumer(b"q e --add f --existing --manual-ack")
+    up(subject)
+    assert subject.take() == b"c-2 consume --confirm q e --add f --existing --manual-ack\n"
+    subject.receive(b"c-2 ok --update q e f --manual-ack\n", 0.0)
+    subject.lost("cut")
+    up(subject)
+    assert subject.take().startswith(b"c-4 consume --confirm q e --add f --existing --manual-ack\n")
+    subject.receive(b"c-4 ok \n", 0.0)
+    subject.lost("cut")
+    up(subject)
+    assert subject.take().startswith(
+        b"c-6 consume --confirm q --add e f --manual-ack --existing --keep\n"
+    )
 
 
 def test_messages_without_manual_ack_outlive_the_connection() -> None:
@@ -413,10 +431,13 @@ def test_more_events_than_a_request_holds_are_left_as_they_are() -> None:
     up(subject)
     subject.take()
     events = b" ".join(b"event%d" % n for n in range(200)) + b" --add-mask a.* b.**"
+    subject.receive(b"c-2 ok \n", 0.0)
     subject.receive(b"c-2 ok --update q %b --delete-queue-when-unused=5.0\n" % events, 0.0)
     subject.lost("cut")
     up(subject)
-    assert subject.take().startswith(b"c-4 consume --confirm q --delete-queue-when-unused=5.0\n")
+    assert subject.take().startswith(
+        b"c-4 consume --confirm q --delete-queue-when-unused=5.0 --keep\n"
+    )
 
 
 def test_a_consumer_refused_later_ends() -> None:
@@ -600,8 +621,17 @@ def test_requests_are_written_as_the_protocol_says() -> None:
     assert rebind("q", {"add_mask": ["a.*"]}) == b"rebind --confirm q --add-mask a.*"
     with pytest.raises(InvalidRequest):
         rebind("q", {"replace": [], "add_mask": ["a.*"]})
-    assert requests.subscribe("q", ["e"], ["a.*"]) == b"subscribe --confirm q e --add-mask a.*"
-    assert requests.consume("q", add_mask=["a.*", "**"]) == b"q --add-mask a.* **"
+    subscribe, consume = requests.subscribe, requests.consume
+    assert subscribe("q", ["e"], ["a.*"]) == b"subscribe --confirm q --add e --add-mask a.*"
+    assert subscribe("q", ["e"], replace=True) == b"subscribe --confirm q e"
+    assert consume("q", add_mask=["a.*", "**"]) == b"q --add-mask a.* **"
+    assert consume("q", ["e"], ["f"], create=False) == b"q --add e f --existing"
+    assert consume("q", ["e"], ["f"], replace=True) == b"q e --add f"
+    assert consume("q") == b"q --existing"
+    assert consume("q", create=True) == b"q"
+    for replaced in (subscribe, consume):
+        with pytest.raises(InvalidRequest, match="at least one event"):
+            replaced("q", [], add_mask=["a.*"], replace=True)
     assert rebind("q", {"replace": []}) == b"rebind --confirm q"
     assert rebind("q", {"replace": [], "add": ["a"], "remove": ["b"]}) == b"rebind --confirm q a"
     assert requests.delete_queue("q", when_unused=0.5) == (
@@ -626,7 +656,9 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         b"--ack-timeout=30"
     )
     assert requests.set_queue("q", {}) == b"set_queue --confirm q"
-    assert requests.consume("q", delete_when_unused=0) == b"q --delete-queue-when-unused=0.0"
+    assert consume("q", ["e"], delete_when_unused=0) == (
+        b"q --add e --delete-queue-when-unused=0.0"
+    )
 
 
 @pytest.mark.parametrize("rule", [-1, float("nan"), float("inf"), 1e10])

@@ -38,6 +38,7 @@ LIVE = {
     "mqks import": "export.jsonl --merge",
     "mqks publish": "e x",
     "mqks consume": "q --count 1",
+    "mqks tail": "flowing --count 1",
     "mqks peek": "q",
     "mqks requeue": "w --all",
     "mqks subscribe": "made e1 e2",
@@ -131,6 +132,8 @@ def printed(world: World, name: str, words: str, code: int = 0) -> list[Any]:
     """The objects that a command prints."""
     arguments = [*name.split()[1:], *words.format(world).split(), "--json"]
     run = outside if name in PROCESSES else inside
+    if name == "mqks tail":
+        run = beside_a_flow
     ended, text = run(world, arguments)
     assert ended == code
     return [json.loads(line) for line in text.splitlines()]
@@ -158,6 +161,21 @@ def outside(world: World, arguments: list[str]) -> tuple[int, str]:
         timeout=100,
     )
     return done.returncode, done.stdout
+
+
+def beside_a_flow(world: World, arguments: list[str]) -> tuple[int, str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mqks", *arguments],
+        env=os.environ | world.environment,
+        cwd=world.directory,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        while process.poll() is None:
+            assert world.client.ask(b"m publish --confirm flowing x") == b"m ok "
+        assert process.stdout is not None
+        return process.returncode, process.stdout.read()
 
 
 def test_every_command_is_here() -> None:

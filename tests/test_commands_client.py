@@ -346,11 +346,52 @@ def test_auto_ack(shell: Shell) -> None:
 
 
 def test_it_ends_when_nothing_comes(shell: Shell) -> None:
+    shell.subscribe()
     assert shell("consume", "q", "--timeout", 0.2) == (0, b"", b"")
 
 
+def test_consume_creates_no_queue_unless_told_to(shell: Shell) -> None:
+    for words in (["ordrs"], ["ordrs", "order.new"], ["ordrs", "--add-mask", "order.*"]):
+        code, out, err = shell("consume", *words, "--timeout", 5)
+        assert (code, out) == (65, b"")
+        assert err == b"mqks: there is no queue ordrs; --create creates it\n"
+    with connect_blocking(shell.url) as client:
+        assert client.evaluate("[len(state.queues), len(state.events_by_queues)]") == "[0, 0]"
+    assert shell("consume", "orders", "order.new", "--create", "--timeout", 0.1) == (0, b"", b"")
+    assert b"did you mean orders?" in shell("consume", "ordrs", "order.new")[2].lower()
+    assert shell.ready("orders") == 0
+
+
+def bindings(shell: Shell) -> list[str]:
+    code, out, err = shell("inspect", "bindings", "--json")
+    assert (code, err) == (0, b"")
+    return sorted(row["event"] or row["mask"] for row in map(json.loads, out.splitlines()))
+
+
+def test_naming_events_adds_bindings_and_replace_replaces(shell: Shell) -> None:
+    consume = ("consume", "q", "--timeout", 0.1)
+    assert shell("subscribe", "q", "e1") == (0, b"", b"")
+    assert shell("subscribe", "q", "e2", "--add-mask", "a.*") == (0, b"", b"")
+    assert shell(*consume, "e3") == (0, b"", b"")
+    assert shell("rebind", "q", "e4") == (0, b"", b"")
+    assert bindings(shell) == ["a.*", "e1", "e2", "e3", "e4"]
+    assert shell(*consume) == (0, b"", b"")
+    assert bindings(shell) == ["a.*", "e1", "e2", "e3", "e4"]
+    assert shell(*consume, "e5", "--replace", "--add", "e6") == (0, b"", b"")
+    assert bindings(shell) == ["e5", "e6"]
+    assert shell("subscribe", "q", "e7", "--replace") == (0, b"", b"")
+    assert bindings(shell) == ["e7"]
+    assert shell("rebind", "q", "e8", "--replace") == (0, b"", b"")
+    assert bindings(shell) == ["e8"]
+    assert shell("rebind", "q")[0] == 64
+    assert shell(*consume, "--replace")[0] == 65
+    assert bindings(shell) == ["e8"]
+    assert shell("rebind", "q", "--replace", "--yes") == (0, b"", b"")
+    assert bindings(shell) == []
+
+
 def test_events_rule_and_add(shell: Shell) -> None:
-    consume = ("consume", "q", "e1", "--add", "e2", "--add", "e3")
+    consume = ("consume", "q", "e1", "--add", "e2", "--add", "e3", "--create")
     rule = ("--delete-queue-when-unused", 0)
 
     with shell.start(*consume, *rule) as process, connect_blocking(shell.url) as client:
@@ -525,7 +566,7 @@ def test_the_life_of_a_queue(
         trimmed = {"queue": "q", "seq": seq, "trimmed": 0}
         done("trim", "q", seq, "--json", told=f"{json.dumps(trimmed)}\n")
         assert value("len(state.queues['q'])") == 0
-        done("rebind", "q", "--yes")
+        done("rebind", "q", "--replace", "--yes")
         client.publish("d", "x", confirm=True)
         assert value("len(state.queues['q'])") == 0
         done("delete-queue", "q", "--when-unused", 1000)
@@ -728,7 +769,11 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
     [
         (["publish", "f", "x", "--mandatory"], "the request", "no queue is bound to 'f'"),
         (["publish", "f", "-", "--mandatory"], "line 1", "no queue is bound to 'f'"),
-        (["consume", "other"], "the consumer", "the limit of 1 queues is reached (queues_max)"),
+        (
+            ["consume", "other", "--create"],
+            "the consumer",
+            "the limit of 1 queues is reached (queues_max)",
+        ),
         (
             ["subscribe", "other", "e"],
             "the request",

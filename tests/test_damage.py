@@ -221,7 +221,7 @@ def test_an_empty_file_beside_a_wal_is_damage(killed: tuple[Path, Path]) -> None
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        (b"policy text", b"policz text", "table queue: is not as"),
+        (b"policy text", b"policz text", "table queue: differs from the schema"),
         (b"CREATE TABLE once", b"CREATE TABLE ooce", "malformed database schema"),
         (b"format 3\0\x10\0\2\2", b"format 3\0\x10\0\6\2", "header has unknown formats [6, 2]"),
     ],

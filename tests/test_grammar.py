@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from mqks.errors import BadRequest
 from mqks.limits import COUNT_MAX, META_BYTES_MAX
 from mqks.protocol import requests
-from mqks.protocol.requests import ALL, Backoff, Move, Publish, SetQueue, Settle
+from mqks.protocol.requests import (
+    ALL,
+    Backoff,
+    Move,
+    Publish,
+    Purge,
+    Selection,
+    SetQueue,
+    Settle,
+)
 
 YEAR_S = 365.25 * 24 * 3600
 PARSERS: dict[str, Callable[[bytes], Any]] = {
@@ -25,9 +34,8 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
     "move": requests.parse_move,
     "redrive": requests.parse_redrive,
     "set_queue": requests.parse_set_queue,
-    "peek": lambda rest: requests.parse_words(
-        "peek", rest, 1, {b"--limit": (1, 5)}, {b"--after"}, {b"--scheduled"}
-    ),
+    "purge": requests.parse_purge,
+    "peek": requests.parse_peek,
 }
 
 
@@ -68,10 +76,16 @@ def parse(line: bytes) -> Any:
         (b"cancel q m", (b"q", b"m")),
         (b"promote q --all", (b"q", ALL)),
         (b"move a b", Move(b"a", b"b")),
-        (b"move --limit=3 a --event=x.* b", Move(b"a", b"b", b"x.*", 3)),
+        (b"move --limit=3 a --event=x.* b", Move(b"a", b"b", Selection(b"x.*"), 3)),
         (b"redrive d", Move(b"d", None)),
         (b"redrive --to=q d --limit=1", Move(b"d", b"q", None, 1)),
-        (b"peek --scheduled q --limit=2", ([b"q"], {b"--scheduled": 1, b"--limit": 2}, {})),
+        (b"redrive --id=m=1 d --older=0.5", Move(b"d", None, Selection(None, b"m=1", 500_000))),
+        (b"purge q", Purge(b"q", None, None, False)),
+        (b"purge --limit=2 q --event=a.*", Purge(b"q", Selection(b"a.*"), 2, False)),
+        (b"purge q --scheduled", Purge(b"q", None, None, True)),
+        (b"peek --scheduled q --limit=2", (b"q", {b"--scheduled": True, b"--limit": 2}, None)),
+        (b"peek q --id=m", (b"q", {b"--id": b"m"}, Selection(None, b"m"))),
+        (b"reject c --all --older=1", Settle(b"c", ALL, selection=Selection(None, None, 10**6))),
         (b"set_queue q", SetQueue(b"q", {}, False)),
         (b"set_queue --reset q --ttl=", SetQueue(b"q", {"ttl_s": None}, True)),
         (
@@ -179,6 +193,9 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"redrive", b"redrive d e", b"redrive d --to=", b"redrive d --to=d", b"redrive d --to"),
         *(b"redrive d --to=--all", b"move a b --event=%b" % (b"e" * 2000)),
         *(b"peek q --scheduled=1", b"peek q --scheduled q2", b"peek q --later"),
+        *(b"purge q --scheduled --id=m", b"purge q --limit=0", b"purge q q2", b"purge --older=1"),
+        *(b"purge q --older=-1", b"purge q --event=", b"move a b --id=", b"reject c m --older=1"),
+        *(b"reject c --event=a --id=m", b"peek q --limit=1001", b"peek q --older=x"),
         *(b"set_queue", b"set_queue --reset", b"set_queue q q2", b"set_queue q --reset=1"),
         *(b"set_queue q --retries", b"set_queue q --retries=-1", b"set_queue q --retries=1.5"),
         *(b"set_queue q --retries=1_0", b"set_queue q --retries=1 --retries=2"),

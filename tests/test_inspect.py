@@ -312,6 +312,20 @@ def test_errors_are_told_from_afar(
     assert (code, err.partition(";")[0]) == (65, f"mqks: {url[1][7:]}: no error nope")
 
 
+def test_errors_fit_a_line_whatever_clients_have_sent(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = bytes(range(128, 256)) + b"\x1b[31m"
+    error_id = world.client.ask(sent + b" " + sent + b" x").split()[-1].decode()
+    code, out, _ = run(capsys, "errors", "--url", world.server.url)
+    assert code == 0
+    assert max(map(len, out.splitlines())) < 230
+    assert r"\x80\x81" in out
+    assert "\x1b" not in out
+    code, out, _ = run(capsys, "error", error_id, "--url", world.server.url)
+    assert r"\xfe\xff\x1b[31m" in out
+
+
 def test_errors_come_newest_first(world: World, told: Told) -> None:
     later = world.client.ask(b"e frob").split(b" error ")[1].decode()
     assert world.client.ask(b"s subscribe --confirm q e") == b"s ok "

@@ -5,6 +5,7 @@ The one rule: what is in a lake is counted by pyarrow and by Spark alike.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
-from mqks.pipeline.lake import LAKES, messages
+from mqks.pipeline.lake import LAKES, has_files_without_data, messages
 from mqks.pipeline.page import page
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
@@ -255,7 +256,9 @@ def test_a_database_older_than_the_lake_is_left_alone(
     mqks_broker.start()
     if published_since:  # They get numbers that the lake has, and more.
         publish(mqks_broker, some(100, published_since))
-    with pytest.raises(DataLost, match=r"up to 16, and from 6 on .* older state of the database"):
+    with pytest.raises(
+        DataLost, match=r"up to 16, but .* from 6 on .* older state of the database"
+    ):
         run(spark, mqks_broker, lake, format)
 
     assert len(waits(mqks_broker)) == 5 + published_since
@@ -287,7 +290,7 @@ def test_two_archives_of_a_queue_notice_each_other(
         publish(mqks_broker, some(first, 10))
         run(spark, mqks_broker, path)
     publish(mqks_broker, some(30, 5))
-    with pytest.raises(DataLost, match="messages 11 to 30 of the queue clicks went"):
+    with pytest.raises(DataLost, match="messages 11 to 30 of the queue clicks are gone"):
         run(spark, mqks_broker, lake)
     assert len(waits(mqks_broker)) == 5
     run(spark, mqks_broker, lake, fail_on_data_loss=False)
@@ -483,6 +486,56 @@ def test_replay_publishes_each_message_once_and_in_order(
         list(Replay(**options, events="rare").run(spark, Event()))
 
 
+def test_a_lake_whose_older_files_have_no_data(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    """The way to read it that the docs show, typed as it is there."""
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 3))
+    run(spark, mqks_broker, lake)
+    assert has_files_without_data(lake)
+    publish(mqks_broker, some(3, 2))
+    run(spark, mqks_broker, lake, schema=job.schema_of("n bigint"), roll_s=1e9)
+    docs = Path(__file__).parents[1] / "docs" / "pipeline.md"
+    [code] = re.findall(r"```python\n(import pyarrow as pa\n.*?)```", docs.read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code.replace('"visits-lake"', repr(str(lake))), names)
+    rows = sorted(names["lake"].to_table().to_pylist(), key=lambda row: row["key"])
+    assert [row["data"] for row in rows] == [None, None, None, {"n": 3}, {"n": 4}]
+    assert {row["topic"] for row in rows} == {"page.view"}
+
+
+def test_a_replay_that_would_be_archived_again_needs_a_yes(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    run(spark, mqks_broker, lake)
+    job_of_it = Replay(lake=lake, server=Server(url=mqks_broker.url))
+    assert job_of_it.archived_here(spark) == ["clicks"]
+
+    at = [str(lake), "--url", mqks_broker.url]
+    refused = mqks("replay", *at)
+    assert (refused.returncode, refused.stdout) == (65, "")
+    assert f"\nmqks: {lake} was archived from clicks of this very server: " in refused.stderr
+    assert "the lake has each of these messages twice" in refused.stderr
+    assert refused.stderr.endswith("or give --yes\n")
+    dry = mqks("replay", *at, "--dry-run")
+    assert dry.returncode == 0
+    assert "page.view" in dry.stdout
+    assert "without --dry-run this needs --yes" in dry.stderr
+    assert waits(mqks_broker) == []
+
+    assert mqks("replay", *at, "--yes").returncode == 0
+    assert len(waits(mqks_broker)) == 5
+    # The queue of this name is another one now, and so is another server's.
+    with connect_blocking(mqks_broker.url) as client:
+        client.delete_queue("clicks")
+        assert job_of_it.archived_here(spark) == []
+        client.subscribe("clicks", ["page.view"])
+    assert job_of_it.archived_here(spark) == []
+
+
 def test_a_replay_of_many_parts_keeps_the_order(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,7 +627,7 @@ def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
     done = mqks("archive", "q", str(tmp_path), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
 
     assert (done.returncode, done.stdout) == (69, "")
-    assert "there is no Java here" in done.stderr
+    assert "Java was not found" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -723,7 +776,7 @@ def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: P
     publish(mqks_broker, some(10, 10))
 
     assert job.process.wait(kills.LIMIT_S) == 70
-    assert (tmp_path / "log").read_text().endswith("Spark's process of Java is gone\n")
+    assert (tmp_path / "log").read_text().endswith("Spark's Java process has died\n")
     assert len(waits(mqks_broker)) == 10, "nothing is trimmed that is not in the lake"
 
 

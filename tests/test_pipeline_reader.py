@@ -236,7 +236,7 @@ def test_what_was_trimmed_before_it_was_read_is_a_loss(caplog: pytest.LogCapture
             list(log.read(1, 12, epoch="one"))
         assert offsets(log.read(1, 12, epoch="one", fail_on_data_loss=False)) == list(range(6, 12))
 
-    assert "messages 1 to 5 of the queue q are gone; going on" in caplog.text
+    assert "messages 1 to 5 of the queue q are gone; continuing" in caplog.text
 
 
 def test_a_log_trimmed_to_its_end_is_a_loss() -> None:
@@ -253,11 +253,11 @@ def test_what_others_consumed_in_the_middle_is_none() -> None:
 
 def test_a_queue_made_anew_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     with LogPeer(messages([1, 2]), epoch="two") as peer, reader(peer) as log:
-        with pytest.raises(DataLost, match="made anew"):
+        with pytest.raises(DataLost, match="created again"):
             list(log.read(1, 3, epoch="one"))
         assert offsets(log.read(1, 3, epoch="one", fail_on_data_loss=False)) == []
 
-    assert "made anew; going on" in caplog.text
+    assert "created again; continuing" in caplog.text
 
 
 # --------------------------------------------------------------------------- the real server

@@ -12,7 +12,7 @@ from mqks.pipeline.session import check_java, session, workers_python
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NEEDED = "needs Java 17: on Debian apt install openjdk-17-jre-headless"
+NEEDED = "needs Java 17; on Debian: apt install openjdk-17-jre-headless"
 
 
 def java(directory: Path, script: str) -> None:
@@ -33,7 +33,7 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(JavaMissing) as told:
         session()
 
-    assert str(told.value) == f"there is no Java here, and Spark {NEEDED}"
+    assert str(told.value) == f"Java was not found: Spark {NEEDED}"
 
 
 @pytest.mark.parametrize("script", [told_by_java("11.0.2"), told_by_java("1.8.0_402"), "echo ?"])

@@ -283,10 +283,10 @@ def test_bounds_of_a_batch(options: dict[str, object], expected: range) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"startingOffsets": "latest"}, "finds nothing"),
-        ({"startingOffsets": 12}, "startingOffsets is 12, and the queue ends at 11"),
+        ({"startingOffsets": "latest"}, "a batch ends there"),
+        ({"startingOffsets": 12}, "startingOffsets is 12, but the queue ends at 11"),
         ({"endingOffsets": 12}, "endingOffsets is 12"),
-        ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "made anew"),
+        ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "created again"),
     ],
 )
 def test_bounds_that_are_not_there(options: dict[str, object], told: str) -> None:
@@ -328,7 +328,7 @@ def test_a_batch_of_what_is_gone(caplog: pytest.LogCaptureFixture) -> None:
         reader = batch_reader(peer.url, startingOffsets=2, failOnDataLoss="false")
         assert offsets(reader, reader.partitions()) == list(range(5, 11))
 
-    assert "messages 2 to 4 of the queue q are gone; going on" in caplog.text
+    assert "messages 2 to 4 of the queue q are gone; continuing" in caplog.text
 
 
 def test_a_task_resumes_when_the_server_was_killed_meanwhile(
@@ -446,7 +446,7 @@ def test_a_query_without_its_queue_ends_at_its_start(
     for begin in (reader.initialOffset, reader.prepareForTriggerAvailableNow):
         with pytest.raises(mqks.RequestFailed, match="is there one"):
             begin()
-    with pytest.raises(BadOption, match="no place in a stream"):
+    with pytest.raises(BadOption, match="cannot be used for a stream"):
         stream_reader(mqks_broker.url, endingOffsets=5)
 
 
@@ -485,7 +485,7 @@ def back(peer: LogPeer) -> None:
     peer.next = 4
 
 
-LOSSES = [(anew, at(1, "two"), "made anew"), (back, at(4), "ends at 4, and 6 was seen before")]
+LOSSES = [(anew, at(1, "two"), "created again"), (back, at(4), "ends at 4, and 6 was seen before")]
 
 
 @pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
@@ -549,7 +549,7 @@ def test_what_was_trimmed_under_a_stream(
         # The limit counts what is there.
         assert reader.latestOffset(at(2), ReadMaxRows(3)) == at(8)
 
-    assert "going on with what is there" in caplog.text
+    assert "continuing without them" in caplog.text
 
 
 def test_what_was_trimmed_after_the_plan(stream_reader: Make) -> None:

@@ -225,12 +225,15 @@ def test_tables_are_read(config: Path) -> None:
         ("[[queue]]\nname = 'x'\ndead_letters = 5", "queue 1: dead_letters: "),
         ("[[queue]]\nname = 'x'\ndead_letters = ''", "queue 1: dead_letters: "),
         ("[[queue]]\nname = 'x'\ndead_letters = 'a b'", "queue 1: dead_letters: "),
-        (f"[[queue]]\nname = 'x'\ndead_letters = '{'x' * 300}'", "queue 1: dead_letters: has 300"),
+        (
+            f"[[queue]]\nname = 'x'\ndead_letters = '{'x' * 300}'",
+            "queue 1: dead_letters: the name has 300",
+        ),
         ("[[queue]]\nname = 'x'\nbytes_max = '1XiB'", "queue 1: bytes_max: "),
         ("[[queue]]\nname = 'x'\nsingle_consumer = 1", "queue 1: single_consumer: "),
         ("[[queue]]\nname = 'x'\noverflow = 'block'", "queue 1: overflow: "),
         ("[[queue]]\nname = 'x'\n[[queue]]\nname = ''", "queue 2: name: "),
-        ("[[queue]]\nname = 'x'\n" * (QUEUE_TABLES_MAX + 1), "queue: there may be 256 tables"),
+        ("[[queue]]\nname = 'x'\n" * (QUEUE_TABLES_MAX + 1), "queue: more than 256 tables"),
     ],
 )
 def test_a_bad_table_is_refused_with_place_and_reason(

@@ -121,7 +121,7 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, directory: 
     variable, new_variable = f"MQKS_{old.upper()}", f"MQKS_{new.upper()}"
 
     assert new in SETTINGS
-    assert refusal(config=config) == f"{config}: {old}: this setting was renamed. Write {new}"
+    assert refusal(config=config) == f"{config}:1: {old}: this setting was renamed. Write {new}"
     assert refusal(environ={variable: "1"}) == (
         f"{variable}: this setting was renamed. Write {new_variable}"
     )
@@ -232,7 +232,7 @@ port = 1
     assert found[2] == f"{config}:7: memory_bytes: {size}, not '512 megabytes'"
     assert found[8] == f"{config}:12: queue 2: bytes_max: {size}, not '1 GB'"
     assert found[9].startswith("MQKS_HOST: '0.0.0.0' is not loopback")
-    assert found[10] == f"{config}:5: tls_port: tls_cert and tls_key are needed"
+    assert found[10] == f"{config}:5: tls_port: TLS needs the settings tls_cert and tls_key"
 
 
 def test_a_file_that_cannot_be_read_is_refused(directory: Path) -> None:

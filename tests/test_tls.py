@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
@@ -29,9 +30,11 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtensionOID
 
 from mqks import AuthenticationFailed, ConnectionLost, Options, users_file
+from mqks.commands import main
 from mqks.limits import STRANGER_LINE_BYTES_MAX
 from mqks.users import User, hash_token
 from tests.line_client import LineClient
+from tests.proxy import Peer
 from tests.server_process import ServerProcess
 from tests.skins import SKINS
 from tests.waiting import WAIT_S, until
@@ -178,9 +181,65 @@ async def test_a_wrong_token_over_tls(
 @pytest.mark.anyio
 async def test_a_server_that_nobody_vouches_for(server: TlsServer, connect: Any) -> None:
     options = Options(connect_again=False, connect_timeout_s=WAIT_S)
-    with pytest.raises(ConnectionLost, match=r"(?i)certificate"):
+    with pytest.raises(ConnectionLost, match=r"certificate .* is not trusted: ") as failure:
         async with connect(server.url, options):
             pass
+    assert "SSL_CERT_FILE=ca.pem" in str(failure.value)
+    assert "Options(ssl_context=ssl.create_default_context(cafile='ca.pem'))" in str(failure.value)
+
+
+@pytest.mark.anyio
+async def test_a_certificate_for_another_name(
+    server: TlsServer, authority: trustme.CA, connect: Any
+) -> None:
+    options = Options(ssl_context=trusting(authority), connect_again=False)
+    url = server.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(ConnectionLost, match=r"certificate of localhost:\d+ is for another name"):
+        async with connect(url, options):
+            pass
+
+
+@pytest.mark.anyio
+async def test_tls_with_a_port_that_does_not_speak_it(server: TlsServer, connect: Any) -> None:
+    """At once: without an answer the client would wait for its handshake."""
+    options = Options(connect_again=False, connect_timeout_s=WAIT_S)
+    with pytest.raises(ConnectionLost, match=r"the port does not speak TLS: write mqks://"):
+        async with connect(f"mqkss://127.0.0.1:{server.process.port}", options):
+            pass
+    until(
+        lambda: 'reason="this port does not speak TLS: connect with mqks://' in server.process.log
+    )
+    assert server.process.log.count("event=request_failed") == 1
+
+
+@pytest.mark.anyio
+async def test_tls_with_a_port_that_never_answers(connect: Any) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    options = Options(connect_timeout_s=0.2)
+    told = "no answer to the TLS handshake; perhaps the port does not speak TLS"
+    with Peer(serve) as peer, pytest.raises(ConnectionLost, match=told):
+        async with connect(f"mqkss://127.0.0.1:{peer.port}", options):
+            pass
+
+
+@pytest.mark.anyio
+async def test_a_plain_client_at_a_port_with_tls(server: TlsServer, connect: Any) -> None:
+    options = Options(connect_again=False, connect_timeout_s=WAIT_S)
+    with pytest.raises(ConnectionLost, match="if the port speaks TLS, write mqkss:// in the URL"):
+        async with connect(server.url.replace("mqkss", "mqks"), options):
+            pass
+
+
+def test_commands_at_the_wrong_port(server: TlsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = f"127.0.0.1:{server.process.port}"
+    assert main(["inspect", "queues", "--url", f"mqkss://{plain}"]) == 69
+    told = f"mqks: no server at {plain}: the port does not speak TLS: write mqks://"
+    assert capsys.readouterr().err.startswith(told)
+    for words in (["ping"], ["inspect", "queues"]):
+        assert main([*words, "--url", server.url.replace("mqkss", "mqks")]) == 69
+        assert "if the port speaks TLS, write mqkss:// in the URL" in capsys.readouterr().err
 
 
 def test_a_client_must_show_its_certificate_where_asked(

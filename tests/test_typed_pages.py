@@ -1,5 +1,4 @@
-"""README.md, docs/client.md and docs/commands.md typed from top to bottom, each in one session with
-one broker.
+"""Pages typed from top to bottom, each in one session with one broker.
 
 The one rule: what is typed, and what it shows, is on the page. Blocks that need Spark are typed in
 `test_pipeline_typed.py`.
@@ -15,9 +14,17 @@ from tests.typist import Typist, blocks, commands, pattern
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    ("page", "least"), [("README.md", 14), ("docs/client.md", 15), ("docs/commands.md", 11)]
-)
+PAGES = {
+    "README.md": 14,
+    "docs/client.md": 15,
+    "docs/commands.md": 11,
+    "docs/spark.md": 4,
+    "docs/pipeline.md": 3,
+}
+"""The least number of things that are typed: where nothing is found, nothing fails."""
+
+
+@pytest.mark.parametrize(("page", "least"), PAGES.items(), ids=PAGES.keys())
 def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "mqks.db") as server,

@@ -27,6 +27,8 @@ WORDS = {
     "connect": "connect_blocking",
     "AsyncClient": "BlockingClient",
     "AsyncConsumer": "BlockingConsumer",
+    "AsyncMessages": "BlockingMessages",
+    "AsyncTail": "BlockingTail",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "StopAsyncIteration": "StopIteration",

@@ -1,4 +1,4 @@
 """All state and all rules: queues, bindings, consumers, deliveries, the table of actions.
 
-Synchronous, no IO, no clock and no randomness of its own: those are passed in.
+Synchronous and without IO. Clock and random ids are passed in.
 """

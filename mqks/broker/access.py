@@ -1,7 +1,7 @@
-"""Who may do what: users, their logins, and what a connection may do.
+"""Users, logins, and the permissions of connections.
 
 The one rule: a password is verified by the server, off the event loop; the next lines of its
-connection wait for the outcome.
+connection wait for the result.
 """
 
 from collections import deque
@@ -35,23 +35,23 @@ class Access:
         self._broker = broker
         self.users = Users([], b"")
         self.logins: deque[Login] = deque()
-        """Passwords to be verified: the server's to do, one after the other."""
+        """Passwords that the server must verify, one after the other."""
 
     def log_in(self, connection: Connection, request: Request, name: bytes, secret: bytes) -> None:
-        """With a password."""
+        """Authenticate with a password."""
         if user := self.users.recall(name, secret):
             self.authenticate(connection, user)
         elif len(self.logins) < LOGINS_WAITING_MAX:
             self.logins.append(Login(connection, request, name, secret))
             connection.kept = []
         else:
-            # Not the password is wrong, so it is the connection that is refused: try later.
+            # The password is not wrong, so refuse the connection: the client may try later.
             self._broker.limits_reached["logins_waiting_max"] += 1
             reason = f"{LOGINS_WAITING_MAX} passwords wait to be checked; try again"
             self._broker.refusals.expel(connection, reason)
 
     def verified(self, login: Login, user: Known | None) -> bytes:
-        """The outcome; returns what has been kept meanwhile and is to be received now, unless the
+        """Apply the result; return the bytes received meanwhile, to be handled now, unless the
         connection is `expelled`."""
         connection, request = login.connection, login.request
         kept = b"".join(connection.kept or ())
@@ -67,7 +67,7 @@ class Access:
         return kept
 
     def authenticate(self, connection: Connection, user: Known | None) -> None:
-        """Give a connection the rights of a user; None is nobody whose credentials are right."""
+        """Give a connection the permissions of a user; None means wrong credentials."""
         if user is None:
             connection.auth_failures += 1
             if connection.auth_failures >= AUTH_FAILURES_MAX:
@@ -80,15 +80,17 @@ class Access:
         self.grant(connection, user.permissions)
 
     def grant(self, connection: Connection, permissions: Permissions) -> None:
-        """From now on these count; consumers that they do not allow end."""
+        """Set the permissions; consumers and tails that they do not allow end."""
         connection.permissions = permissions
         consumers = connection.consumers.values()
         lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
         if lost:
             self._broker.end_consumers(lost)
+        tails = connection.tails.values()
+        self._broker.end_tails([tail for tail in tails if not tail.is_allowed(permissions)])
 
     def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
-        """Whether its user may settle this consumer's messages; what is not there does no harm."""
+        """Whether its user may ack messages of this consumer; a missing consumer is allowed."""
         permissions = connection.permissions
         if permissions is None or permissions is STRANGER:
             return permissions is None

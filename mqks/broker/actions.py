@@ -17,13 +17,15 @@ from mqks.broker.evaluate.state import State
 from mqks.broker.masks import Queues
 from mqks.broker.policy import Policy
 from mqks.broker.publishing import Single
+from mqks.broker.purges import purge_some
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
-from mqks.broker.turns import GOES_ON, Work, slices
+from mqks.broker.selection import Chosen
+from mqks.broker.tails import Tail
+from mqks.broker.turns import GOES_ON, WAITS, Work, slices
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
     PEEK_ROWS_DEFAULT,
-    PEEK_ROWS_MAX,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
     SEQ_MAX,
@@ -37,9 +39,11 @@ from mqks.protocol.requests import (
     ALL,
     META,
     SCHEDULED,
+    Consume,
     Publish,
     Rebind,
     Request,
+    Selection,
     Settle,
     parse_auth,
     parse_consume,
@@ -48,7 +52,9 @@ from mqks.protocol.requests import (
     parse_move,
     parse_name,
     parse_number,
+    parse_peek,
     parse_publish,
+    parse_purge,
     parse_rebind,
     parse_redrive,
     parse_reject,
@@ -57,6 +63,7 @@ from mqks.protocol.requests import (
     parse_set_queue,
     parse_settle,
     parse_subscribe,
+    parse_tail,
     parse_touch,
     parse_words,
     shown,
@@ -65,7 +72,7 @@ from mqks.protocol.requests import (
 
 class Action(NamedTuple):
     run: Callable[[Broker, Connection, Request], Work[int | None] | Work[None] | None]
-    """Returns what is left to do in turns; a number that comes out of it is told by the confirm."""
+    """Returns work for later turns, or None; a number that it returns is put into the confirm."""
     needs: permits.Needs
     usage: str
 
@@ -74,6 +81,8 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
     wanted = parse_publish(request.rest)
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
+    if wanted.to is not None:
+        return _publish_to(broker, connection, message, wanted, wanted.to)
     queues = broker.bindings.route(wanted.event)
     if queues is None or (message.once and broker.publishing.once_unfinished):
         return _publish_later(broker, connection, message, wanted)
@@ -82,11 +91,22 @@ def publish(broker: Broker, connection: Connection, request: Request) -> Work[No
     return None
 
 
+def _publish_to(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish, name: bytes
+) -> Work[None]:
+    """To one queue, whatever its event is bound to."""
+    while message.once and broker.publishing.once_unfinished:
+        yield WAITS
+    only: Queues = {_existing(broker, "publish", [name]): None}
+    _check_publish(broker, connection, message, wanted, only)
+    broker.publishing.publish(connection, message, only)
+
+
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """When there are so many masks that its queues are not found at once, or others are published
-    once. Between the check and the places in its queues nobody else has a turn."""
+    """Publish a message when routing takes several turns, or after unfinished `--once` publishes.
+    No other work runs between the check and the reservation in its queues."""
     queues = yield from broker.publishing.find(message)
     _check_publish(broker, connection, message, wanted, queues)
     yield from broker.publishing.publish_later(connection, message, queues)
@@ -95,7 +115,7 @@ def _publish_later(
 def _check_publish(
     broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
 ) -> None:
-    """Raise if it may not go to these queues."""
+    """Raise if it must not be published to these queues."""
     publishing = broker.publishing
     is_known = wanted.once and publishing.is_known(connection, message.id)
     publishing.check_room(message, queues, is_known=is_known)
@@ -122,17 +142,23 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
             f"the limit of {limit} consumers is reached (consumers_per_connection_max)",
         )
     broker.check_consumer(request.id)
+    is_kept = wanted.keep and wanted.queue in broker.queues
+    _check_existing(broker, wanted)
     broker.check_queue(wanted.queue)
-    rebound = yield from broker.bindings.rebind(
-        Rebind(
-            wanted.queue,
-            replace=wanted.events or None,
-            add=wanted.add,
-            add_masks=wanted.add_masks,
+    rebound = False
+    if not is_kept:
+        rebound = yield from broker.bindings.rebind(
+            Rebind(
+                wanted.queue,
+                replace=wanted.events or None,
+                add=wanted.add,
+                add_masks=wanted.add_masks,
+            )
         )
-    )
+        # It may be deleted meanwhile; then its bindings are, too, these among them.
+        _check_existing(broker, wanted)
     queue = yield from broker.make_queue(wanted.queue)
-    ruled = broker.set_rule(queue, wanted.rule)
+    ruled = not is_kept and broker.set_rule(queue, wanted.rule)
     consumer = Consumer(
         request.id,
         connection,
@@ -153,6 +179,14 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     consumer.queue.deliver()
 
 
+def _check_existing(broker: Broker, wanted: Consume) -> None:
+    if wanted.existing and wanted.queue not in broker.queues:
+        raise BadRequest(
+            f"consume: there is no queue {shown(wanted.queue)}, and --existing creates none "
+            "(to create it: mqks consume --create, in Python create=True)"
+        )
+
+
 def rebind(broker: Broker, connection: Connection, request: Request) -> Work[None]:
     wanted = parse_rebind(request.rest)
     if (yield from broker.bindings.rebind(wanted)):
@@ -167,13 +201,18 @@ def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] 
     return None
 
 
-def reject(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
+def reject(
+    broker: Broker, connection: Connection, request: Request
+) -> Work[int | None] | Work[None] | None:
     wanted = parse_reject(request.rest)
     _check_writable(broker, request)
     if wanted == Settle(wanted.consumer, wanted.message):
         return broker.give_up(wanted, Queue.reject)
     defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
     how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
+    if wanted.selection is not None:
+        chosen = Chosen(wanted.selection, broker.schedule.wall_us())
+        return broker.give_up_some(wanted.consumer, how, chosen)
     return broker.give_up(wanted, how)
 
 
@@ -239,11 +278,21 @@ def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[
 
 
 def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    words, flags, _ = parse_words("purge", request.rest, 1, switches={SCHEDULED})
-    name = _needed("purge", words)
+    name, selection, limit, is_scheduled = parse_purge(request.rest)
+    if selection or limit:
+        return (yield from _purge_some(broker, name, selection or Selection(), limit or SEQ_MAX))
     count = yield from broker.trim(name, None)
-    if SCHEDULED in flags:
+    if is_scheduled:
         count = (count or 0) + (yield from scheduled.cancel(broker, name, None))
+    return count
+
+
+def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -> Work[int]:
+    queue = broker.queues.get(name)
+    if queue is None:
+        return 0
+    count = yield from purge_some(queue, Chosen(selection, broker.schedule.wall_us()), limit)
+    broker.purged += count
     return count
 
 
@@ -265,20 +314,26 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
 
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:
-    names, numbers, _ = parse_words(
-        "peek",
-        request.rest,
-        1,
-        {b"--after": (0, SEQ_MAX), b"--limit": (1, PEEK_ROWS_MAX)},
-        switches=(SCHEDULED,),
-    )
-    queue = broker.queues.get(_needed("peek", names))
+    wanted, numbers, selection = parse_peek(request.rest)
+    queue = broker.queues.get(wanted)
     first = numbers.get(b"--after", 0) + 1
     limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
-    # A queue that is not there has number 0, and no messages; its name is not kept.
+    # A queue that does not exist has number 0, and no messages; its name is not stored.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
     form = "scheduled" if SCHEDULED in numbers else "peek"
-    broker.read(connection, Read(request.id, form, name, queue_id, first, limit=limit))
+    chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
+    read = Read(request.id, form, name, queue_id, first, limit=limit, chosen=chosen)
+    broker.read(connection, read)
+
+
+def tail(broker: Broker, connection: Connection, request: Request) -> None:
+    wanted = parse_tail(request.rest)
+    queue = None if wanted.queue is None else _existing(broker, "tail", [wanted.queue])
+    broker.tails.check_room(connection, request.id)
+    broker.metadata.check_names("event", wanted.events)
+    if request.id in connection.tails:
+        broker.end_tails([connection.tails[request.id]])
+    broker.tails.add(Tail(request.id, connection, *wanted), queue)
 
 
 def read(broker: Broker, connection: Connection, request: Request) -> None:
@@ -341,7 +396,7 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
 
 
 def _object(row: stats.Row) -> Work[str]:
-    """As JSON; a list in it may be long."""
+    """A row as JSON; a list in it may be long."""
     members = []
     for name, value in row.items():
         told = _array(slices(value, STEP_NAMES)) if isinstance(value, list) else None
@@ -351,7 +406,7 @@ def _object(row: stats.Row) -> Work[str]:
 
 
 def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
-    """As JSON, piece by piece."""
+    """A list as JSON, piece by piece."""
     texts = []
     for piece in pieces:
         if piece:
@@ -414,7 +469,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
     work = expression.evaluating(source, names, budget=connection.eval_steps)
     place = yield from broker.evaluations.take()
     try:
-        while not connection.closed:  # What nobody waits for any more is not evaluated to its end.
+        while not connection.closed:  # Stop evaluating when nobody waits for the result.
             if connection.rests & Slow.END:
                 raise BadRequest("_eval: the server is stopping")
             try:
@@ -427,21 +482,25 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
         broker.evaluations.leave(place)
 
 
+SELECTION = "[--event={mask}] [--id={msg_id}] [--older={seconds}] [--limit={n}]"
 ACTIONS = {
     b"publish": Action(
         publish,
         permits.publish,
         "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
-        "[--meta={key}={value}[&...]] {event} {data}",
+        "[--meta={key}={value}[&...]] [--to={queue}] {event} {data}",
     ),
     b"subscribe": Action(
-        subscribe, permits.subscribe, "{queue} [{event} ...] [--add-mask {mask} ...]"
+        subscribe,
+        permits.subscribe,
+        "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...]",
     ),
     b"consume": Action(
         consume,
         permits.consume,
         "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...] "
-        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta]",
+        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta] "
+        "[--existing] [--keep]",
     ),
     b"rebind": Action(
         rebind,
@@ -454,7 +513,8 @@ ACTIONS = {
         reject,
         permits.consumer,
         "{consumer_id} {msg_id}|--all "
-        "[--dead | [--retries={n}] [--delay={seconds} | --backoff={first}[,{max}]]]",
+        "[--dead | [--retries={n}] [--delay={seconds} | --backoff={first}[,{max}]]] "
+        "[--event={mask}] [--id={msg_id}] [--older={seconds}]",
     ),
     b"release": Action(
         release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"
@@ -462,10 +522,8 @@ ACTIONS = {
     b"touch": Action(touch, permits.consumer, "{consumer_id} {msg_id}|--all"),
     b"cancel": Action(cancel, permits.queue, "{queue} {msg_id}|--all"),
     b"promote": Action(promote, permits.queue, "{queue} {msg_id}|--all"),
-    b"move": Action(move, permits.move, "{queue} {queue} [--event={mask}] [--limit={n}]"),
-    b"redrive": Action(
-        redrive, permits.move, "{queue} [--to={queue}] [--event={mask}] [--limit={n}]"
-    ),
+    b"move": Action(move, permits.move, "{queue} {queue} " + SELECTION),
+    b"redrive": Action(redrive, permits.move, "{queue} [--to={queue}] " + SELECTION),
     b"delete_consumer": Action(delete_consumer, permits.consumer, "{consumer_id}"),
     b"delete_queue": Action(delete_queue, permits.admin, "{queue} [--when-unused[={seconds}]]"),
     b"set_queue": Action(
@@ -475,8 +533,9 @@ ACTIONS = {
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
     ),
-    b"purge": Action(purge, permits.admin, "{queue} [--scheduled]"),
-    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] [--limit={n}]"),
+    b"purge": Action(purge, permits.admin, "{queue} [--scheduled] " + SELECTION),
+    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
+    b"tail": Action(tail, permits.tail, "[--queue={queue}] [{event}|{mask} ...]"),
     b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
     b"read": Action(read, permits.read, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),

@@ -1,10 +1,10 @@
-"""Which events go to which queues.
+"""The bindings of queues, and the routing of events.
 
-A name is bound to events and to masks. Wherever both stand together, in the journal too, a mask is
+A name is bound to events and to masks. Wherever both occur together, in the journal too, a mask is
 `MASK + mask`.
 
-The one rule: a binding belongs to a queue's name and may be there before the queue is; `routes` and
-the trie of masks hold only queues that exist, so that a publish looks up once and checks nothing.
+The one rule: a binding belongs to a queue's name and may exist before the queue; `routes` and the
+trie of masks contain only queues that exist, so that a publish looks up once and checks nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,11 +27,11 @@ NOTHING: Final[dict[bytes, None]] = {}
 Table = dict[bytes, dict[bytes, None]]
 ROUTE_BYTES: Final = 200
 COPY_BYTES: Final = 64
-"""What a remembered route takes beside its event, and each queue that it leads to."""
+"""Memory of a cached route besides its event, and of each of its queues."""
 
 
 class Bindings:
-    """`queues` are those that exist, by name; `pending` takes what the journal must learn."""
+    """`queues` are the existing queues by name; `pending` gets the changes for the journal."""
 
     __slots__ = (
         "_busy",
@@ -61,25 +61,25 @@ class Bindings:
         self._queues = queues
         self._pending = pending
         self._leaving: dict[bytes, Queue] = {}
-        """Deleted queues that routes lead to until it is their turn: what is unbound before that
-        must be unbound from them."""
+        """Deleted queues that are still in routes, which are removed in turns: events unbound
+        before that must be unbound from these queues."""
         self.by_name: Table = {}
         self.masks_by_name: Table = {}
-        """Masks behind `MASK`, apart from the events: removing one of many costs nothing for the
-        others."""
+        """Masks with the prefix `MASK`, separate from the events, so that the cost of removing one
+        does not depend on the others."""
         self.routes: dict[bytes, Queues] = {}
-        """Of events alone: who publishes asks `route`."""
+        """Routes of bound events, without masks. A publish uses `route`."""
         self.masks = Masks()
         self._known: dict[bytes, Queues] = {}
-        """Routes of events while there are masks; a change of masks makes it forget them all."""
+        """Cached routes of events while there are masks; a change of masks clears the cache."""
         self._known_bytes = 0
-        """What has come into it since it was empty."""
+        """Memory added to the cache since it was cleared."""
         self._walks = Places(1)
-        """For a walk that takes more than a step: what queues are bound to does not change under
-        it, so that a queue that is bound again otherwise misses nothing."""
+        """For a walk that takes more than a step: bindings do not change meanwhile, so that a queue
+        whose bindings are replaced misses no message."""
         self._busy: dict[bytes, Places] = {}
-        """Names whose bindings are being changed, in turns: one request after the other, in the
-        order in which they came."""
+        """Names whose bindings are being changed in turns: one request after the other, in their
+        order of arrival."""
 
     def events(self, name: bytes) -> Work[tuple[list[bytes], list[bytes]]]:
         """The events and the masks that this name is bound to, each sorted."""
@@ -91,7 +91,7 @@ class Bindings:
         return events, masks
 
     def route(self, event: bytes) -> Queues | None:
-        """The queues that get this event; None: `find` has to be asked."""
+        """The queues that get this event; None: call `find`."""
         if not self.masks.count:
             return self.routes.get(event, NOWHERE)
         known = self._known.get(event)
@@ -105,7 +105,7 @@ class Bindings:
         return None
 
     def find(self, event: bytes) -> Work[Queues]:
-        """The same at any length. Until the caller's next step `route` knows it, too."""
+        """The same in steps. Until the caller's next step the result is also in the cache."""
         queues = self.route(event)
         if queues is None:
             place = yield from self._walks.take()
@@ -121,7 +121,7 @@ class Bindings:
             matched.append(bound)
         queues, size = NOWHERE, ROUTE_BYTES + len(event)
         if len(matched) == 1:
-            [queues] = matched  # The thing itself, not a copy: it changes in no way that is seen.
+            [queues] = matched  # The object itself, not a copy: its changes do no harm.
         elif matched:
             queues = {}
             weight = 0
@@ -144,12 +144,12 @@ class Bindings:
         self._known_bytes = 0
 
     def _settled(self) -> Work[None]:
-        """Wait until no walk is under way."""
+        """Wait until no walk is running."""
         if self._walks:
             self._walks.leave((yield from self._walks.take()))
 
     def rebind(self, request: Rebind) -> Work[bool]:
-        """Replace, then remove, then remove by mask, then add. Return whether that changed it.
+        """Replace, then remove, then remove by mask, then add. Return whether bindings changed.
         Raises LimitExceeded before anything is changed."""
         name = request.queue
         place = yield from self._wait(name)
@@ -163,7 +163,7 @@ class Bindings:
             self._done(name, place)
 
     def _wait(self, name: bytes) -> Work[object]:
-        """Until those are done that came before and change what this name is bound to."""
+        """Wait for earlier requests that change the bindings of this name."""
         return (yield from self._busy.setdefault(name, Places(1)).take())
 
     def _done(self, name: bytes, place: object) -> None:
@@ -195,7 +195,7 @@ class Bindings:
             _put(self.masks_by_name, name, new_masks, gone_masks)
         yield GOES_ON
         self.metadata.bytes -= sum(map(binding_bytes, gone)) + sum(map(mask_bytes, gone_masks))
-        # What is new comes first: a queue that is bound otherwise misses nothing.
+        # Add before removing: a queue whose bindings are replaced misses no message.
         yield from self._settle(name, new_masks)
         yield from self._settle(name, [*new, *gone])
         yield from self._settle(name, gone_masks)
@@ -210,13 +210,13 @@ class Bindings:
 
     @contextmanager
     def _named(self, name: bytes) -> Iterator[None]:
-        """A name that is bound to something takes its length, too."""
+        """Count the memory of a name while it has bindings."""
         before = any(self.bound(name))
         yield
         self.metadata.bytes += (any(self.bound(name)) - before) * len(name)
 
     def restore(self, name: bytes, events: list[bytes]) -> None:
-        """What the journal knows, before there is a queue."""
+        """Add bindings from the journal, before their queue exists."""
         masks = [event for event in events if event[:1] == MASK]
         if masks:
             events = [event for event in events if event[:1] != MASK]
@@ -226,7 +226,7 @@ class Bindings:
         self.metadata.bytes += sum(map(binding_bytes, events)) + sum(map(mask_bytes, masks))
 
     def _settle(self, name: bytes, events: list[bytes]) -> Work[None]:
-        """Routes and journal learn what is said now of these events, or of these masks."""
+        """Update routes and journal for these events, or these masks."""
         table, route = self._kind(events)
         for some in slices(events, STEP_NAMES):
             yield from self._settled()
@@ -240,7 +240,7 @@ class Bindings:
             yield GOES_ON
 
     def _kind(self, events: list[bytes]) -> tuple[Table, Callable[[bytes, Queue, bool], None]]:
-        """Where these are told, events or masks, and how they are routed."""
+        """The table of these events or masks, and the function that routes them."""
         if events and events[0][:1] == MASK:
             return self.masks_by_name, self._route_mask
         return self.by_name, self._route
@@ -260,8 +260,8 @@ class Bindings:
         self._forget()
 
     def _take_room(self, name: bytes, new: list[bytes], new_masks: list[bytes], count: int) -> None:
-        """For bindings that are about to be made. Raise if a name must not be bound to these, or to
-        so many in all."""
+        """Reserve memory for new bindings. Raise if a name must not be bound to these, or to so
+        many."""
         if count > self.events_max:
             raise LimitExceeded(
                 "bindings_per_queue_max",
@@ -278,7 +278,7 @@ class Bindings:
         self.metadata.bytes += size
 
     def queue_made(self, queue: Queue) -> Work[None]:
-        """What its name was bound to before now leads to it."""
+        """Route the existing bindings of its name to it."""
         for events in map(list, self.bound(queue.name)):
             table, route = self._kind(events)
             for some in slices(events, STEP_NAMES):
@@ -290,7 +290,7 @@ class Bindings:
                 yield GOES_ON
 
     def remove_all(self, name: bytes, queue: Queue | None) -> Work[None]:
-        """The name is bound to nothing; `queue` had it, and is deleted."""
+        """Remove all bindings of a name; `queue` had this name, and is deleted."""
         if queue is not None:
             self._leaving[name] = queue
         place = yield from self._wait(name)
@@ -325,8 +325,8 @@ def _difference(
     remove: Iterable[bytes],
     add: Iterable[bytes],
 ) -> Work[tuple[list[bytes], list[bytes]]]:
-    """What is new and what is gone when this is replaced, then removed, then added. Without
-    `replace` it costs nothing for what stays."""
+    """Events to bind and to unbind, after replacing, removing and adding. Without `replace` the
+    cost does not depend on unchanged bindings."""
     added = dict.fromkeys(add)
     if replace is None:
         gone = [event for event in dict.fromkeys(remove) if event in bound and event not in added]
@@ -353,7 +353,7 @@ def _put(table: Table, name: bytes, new: Iterable[bytes], gone: Iterable[bytes])
 
 
 def _matched(masks: Iterable[bytes], bound: Iterable[bytes]) -> Work[list[bytes]]:
-    """Those events that a mask matches."""
+    """The events that one of the masks matches."""
     if not masks:
         return []
     tries, matched, weight = EventMasks(masks).tries, [], 0

@@ -1,7 +1,7 @@
-"""The broker: queues, bindings, consumers and connections, and how they hang together.
+"""The broker: queues, bindings, consumers and connections.
 
 The one rule: a call here never waits, and leaves its replies in outboxes and its changes in the
-pending batch. A reply that promises durability is not written before `committed` says so.
+pending batch. A confirm is written only by `committed`.
 """
 
 from collections import deque
@@ -26,7 +26,9 @@ from mqks.broker.publishing import Publishing
 from mqks.broker.queue import Queue
 from mqks.broker.reads import Read
 from mqks.broker.refusals import Refusals
+from mqks.broker.selection import Chosen
 from mqks.broker.shared import Shared
+from mqks.broker.tails import Tail, Tails
 from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded
 from mqks.limits import (
@@ -43,9 +45,9 @@ from mqks.protocol.requests import ALL, DeleteRule, Settle, shown
 from mqks.settings import Settings
 
 GiveUp = Callable[[Queue, Sequence[Delivery]], None]
-"""What becomes of deliveries that a consumer gives back."""
+"""What to do with deliveries that a consumer gives back."""
 CALM_S = 60.0
-"""What happens again and again is told again when it has not happened for so long."""
+"""A repeated event is reported again only after it has not happened for this long."""
 
 
 class Broker:
@@ -65,7 +67,7 @@ class Broker:
         self.clock = clock
         self.connections: dict[int, Connection] = {}
         self.connection_count: Callable[[], int] = lambda: len(self.connections)
-        """The server counts those, too, who still shake hands."""
+        """The server's count includes connections in a TLS handshake."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = Metadata(settings)
         self.shared = Shared(
@@ -77,34 +79,38 @@ class Broker:
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
         self.consumers: dict[bytes, Consumer] = {}
+        self._replaced: dict[Consumer, BadRequest] = {}
+        """Whose id another connection uses, and why that is to be told: after their confirm."""
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
         self.published = self.queued = self.unroutable = self.confirmed = 0
         self.purged = self.errors = 0
         self.loop_held = self.loop_late = 0
-        """How often the server's event loop stood still: see `server/held.py`."""
+        """How often the server's event loop was blocked: see `server/held.py`."""
         self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
-        """Counters since the start; `docs/protocol.md` tells them under stats."""
+        """Counters since the start; `docs/protocol.md` describes them under stats."""
         self.last_errors: deque[ErrorRecord] = deque(
             maxlen=min(settings.errors_kept_max, ERRORS_TOLD_MAX)
         )
-        """As `stats` tells them, also before they are written."""
+        """The source of `stats errors`, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
         self._unacked_full_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None
         """Called when a consumer must wait for others to ack, after a while without any."""
         self.started_s = clock()
         self.unwritable = ""
-        """Why nothing can be written that lasts; publishes are refused while this tells one."""
+        """Why nothing can be written durably; publishes are refused while this is not empty."""
 
+        self.tails = Tails(settings, self.shared)
+        self.shared.show = self.tails.show
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
         self.searches = Places(SEARCHES_MAX)
-        """For those who look for scheduled messages of one id."""
+        """For searches for scheduled messages by id."""
         self._told: tuple[Queue, bytes] | None = None
-        """What the last queue whose consumers were told an update is bound to."""
+        """The last queue whose consumers got an update, and its bindings."""
         self.reads_waiting: list[Connection] = []
-        """Connections that want to see something of the journal: the server's to serve."""
+        """Connections with read requests, which the server answers."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
         self.refusals = Refusals(self, new_error_id, on_error)
@@ -114,7 +120,7 @@ class Broker:
         self.shared.dead_letter_queue = self._dead_letter_queue
 
     def long_names(self) -> int:
-        """How many queues, events and masks there are whose names would be refused today."""
+        """Number of queues, events and masks with names longer than the limit."""
         bindings = self.bindings
         names = {*self.queues, *bindings.by_name, *bindings.masks_by_name}
         events = chain.from_iterable(bindings.by_name.values())
@@ -125,7 +131,7 @@ class Broker:
     # -- connections
 
     def connect(self, address: str, *, local: bool) -> Connection:
-        """A client has come. How many may, the server's gate knows."""
+        """Add a connection. The server's gate limits their number."""
         settings = self.settings
         connection = Connection(
             self.shared,
@@ -140,17 +146,18 @@ class Broker:
         return connection
 
     def end(self, connection: Connection) -> None:
-        """A client sends no more: its consumers end, what they held goes back."""
+        """A client sends no more: its consumers and tails end, and its messages are returned."""
+        self.end_tails([*connection.tails.values()])
         self.end_consumers(list(connection.consumers.values()), lost=True)
 
     def disconnect(self, connection: Connection) -> None:
-        """A client has gone; its works are done."""
+        """A client has disconnected, and its works are done."""
         connection.closed = True
         self.end(connection)
         self.connections.pop(connection.id, None)
 
     def _unblocked(self, connection: Connection) -> None:
-        """A slow client has caught up: its consumers may take again."""
+        """A slow client has caught up: its consumers can get messages again."""
         if connection.reads:
             self.reads_waiting.append(connection)
         if connection.consumers:
@@ -163,9 +170,9 @@ class Broker:
         for consumer in consumers:
             siblings = consumer.connection.consumers
             if siblings.get(consumer.id) is not consumer:
-                continue  # It has ended, or another one has its id.
+                continue  # It has ended, or another consumer has its id.
             if consumer.rests & Rest.SLOW and not consumer.connection.rests:
-                # It may fill the outbox once more: the next time it comes behind all others.
+                # It may fill the outbox again: the next time it comes after all others.
                 siblings[consumer.id] = siblings.pop(consumer.id)
                 consumer.resume(Rest.SLOW)
                 yield GOES_ON
@@ -176,7 +183,7 @@ class Broker:
             self.limits_reached["unacked_bytes_max"] += 1
             self.on_unacked_full()
 
-    # -- what goes on in later turns
+    # -- work in later turns
 
     @property
     def has_work(self) -> bool:
@@ -184,8 +191,8 @@ class Broker:
         return bool(self.shared.due or self.turns)
 
     def go_on(self) -> bool:
-        """One turn for what earlier ones have left; return whether all that is left waits, be it
-        for the journal."""
+        """Do one turn of unfinished work; return whether all that is left waits for something, for
+        example the journal."""
         self.turns.begin()
         due, outboxes = self.shared.due, self.shared.outboxes
         while due:
@@ -194,18 +201,18 @@ class Broker:
             if queue.returning or queue.deleted or outboxes.room <= 0:
                 queue.deliver()
                 continue
-            if queue.can_deliver:  # However short the turn: something is done.
+            if queue.can_deliver:  # At least one step, however short the turn.
                 queue.deliver_some()
             queue.deliver()
             if self.turns.over:
                 break
-        # Also when the turn is over: deliveries may use up all turns for as long as they like.
+        # Also when the turn is over: deliveries alone may use up every turn.
         return self.turns.go_on() and not due
 
     # -- messages
 
     def trim(self, name: bytes, end: int | None) -> Work[int | None]:
-        """Drop the waiting messages of a queue, or those with numbers below `end`; return how
+        """Drop the ready messages of a queue, or those with numbers below `end`; return how
         many."""
         queue = self.queues.get(name)
         if queue is None:
@@ -215,7 +222,7 @@ class Broker:
         return count
 
     def read(self, connection: Connection, read: Read) -> None:
-        """Have the server answer this, in its turn."""
+        """Queue a read request, which the server answers."""
         if len(connection.reads) >= READS_WAITING_MAX:
             raise LimitExceeded(
                 "reads_waiting_max",
@@ -226,29 +233,34 @@ class Broker:
             self.reads_waiting.append(connection)
 
     def is_there(self, read: Read) -> bool:
-        """Whether the queue that is to be read is still the one of its name."""
+        """Whether the queue to be read still exists."""
         queue = self.queues.get(read.queue)
         return queue is not None and queue.id == read.queue_id
 
     def read_failed(self, connection: Connection, read: Read) -> None:
-        """The queue was deleted before the answer could be told."""
+        """The queue was deleted before the reply was sent."""
         reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
         self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
 
+    def end_tails(self, tails: Sequence[Tail]) -> None:
+        """They are shown nothing any more."""
+        names = {tail.queue for tail in tails if tail.queue is not None}
+        self.tails.end(tails, *map(self.queues.get, names))
+
     def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
-        """Settle these deliveries; what is not there is no error."""
+        """Settle these deliveries; unknown ids are ignored."""
         consumer = self.consumers.get(consumer_id)
         if consumer is not None and (deliveries := consumer.settle(message_ids)):
             consumer.queue.settle(deliveries)
 
     def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
-        """A consumer rejects these; what is not there is no error."""
+        """A consumer rejects these; unknown ids are ignored."""
         consumer = self.consumers.get(consumer_id)
         if consumer is not None and (deliveries := consumer.take_back(message_ids)):
             consumer.queue.reject(deliveries)
 
     def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
-        """A consumer gives back what it holds, one message or all."""
+        """A consumer gives back one or all of its messages."""
         consumer = self.consumers.get(wanted.consumer)
         if consumer is None:
             return None
@@ -259,13 +271,13 @@ class Broker:
         return None
 
     def touch(self, consumer_id: bytes, message_id: bytes) -> None:
-        """A consumer still works at what it holds, one message or all."""
+        """A consumer still works on one or all of its messages."""
         consumer = self.consumers.get(consumer_id)
         if consumer is not None:
             consumer.touch(None if message_id == ALL else message_id)
 
     def ack_all(self, consumer_id: bytes) -> Work[None]:
-        """Settle all that a consumer holds."""
+        """Settle all messages of a consumer."""
         consumer = self.consumers.get(consumer_id)
         if consumer is None or not consumer.unacked:
             return
@@ -276,7 +288,7 @@ class Broker:
             yield GOES_ON
 
     def _give_up_all(self, consumer: Consumer, how: GiveUp) -> Work[None]:
-        """In the order that it has in the queue."""
+        """Give back all messages in their order in the queue."""
         queue, deliveries = consumer.queue, list[Delivery]()
         queue.returning += 1
         held = consumer.let_go()
@@ -290,10 +302,29 @@ class Broker:
         queue.returning -= 1
         queue.deliver()
 
+    def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
+        """The same with those that are chosen of all that a consumer holds; return how many."""
+        consumer, count = self.consumers.get(consumer_id), 0
+        if consumer is None:
+            return 0
+        queue, held = consumer.queue, [*consumer.held()]
+        for some in slices((yield from ordered(held)), STEP_MESSAGES):
+            old = {*chosen.by_age(queue, [number for number, _ in some])}
+            lines = (delivery for delivery in some if delivery[0] in old)
+            found = yield from chosen.by_body(lines)
+            if queue.deleted:
+                break
+            deliveries = consumer.take_these([*found.items()])
+            count += len(deliveries)
+            if deliveries:
+                how(queue, deliveries)
+            yield GOES_ON
+        return count
+
     # -- queues and consumers
 
     def make_queue(self, name: bytes) -> Work[Queue]:
-        """Return the queue of this name, made now if there was none.
+        """Return the queue of this name; create it if it does not exist.
 
         Consumers of an earlier queue of that name are served again.
         """
@@ -305,7 +336,7 @@ class Broker:
         return (yield from self.make_queue(name)) if queue.deleted else queue
 
     def new_queue(self, name: bytes) -> Queue:
-        """Make a queue that is not there; `Bindings.queue_made` does the rest."""
+        """Create a queue that does not exist; `Bindings.queue_made` does the rest."""
         queue = self._new_queue(self.next_queue_id, name)
         self._changed(queue)
         self.policies.apply(queue)
@@ -322,8 +353,8 @@ class Broker:
         return None if name is None else self.queue_for(name)
 
     def queue_for(self, name: bytes) -> Queue:
-        """Where a message goes that was in another queue: it has to go somewhere, whatever the
-        limits say."""
+        """The queue of this name for a moved message: created even beyond the limits, so that the
+        message is not lost."""
         queue = self.queues.get(name)
         if queue is None:
             queue = self.new_queue(name)
@@ -331,14 +362,14 @@ class Broker:
         return queue
 
     def _adopt(self, name: bytes) -> Queue | None:
-        """Take a deleted queue out of those that still have consumers."""
+        """Take a deleted queue that still has consumers from `orphans`."""
         orphan = self.orphans.pop(name, None)
         if orphan is not None:
             self.metadata.bytes -= queue_bytes(name)
         return orphan
 
     def check_queue(self, *names: bytes) -> None:
-        """Raise if one of these queues would have to be made, and must not be."""
+        """Raise if one of these queues does not exist and must not be created."""
         new = [name for name in names if name not in self.queues]
         if not new:
             return
@@ -351,13 +382,14 @@ class Broker:
         self.metadata.check_room(sum(map(queue_bytes, new)))
 
     def check_consumer(self, consumer_id: bytes) -> None:
-        """Raise if there is no room for a consumer that does not replace another one."""
+        """Raise if a consumer is new and there is no memory for it."""
         if consumer_id not in self.consumers:
             self.metadata.check_room(consumer_bytes(consumer_id), for_consumer=True)
 
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
+        queue.tails = self.tails.of(name)
         self.metadata.bytes += queue_bytes(name)
         return queue
 
@@ -378,7 +410,7 @@ class Broker:
         self.policies.apply(queue)
 
     def tell_update(self, name: bytes, but: Consumer | None = None) -> Work[None]:
-        """Tell the consumers of a queue what it is bound to now."""
+        """Send the bindings of a queue to its consumers."""
         queue = self.queues.get(name) or self.orphans.get(name)
         if queue is None:
             return
@@ -386,14 +418,14 @@ class Broker:
         yield from self._tell(queue, [each for each in queue.consumers if each is not but])
 
     def _outdate(self, queue: Queue) -> None:
-        """What its consumers were told has changed."""
+        """The bindings or rule that its consumers know have changed."""
         queue.updates += 1
         if self._told is not None and self._told[0] is queue:
             self._told = None
 
     def _tell(self, queue: Queue, consumers: list[Consumer]) -> Work[None]:
-        """A slow client is told the newest state when it has caught up, not each one before. The
-        list is made once: it may have 100,000 events, for 10,000 consumers."""
+        """A slow client gets only the newest state, when it has caught up. The list is made once:
+        it may have 100,000 events, for 10,000 consumers."""
         for consumer in consumers:
             if consumer.deleted or consumer.queue is not queue:
                 continue
@@ -411,13 +443,22 @@ class Broker:
             self._told = queue, replies.bound(queue.name, events, masks, rule)
 
     def add_consumer(self, consumer: Consumer) -> Work[None]:
-        """Attach a consumer; one that had its id before ends, and loses nothing."""
+        """Attach a consumer; an earlier one with its id ends, its messages are returned, and its
+        connection is told if it is another one."""
         self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         consumer.connection.consumers[consumer.id] = consumer
         self._attach(consumer.queue, consumer)
         if earlier is not None:
+            if not (earlier.deleted or earlier.connection is consumer.connection):
+                reason = BadRequest(
+                    f"consume: {consumer.connection.address} consumes under this id now"
+                )
+                if earlier.rests & Rest.CONFIRM:
+                    self._replaced[earlier] = reason
+                else:
+                    self.refusals.tell(earlier.connection, earlier.id, b"consume", reason)
             yield from self.delete_consumers([earlier])
 
     def _attach(self, queue: Queue, consumer: Consumer) -> None:
@@ -425,15 +466,15 @@ class Broker:
         self._stop_timer(queue)
 
     def end_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> None:
-        """They get nothing any more from now on; what they held goes back in turns."""
+        """They get no more messages; those that they hold are returned in turns."""
         for consumer in consumers:
             consumer.rest(Rest.ENDED)
         if consumers:
             self.turns.add(self.delete_consumers(consumers, lost=lost))
 
     def delete_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> Work[None]:
-        """End consumers. What all of them held goes back to its place before any of it is given
-        to others. `lost`: they did not leave of themselves."""
+        """End consumers. All their messages return to their places before any of them is delivered
+        to others. `lost`: the consumers did not end themselves."""
         returned: list[tuple[Queue, Iterator[Delivery]]] = []
         for number, consumer in enumerate(consumers, 1):
             if number % STEP_MESSAGES == 0:
@@ -458,7 +499,7 @@ class Broker:
                 yield GOES_ON
             queue.returning -= 1
         for queue in dict.fromkeys(queue for queue, _ in returned):
-            # Also without consumers: what came back may have run out, or be too much.
+            # Also without consumers: returned messages may have expired, or exceed a limit.
             queue.deliver()
             if queue.consumers:
                 pass
@@ -469,7 +510,7 @@ class Broker:
             yield GOES_ON
 
     def unused(self, queue: Queue) -> Work[None]:
-        """A queue has no consumer (any more): its delete rule applies."""
+        """A queue has no consumers: its delete rule applies."""
         rule = queue.policy.delete_when_unused
         if rule is None:
             return
@@ -489,7 +530,7 @@ class Broker:
         self.turns.add(self.delete_queue(queue.name))
 
     def delete_queue(self, name: bytes) -> Work[None]:
-        """Delete messages, bindings and rule; consumers stay with the name."""
+        """Delete messages, bindings and policy; consumers stay attached to the name."""
         queue = self.queues.pop(name, None)
         if queue is not None:
             self._stop_timer(queue)
@@ -506,15 +547,15 @@ class Broker:
     # -- time
 
     def expire(self) -> None:
-        """Do what is due at this time, as much of it as a turn takes."""
+        """Do what is due now, as much as a turn allows."""
         self.turns.begin()
         while self.schedule.run_next() and not self.turns.over:
             pass
 
-    # -- what must last
+    # -- commits
 
     def committed(self, batch: Batch) -> None:
-        """This batch is on disk: let its confirms go."""
+        """This batch is on disk: write its confirms."""
         self.turns.begin()
         waiters = batch.waiters
         self.confirmed += waiters.confirmed
@@ -528,6 +569,8 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
+            if reason := self._replaced.pop(consumer, None):
+                self.refusals.tell(consumer.connection, consumer.id, b"consume", reason)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.owner.committed(change.next_seq)
         if self.shared.memory.is_short and batch.taken:
@@ -540,8 +583,8 @@ class Broker:
                 yield GOES_ON
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:
-        """This batch could not be written: who waits for it gets errors instead, and consumers
-        that waited for their confirm end."""
+        """This batch could not be written: those who wait for it get errors, and consumers that
+        waited for their confirm end."""
         waiters, batch.waiters = batch.waiters, Waiters()
         counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
         for connection, ids in waiters.confirms + counted:
@@ -549,16 +592,17 @@ class Broker:
             for request_id in ids:
                 self.refusals.tell(connection, request_id, b"", failure)
         for consumer in waiters.held:
+            self._replaced.pop(consumer, None)
             if not consumer.deleted:
                 self.end_consumers([consumer])
 
     # -- recovery
 
     def restore_queue(self, queue_id: int, name: bytes, policy: Policy) -> Queue:
-        """A queue that the journal knows; bindings are restored before."""
+        """Add a queue from the journal; its bindings are restored before."""
         queue = self._new_queue(queue_id, name)
         finish(self.bindings.queue_made(queue))
-        # Defaults come when all queues are there: they yield to what was set.
+        # Defaults are applied when all queues exist: what was set has priority.
         queue.policy = policy
         queue.apply(policy)
         return queue
@@ -567,8 +611,8 @@ class Broker:
         self.bindings.restore(name, events)
 
     def start_timers(self) -> None:
-        """After recovery every delay starts anew. A rule without delay waits until a consumer has
-        come and gone: a boot deletes nothing that merely waits for its consumers."""
+        """After recovery every delay starts again. A delete rule without a delay applies only after
+        a consumer has attached and ended: a start deletes no queue whose consumers are late."""
         for queue in list(self.queues.values()):
             queue.start()
             rule = queue.policy.delete_when_unused

@@ -1,6 +1,6 @@
-"""A number of bytes shared by several users: take, give back, wake those who wait, in order.
+"""A number of bytes shared by several users, who take, give back, and wait in order.
 
-The one rule: giving back wakes those who wait; no caller has to remember to.
+The one rule: giving back wakes those who wait; no caller has to do so.
 """
 
 from collections.abc import Callable, Hashable
@@ -33,7 +33,7 @@ class Budget:
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing should be taken now: what is left goes to those who already wait."""
+        """Whether nothing should be taken now: free bytes go to those who wait already."""
         return self.used >= self.limit or (bool(self._waiters) and not self._is_waking)
 
     @property
@@ -42,20 +42,20 @@ class Budget:
         return list(self._waiters)
 
     def take(self, size: int) -> None:
-        """Take this much, even when it exceeds the limit: callers that must not, check first."""
+        """Take this much, even beyond the limit: callers that must not exceed it check first."""
         self.used += size
 
     def give_back(self, size: int) -> None:
         self.set(self.used - size)
 
     def set(self, used: int) -> None:
-        """This much is used now, as counted elsewhere."""
+        """Set the used bytes, as counted elsewhere."""
         self.used = used
         if self._waiters and used < self.limit and not self._is_waking:
             self._turns.add(self._wake())
 
     def wait(self, who: Hashable, wake: Callable[[], None]) -> None:
-        """Have `wake` called once when there is room again, after those who already wait."""
+        """Call `wake` once when bytes are free again, after those who wait already."""
         self._waiters.setdefault(who, wake)
         self._on_wait()
 

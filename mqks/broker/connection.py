@@ -1,4 +1,4 @@
-"""One client as the broker sees it: where its lines come from and where its replies gather.
+"""One connection as the broker sees it: the source of its lines, and the outbox for its replies.
 
 The one rule: nothing here sends. The server takes the outbox once a turn, as one joined write.
 """
@@ -20,22 +20,23 @@ from mqks.users import STRANGER, Permissions
 if TYPE_CHECKING:
     from mqks.broker.consumer import Consumer
     from mqks.broker.pending import ErrorRecord
+    from mqks.broker.tails import Tail
 
 
 class Slow:
     """Why a connection's consumers get nothing."""
 
     OUTBOX: Final = 1
-    """More has been written to it in this turn than it should have."""
+    """More was written to its outbox in this turn than the high-water mark."""
     PEER: Final = 2
-    """The peer takes its replies too slowly."""
+    """The client reads its replies too slowly."""
     END: Final = 4
-    """It has gone, or the server stops."""
+    """It has disconnected, or the server stops."""
 
 
 class Connection(Resting):
     """State of one connection. While it rests, its consumers get nothing and its reads wait;
-    `on_go_on` is called when it does no longer."""
+    `on_go_on` is called when it no longer rests."""
 
     __slots__ = (
         "address",
@@ -60,6 +61,7 @@ class Connection(Resting):
         "splitter",
         "stranger_errors",
         "stranger_lines",
+        "tails",
         "touched",
         "unconfirmed",
         "user",
@@ -92,34 +94,35 @@ class Connection(Resting):
         self.touched = False
         self.closed = False
         self.eval_steps: Allowance | None = None
-        """Steps that expressions of the chunk in hand may still take."""
+        """Steps that expressions of the current chunk may still take."""
         self.unconfirmed = 0
         """Confirms that wait for a commit."""
         self.consumers: dict[bytes, Consumer] = {}
+        self.tails: dict[bytes, Tail] = {}
         self.reads: deque[Read] = deque()
-        """What it wants to see of the journal, in the order of its requests."""
+        """Its read requests, in order."""
         self.name: str | None = None
-        """What the client calls itself, with surrogate escapes."""
+        """The name that the client has set, with surrogate escapes."""
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None
         """None: it may do everything."""
         self.works: deque[Work[None]] = deque()
-        """What its lines have begun and the turn did not finish: the next lines wait for it."""
+        """Unfinished work of its lines: the next lines wait for it."""
         self.kept: list[bytes] | None = None
-        """While there is a list, lines are not handled but kept in it: they wait for the outcome
-        of `auth`, for the next turn, or nobody needs them any more."""
+        """While this is a list, lines are not handled but stored in it: they wait for the result of
+        `auth` or for the next turn, or are no longer needed."""
         self.overrun = False
-        """Its lines took their time: those that are kept are due in its next turn."""
+        """Its turn is over: the stored lines are handled in its next turn."""
         self.expelled = False
-        """It must be closed, and has been told why."""
+        """It must be closed; the error reply is written."""
         self.first_error: ErrorRecord | None = None
-        """The first one of a burst, which names its cause: the burst itself may drive it out of the
-        last errors that the server keeps."""
+        """The first error of a burst, which has its cause: the burst may evict it from the last
+        errors that the server keeps."""
         self.last_error_us = 0
         self.auth_failures = self.stranger_errors = self.stranger_lines = 0
 
     def _stop(self) -> None:
-        """Its consumers rest when it is their turn."""
+        """Nothing to do: its consumers rest when it is their turn."""
 
     def _go_on(self) -> None:
         self.on_go_on(self)
@@ -145,8 +148,8 @@ class Connection(Resting):
         return self.kept is not None and not self.overrun
 
     def once_id(self, message_id: bytes) -> bytes:
-        """What is remembered of a message published once. Each user has ids of its own: nobody can
-        use up another's. A long one is remembered by its hash: a million may be kept."""
+        """The stored form of an id published with `--once`. Users have separate ids, so that nobody
+        can use up another user's. Long ids are stored as a hash: there may be a million."""
         once_id = message_id if self.user is None else self.user.encode() + b" " + message_id
         if len(once_id) > ONCE_ID_BYTES_MAX:
             return blake2b(once_id, digest_size=32).hexdigest().encode()

@@ -1,7 +1,7 @@
-"""One consumer: what it was given and has not settled, and why it rests.
+"""One consumer: its unacked deliveries, and why it rests.
 
 The one rule: with manual ack, every delivery is in `unacked`, and counted, until it is acked or
-goes back.
+returned.
 """
 
 from collections import deque
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = 1 << 62
 UNACKED_OVERHEAD_BYTES: Final = 288
-"""What a delivery takes beside the length of its message: four objects and an entry of a dict
-(measured), and a second copy of its id. Adding up the lengths of ids would cost 3 % of an ack, and
-none is longer than `name_bytes_max`."""
+"""Memory of a delivery besides the length of its message: four objects and a dict entry (measured),
+and a second copy of its id. Adding the lengths of ids would cost 3 % of an ack, and none is longer
+than `name_bytes_max`."""
 
 
 class Rest:
@@ -36,11 +36,11 @@ class Rest:
     SLOW: Final = 2
     """Its connection does not take its replies."""
     UNACKED: Final = 4
-    """It holds as many messages as it may."""
+    """It holds as many messages as its prefetch allows."""
     ALL_UNACKED: Final = 8
-    """All consumers together hold as many bytes as they may."""
+    """All consumers together are at the limit of unacked bytes."""
     STANDBY: Final = 64
-    """Its queue serves a single consumer, and that is another one."""
+    """Its queue has a single active consumer, which is another one."""
     NO_QUEUE: Final = 16
     """Its queue was deleted."""
     ENDED: Final = 32
@@ -70,17 +70,17 @@ class Consumer(Resting):
         self.queue = queue
         self.manual_ack = manual_ack
         self.prefetch = prefetch
-        """How many messages it wants to hold at most; 0: it did not say."""
+        """Requested maximum of unacked messages; 0: none requested."""
         self.unacked_max = min(prefetch or unacked_max, unacked_max)
         self.meta = meta
-        """It is told attributes."""
+        """Its deliveries have attributes."""
         self.deadlines: Deadlines | None = None
         """When it must have acked what it holds, if its queue has an ack timeout."""
         self.budget: Budget = queue.shared.unacked
         self.prefix = consumer_id + b" ok "
         self.separator = b"\n" + self.prefix
         self.update_due = False
-        """Its queue's bindings or rule have changed, and it could not be told."""
+        """Its queue's bindings or rule have changed, and the update is not sent yet."""
         self.unacked: dict[bytes, Delivery] = {}
         """Message id → its oldest unsettled delivery."""
         self.repeated: dict[bytes, deque[Delivery]] = {}
@@ -96,7 +96,7 @@ class Consumer(Resting):
         """Deliveries that are not settled."""
         return len(self.unacked) + sum(map(len, self.repeated.values()))
 
-    # -- whether it takes part
+    # -- whether it can take messages
 
     def _stop(self) -> None:
         self.queue.ring.pop(self, None)
@@ -108,8 +108,8 @@ class Consumer(Resting):
             queue.deliver()
 
     def room(self) -> int:
-        """How many more messages it can take now. One it may always hold, or those who never ack
-        would starve all others."""
+        """How many more messages it can take now. It may always hold one; otherwise consumers that
+        never ack would starve all others."""
         if self.connection.rests:
             return 0
         if not self.manual_ack:
@@ -119,7 +119,7 @@ class Consumer(Resting):
         return self.unacked_max - self.unacked_count
 
     def rest_if_full(self) -> None:
-        """It is its turn, and it may have no room."""
+        """Called at its turn: rest if it can take no more messages."""
         if self.connection.rests:
             self.rest(Rest.SLOW)
         elif self.manual_ack and self.unacked:
@@ -132,14 +132,14 @@ class Consumer(Resting):
     def _has_budget(self) -> None:
         self.resume(Rest.ALL_UNACKED)
 
-    # -- what it holds
+    # -- unacked deliveries
 
     def take(
         self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
     ) -> bytes:
         """Take messages and return the joined deliveries.
 
-        `ids` are the message ids where the caller has them at hand.
+        `ids` are the message ids, if the caller has them.
         """
         told = lines
         lane = self.queue.lane
@@ -153,7 +153,7 @@ class Consumer(Resting):
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
             taken = dict(zip(ids, zip(numbers, lines, strict=True), strict=True))
-            # Of two views the shorter one is walked; of a dict, all of it.
+            # Python iterates over the shorter one of two views, but over all of a dict.
             if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked.keys()):
                 self.unacked.update(taken)
             else:
@@ -167,7 +167,7 @@ class Consumer(Resting):
         return self.prefix + self.separator.join(told) + b"\n"
 
     def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
-        """Tell the retry of those messages that have one, and mark them as delivered again."""
+        """Add the retry to messages that have one, and mark them as delivered again."""
         lane, told = self.queue.lane, []
         for number, line in zip(numbers, lines, strict=True):
             mark = lane.marks.get(number)
@@ -202,7 +202,7 @@ class Consumer(Resting):
             self.unacked[message_id] = delivery
 
     def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:
-        """Take the oldest delivery of each id out of the unacked; ids that are not there: none."""
+        """Take the oldest delivery of each id from the unacked; unknown ids are ignored."""
         pop, repeated = self.unacked.pop, self.repeated
         deliveries = [
             delivery
@@ -218,8 +218,8 @@ class Consumer(Resting):
         return deliveries
 
     def take_back(self, message_ids: Iterable[bytes]) -> list[Delivery]:
-        """The same of those that go back to the queue, which delivers nothing before: otherwise the
-        room that they leave would be filled with what stands behind them."""
+        """The same for messages that return to the queue, which delivers nothing before that:
+        otherwise later messages would take their place at the consumer."""
         self.queue.returning += 1
         deliveries = self.settle(message_ids)
         self.queue.returning -= 1
@@ -235,7 +235,7 @@ class Consumer(Resting):
             self.resume(Rest.ALL_UNACKED)
 
     def _promote(self, message_id: bytes) -> bool:
-        """The next delivery under a settled id becomes its oldest. Always true."""
+        """Make the next delivery with a settled id its oldest. Always returns True."""
         if later := self.repeated.get(message_id):
             self.unacked[message_id] = later.popleft()
             if not later:
@@ -243,8 +243,8 @@ class Consumer(Resting):
         return True
 
     def let_go(self) -> Iterator[Delivery]:
-        """All that is unacked leaves at once, and comes out in no order, one by one: there may be
-        so many that they are dealt with in turns."""
+        """Take all unacked deliveries at once, and yield them one by one in no order, so that a
+        large number can be handled in turns."""
         unacked, repeated = self.unacked, self.repeated
         self.unacked, self.repeated = {}, {}
         if self.deadlines is not None:
@@ -255,17 +255,17 @@ class Consumer(Resting):
             (delivery for _, later in emptied(repeated) for delivery in later),
         )
 
-    # -- what it must ack in time
+    # -- ack timeout
 
     def holds(self, message_id: bytes, number: int) -> bool:
-        """Of several under one id the oldest goes first."""
+        """Whether this delivery is unacked; of several with one id the oldest is settled first."""
         held = self.unacked.get(message_id)
         if held is None:
             return False
         return number == held[0] or (number > held[0] and message_id in self.repeated)
 
     def touch(self, message_id: bytes | None) -> None:
-        """The time of this message, or of all, begins anew."""
+        """Restart the ack timeout of this message, or of all."""
         timeout_us = self.queue.ack_timeout_us
         if self.deadlines is None or timeout_us is None:
             return
@@ -275,23 +275,42 @@ class Consumer(Resting):
             self.deadlines.touch(self.unacked[message_id][0], timeout_us)
 
     def too_late(self, late: list[tuple[bytes, int]]) -> None:
-        """These go back, as if it were lost."""
+        """Return these to the queue, as if the consumer were lost."""
+        self.queue.lose(self._take_numbered(late))
+
+    def held(self) -> Iterator[Delivery]:
+        """All unacked deliveries, in no order."""
+        return chain(self.unacked.values(), chain.from_iterable(self.repeated.values()))
+
+    def take_these(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Take back those of the deliveries that are still unacked."""
+        held = [(line[: line.index(b" ")], number) for number, line in deliveries]
+        return self._take_numbered([each for each in held if self._has(*each)])
+
+    def _has(self, message_id: bytes, number: int) -> bool:
+        delivery = self.unacked.get(message_id)
+        if delivery is None:
+            return False
+        later = self.repeated.get(message_id, ())
+        return delivery[0] == number or any(number == other for other, _ in later)
+
+    def _take_numbered(self, late: list[tuple[bytes, int]]) -> list[Delivery]:
         by_id: dict[bytes, set[int]] = {}
         for message_id, number in late if self.repeated else ():
             by_id.setdefault(message_id, set()).add(number)
         for message_id in by_id.keys() & self.repeated.keys():
             self._put_first(message_id, by_id[message_id])
-        self.queue.lose(self.take_back(message_id for message_id, _ in late))
+        return self.take_back(message_id for message_id, _ in late)
 
     def _put_first(self, message_id: bytes, numbers: Container[int]) -> None:
-        """Of several under one id these go first."""
+        """Make these the oldest deliveries with their id."""
         held = [self.unacked[message_id], *self.repeated[message_id]]
         held.sort(key=lambda delivery: delivery[0] not in numbers)
         self.unacked[message_id], *later = held
         self.repeated[message_id] = deque(later)
 
     def update(self, about: bytes) -> bytes:
-        """Tell what the queue is bound to now, `replies.bound`."""
+        """The line about the queue's bindings, `replies.bound`."""
         flags = b" --manual-ack" if self.manual_ack else b""
         if self.prefetch:
             flags += b" --prefetch=%d" % self.prefetch

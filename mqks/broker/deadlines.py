@@ -1,7 +1,7 @@
 """When the deliveries of one consumer must be acked.
 
-The one rule: an entry is a batch of deliveries; what was acked leaves when the entries are looked
-at, at the latest when they are more than twice what the consumer holds.
+The one rule: an entry is a batch of deliveries. Acked deliveries are removed when the entries are
+checked, at the latest when there are more than twice as many as the consumer holds.
 """
 
 import heapq
@@ -16,13 +16,13 @@ STALE_MIN: Final = 4096
 class Batch(NamedTuple):
     due_us: int
     order: int
-    """Of batches that are due at the same time."""
+    """Order of batches that are due at the same time."""
     delivered: list[tuple[bytes, int]]
     """Message ids and numbers."""
 
 
 class Holder(Protocol):
-    """Whose deliveries they are: a consumer."""
+    """The owner of the deliveries: a consumer."""
 
     @property
     def unacked_count(self) -> int: ...
@@ -48,7 +48,7 @@ class Deadlines:
         """Number → when it is due instead."""
 
     def add(self, delivered: list[tuple[bytes, int]], timeout_us: int) -> None:
-        """These have just been delivered."""
+        """Add deliveries that were just made."""
         self._push(self._schedule.clock_us() + timeout_us, delivered)
         if self._count > 2 * self._holder.unacked_count + STALE_MIN:
             self._tidy()
@@ -60,7 +60,7 @@ class Deadlines:
         heapq.heappush(self._batches, Batch(due_us, self._order, delivered))
 
     def touch(self, number: int, timeout_us: int) -> None:
-        """The time of one that it holds begins anew."""
+        """Restart the timeout of an unacked delivery."""
         self._touched[number] = self._schedule.clock_us() + timeout_us
 
     def touch_all(self, timeout_us: int) -> None:

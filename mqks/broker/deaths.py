@@ -1,7 +1,7 @@
-"""Messages that die: what they leave, and where they go.
+"""Messages that die, and their way to the dead-letter queue.
 
-The one rule: a dead message moves to the dead-letter queue of its queue in one commit, and says
-why. Without such a queue it is dropped, and counted.
+The one rule: a dead message moves to the dead-letter queue of its queue in one commit, with the
+reason. Without such a queue it is dropped and counted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class Dead(NamedTuple):
-    """A message that is in none of the stretches of its lane any more. `tries`: how often it was
-    delivered."""
+    """A message that is no longer in a stretch of its lane. `tries`: how often it was delivered."""
 
     number: int
     line: bytes
@@ -30,7 +29,7 @@ class Dead(NamedTuple):
 
 
 def kill(queue: "Queue", dead: Sequence[Dead], reason: str) -> None:
-    """These are dead."""
+    """Move or drop these dead messages."""
     if not dead:
         return
     target = _count(queue, len(dead), reason)
@@ -41,17 +40,17 @@ def kill(queue: "Queue", dead: Sequence[Dead], reason: str) -> None:
     letters = Letters(reason, queue.name, queue.shared.schedule.wall_us())
     lines = [letters.of(line, tries, partial(queue.arrived_us, n)) for n, line, tries in dead]
     lane.move_out_all([each.number for each in dead])
-    target.lane.append_all(lines)
+    target.take_letters(lines)
     lane.pending.moves = True
     target.deliver()
 
 
 def kill_waiting(queue: "Queue", numbers: Iterable[int], reason: str) -> None:
-    """These wait, and die now; those that are only on disk move when they have been read."""
+    """Kill ready messages; those that are only on disk move when they have been read."""
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
     has_target = queue.shared.dead_letter_queue(queue) is not None
     for number in numbers:
-        # Who is dropped needs no body.
+        # A message that is dropped needs no body.
         line = lane.body(number) if has_target else NO_BODY
         lane.take_out(number)
         if line is None:
@@ -65,7 +64,7 @@ def kill_waiting(queue: "Queue", numbers: Iterable[int], reason: str) -> None:
 
 
 def _parts(queue: "Queue", numbers: Iterable[int]) -> Iterator[list[int]]:
-    """As many at once as one step takes."""
+    """Split numbers into parts for one step each."""
     some, size = list[int](), 0
     for number in numbers:
         some.append(number)
@@ -86,7 +85,7 @@ def _kill_read(queue: "Queue", numbers: list[int], reason: str, lines: dict[int,
 
 
 def kill_oldest(queue: "Queue", end: int, reason: str, count: int = STEP_MESSAGES) -> None:
-    """Some of the waiting messages with numbers below `end`, the oldest first; so many at most."""
+    """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
     lane = queue.lane
     if queue.shared.dead_letter_queue(queue) is None:
         _count(queue, lane.trim_some(end, count), reason)
@@ -96,7 +95,7 @@ def kill_oldest(queue: "Queue", end: int, reason: str, count: int = STEP_MESSAGE
 
 
 def _count(queue: "Queue", count: int, reason: str) -> "Queue | None":
-    """So many have died; return where they go."""
+    """Count the dead messages; return their dead-letter queue."""
     counters, target = queue.shared.counters, queue.shared.dead_letter_queue(queue)
     counters.dead[reason] += count
     counters.dropped += 0 if target else count

@@ -1,6 +1,6 @@
-"""Scheduled messages of one queue: those that wait for a time before they join it.
+"""Scheduled messages of one queue, which join it at their due time.
 
-The one rule: an entry is one number, made of its time, of its message's number and of a checksum of
+The one rule: an entry is one integer, made of the due time, the message's number and a checksum of
 the message's id, so that a million of them take 60 MB. A body is in memory until it is on disk, and
 again shortly before it is due.
 """
@@ -24,7 +24,7 @@ from mqks.limits import (
 )
 
 AHEAD_US: Final = 2_000_000
-"""How long before it is due a body is read from disk."""
+"""A body is read from disk this long before it is due."""
 _CRC_BITS: Final = 32
 _CRC: Final = (1 << _CRC_BITS) - 1
 _NUMBER_BITS: Final = SEQ_MAX.bit_length()
@@ -33,7 +33,7 @@ _TIME_SHIFT: Final = _NUMBER_SHIFT + _NUMBER_BITS
 
 
 class Due(NamedTuple):
-    """A message that is due. `keeps_place`: it goes to its old place."""
+    """A message that is due. `keeps_place`: it returns to its old place."""
 
     number: int
     line: bytes
@@ -45,7 +45,7 @@ def _number(entry: int) -> int:
 
 
 class Delays:
-    """Those of one clock; times are its microseconds. `memory` counts bodies in memory."""
+    """Scheduled messages of one clock; times are its microseconds. `memory` counts bodies."""
 
     __slots__ = (
         *("_anew", "_aside", "_far", "_fresh", "_gone", "_gone_count", "_left", "_memory"),
@@ -55,43 +55,43 @@ class Delays:
     def __init__(self, memory: Budget) -> None:
         self._memory = memory
         self._far: list[int] = []
-        """A heap: those that are not due soon."""
+        """A heap of entries that are not due soon."""
         self._near: list[int] = []
-        """A heap: those that are, with their bodies in memory."""
+        """A heap of entries that are due soon, with their bodies in memory."""
         self._reading: dict[int, int] = {}
-        """Number → entry, of those whose bodies are being read."""
+        """Number → entry of messages whose bodies are being read."""
         self._aside: list[int] = []
-        """Those that are on their way back to `_far`, in steps."""
+        """Entries that are moved back to `_far`, in steps."""
         self._gone: dict[int, int] = {}
-        """Numbers that were taken out → how many entries they still have."""
+        """Numbers of messages taken out → how many entries they still have."""
         self._gone_count = 0
         self._anew: dict[int, int] = {}
-        """Those of them that came in again → the entry that counts."""
+        """Numbers of those that were added again → their valid entry."""
         self._searches = 0
         self._left: set[int] = set()
-        """Numbers whose entries have left while somebody searches."""
+        """Numbers whose entries were removed during a search."""
         self._fresh: list[int] = []
         """Numbers whose bodies may not be on disk yet."""
         self.bodies: dict[int, bytes] = {}
         self.bodies_bytes = 0
-        """What they take in memory."""
+        """Memory of the bodies."""
         self.bytes = 0
-        """Length of all lines; of one taken out while it is only on disk, the mean counts."""
+        """Length of all lines; a message taken out while only on disk counts with the mean."""
 
     def __len__(self) -> int:
         entries = len(self._far) + len(self._near) + len(self._reading) + len(self._aside)
         return entries - self._gone_count
 
-    # -- messages come in
+    # -- adding messages
 
     def add(self, number: int, line: bytes, id_crc: int, due_us: int, *, place: bool) -> None:
-        """One that is in memory, and may not be on disk yet."""
+        """Add a message that is in memory, and may not be on disk yet."""
         self._fresh.append(self.restore(number, id_crc, due_us, place=place))
         self.bytes += len(line)
         self._keep(number, line)
 
     def restore(self, number: int, id_crc: int, due_us: int, *, place: bool) -> int:
-        """One that is on disk; `bytes` is the caller's to set. Return its entry."""
+        """Add a message that is on disk; the caller sets `bytes`. Return its entry."""
         entry = ((due_us << _NUMBER_BITS | number) << 1 | place) << _CRC_BITS | id_crc
         heapq.heappush(self._far, entry)
         self._left.discard(number)
@@ -127,7 +127,7 @@ class Delays:
     # -- what is due
 
     def next_us(self) -> int | None:
-        """When there is something to do next."""
+        """The time of the next work."""
         near, far = self._near, self._far
         due_us = near[0] >> _TIME_SHIFT if near else None
         if not far or len(near) >= NEAR_MAX or not (self._may_read or self._is_at_hand(far[0])):
@@ -137,20 +137,20 @@ class Delays:
 
     @property
     def _may_read(self) -> bool:
-        """Whether more are to be read from disk: not before the last read has come, and, while many
-        bytes are in memory, only what is needed first."""
+        """Whether to read more bodies: not before the last read has ended, and, while many bytes
+        are in memory, only what is needed first."""
         if self._reading:
             return False
         is_first = not self._near or self._far[0] < self._near[0]
         return is_first or self.bodies_bytes < NEAR_BYTES_MAX
 
     def _is_at_hand(self, entry: int) -> bool:
-        """Whether nothing has to be read for it."""
+        """Whether its body need not be read."""
         return _number(entry) in self.bodies or not self._counts(entry)
 
     def to_read(self, now_us: int, bytes_of: Callable[[int], int]) -> list[int]:
-        """Make some of those that are due soon ready for `pop_due`. Return the numbers of those
-        that are only on disk; `read` takes them. `bytes_of` tells the length of one."""
+        """Prepare some entries that are due soon for `pop_due`. Return the numbers of those that
+        are only on disk; `read` takes them. `bytes_of` returns the length of a message."""
         wanted: list[int] = []
         far, size = self._far, 0
         may_read = bool(far) and self._may_read
@@ -188,7 +188,7 @@ class Delays:
         return missing
 
     def pop_due(self, now_us: int) -> list[Due]:
-        """Take those that are due, in their order, as many as one step takes."""
+        """Take messages that are due, in order, as many as one step takes."""
         near, due, size = self._near, list[Due](), 0
         while near and near[0] >> _TIME_SHIFT <= now_us and len(due) < STEP_MESSAGES:
             if size >= STEP_BYTES:
@@ -210,14 +210,14 @@ class Delays:
 
     @property
     def has_promoted(self) -> bool:
-        """Whether some may be there that `promote_all` has made due."""
+        """Whether messages that `promote_all` has made due may be left."""
         firsts = (*self._near[:1], *self._far[:1], *self._reading.values())
         return bool(self._aside) or any(entry >> _TIME_SHIFT == 0 for entry in firsts)
 
-    # -- what is looked for
+    # -- searching
 
     def search(self, message_id: bytes) -> Work[list[int]]:
-        """Numbers of the messages that may have this id; `is_there` is right until `end_search`."""
+        """Numbers of messages that may have this id; `is_there` is valid until `end_search`."""
         self._searches += 1
         wanted, found = crc32(message_id), set[int]()
         for some in slices(self._all(), STEP_BODIES):
@@ -231,11 +231,11 @@ class Delays:
             self._left.clear()
 
     def is_there(self, number: int) -> bool:
-        """Whether one that a search has found has not left since."""
+        """Whether a message found by a search is still scheduled."""
         return number not in self._left and (number not in self._gone or number in self._anew)
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
-        """Number and time of the first ones above a number."""
+        """Number and time of the first messages with a number above `after`."""
         found: list[tuple[int, int]] = []
         for some in slices(self._all(), STEP_BODIES):
             counted = filter(self._counts, some)
@@ -246,7 +246,7 @@ class Delays:
         return found
 
     def among(self, numbers: set[int]) -> Work[set[int]]:
-        """Those of the numbers that are here."""
+        """The scheduled ones of these numbers."""
         found: set[int] = set()
         for some in slices(self._all(), STEP_BODIES):
             found.update(filter(numbers.__contains__, map(_number, some)))
@@ -262,12 +262,12 @@ class Delays:
             self._left.add(number)
 
     def _counts(self, entry: int) -> bool:
-        """Whether it is not of one that was taken out."""
+        """Whether an entry is valid: its message was not taken out."""
         number = _number(entry)
         return number not in self._gone or self._anew.get(number) == entry
 
     def _let_go(self, entry: int) -> bool:
-        """An entry has left; return whether it was of one that was taken out."""
+        """An entry was removed; return whether its message had been taken out before."""
         if self._counts(entry):
             return False
         self._discount(_number(entry))
@@ -282,10 +282,10 @@ class Delays:
             del self._gone[number]
             self._anew.pop(number, None)
 
-    # -- messages are taken out
+    # -- taking messages out
 
     def remove(self, number: int) -> None:
-        """Take out one that is there."""
+        """Take out a scheduled message."""
         line = self._drop(number)
         size = self.bytes // len(self) if line is None else len(line)
         self._gone[number] = self._gone.get(number, 0) + 1
@@ -297,7 +297,7 @@ class Delays:
         self.bytes = max(0, self.bytes - size) if len(self) else 0
 
     def take_all(self) -> Iterator[int]:
-        """Take out all at once; their numbers come out one by one: there may be many."""
+        """Take out all at once; yield their numbers one by one, since there may be many."""
         entries, gone, anew = self._all(), self._gone, self._anew
         if self._searches:
             self._left.update(map(_number, entries))
@@ -313,15 +313,15 @@ class Delays:
 
     @property
     def is_untidy(self) -> bool:
-        """Whether most entries are of messages that were taken out."""
+        """Whether most entries belong to messages that were taken out."""
         return self._gone_count > len(self) + GONE_MIN and not self._aside
 
     def tidy(self) -> Work[None]:
-        """Let go of the entries of those that were taken out."""
+        """Remove the entries of messages that were taken out."""
         yield from self._put_anew(None)
 
     def promote_all(self) -> Work[None]:
-        """All that are there now are due now, whatever the clock says."""
+        """Make all scheduled messages due now, whatever the clock says."""
         yield from self._put_anew(0)
 
     def _put_anew(self, due_us: int | None) -> Work[None]:

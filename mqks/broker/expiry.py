@@ -1,10 +1,10 @@
-"""When the waiting messages of one queue die: by a ttl of their own, or by the queue's.
+"""When the ready messages of one queue expire: by their own TTL, or by the queue's.
 
-The one rule: a message that is told to die at some time dies at that time or up to `TICK_US` later,
-whatever lives longer before it in the queue.
+The one rule: a message expires at its time or up to `TICK_US` later, even if messages before it in
+the queue live longer.
 
-Messages with a time of their own lie in buckets, one for each `TICK_US`; so those that go early
-leave nothing behind. For the queue's ttl it is enough to know when stretches of numbers joined.
+Messages with their own time are in buckets, one for each `TICK_US`, so that those that leave early
+need no clean-up. For the queue's TTL it is enough to know when stretches of numbers joined.
 """
 
 import heapq
@@ -18,16 +18,16 @@ from mqks.limits import SEQ_MAX, STEP_MESSAGES
 
 TICK_US: Final = 10_000
 STRETCHES: Final = 4096
-"""Messages that joined within this part of the queue's ttl are taken for one stretch: they die with
-the last of them."""
+"""Messages that joined within this part of the queue's TTL are one stretch: they expire with the
+last of them."""
 MERGED_US: Final = 1000
 STALE_MIN: Final = 1024
 OVERDUE: Final = 0
-"""The bucket of those that ran out while they were held."""
+"""The bucket of messages that expired while a consumer held them."""
 
 
 class Expiry:
-    """`clock_us` only grows; `wall_us` is microseconds since 1970."""
+    """`clock_us` is monotonic; `wall_us` is microseconds since 1970."""
 
     __slots__ = (
         *("_buckets", "_clock_us", "_due", "_end", "_own", "_stretches", "_wall_us"),
@@ -38,25 +38,25 @@ class Expiry:
         self._clock_us = clock_us
         self._wall_us = wall_us
         self.ttl_us: int | None = None
-        """The queue's."""
+        """The queue's TTL."""
         self._own: dict[int, int] = {}
         """Number → its bucket."""
         self._buckets: dict[int, set[int]] = {}
         self._due: list[int] = []
         """A heap of the buckets."""
         self._stretches: deque[tuple[int, int, int]] = deque()
-        """First number, when the last of them joined, and when the first."""
+        """First number, and when the last and the first of them joined."""
         self._end = 0
 
     def __bool__(self) -> bool:
-        """Whether anything can die."""
+        """Whether any message can expire."""
         return bool(self._own) or self.ttl_us is not None
 
     # -- times of their own
 
     def add(self, number: int, expires_us: int, joined_us: int = 0) -> None:
-        """One that dies at a time of the wall clock, or when it has waited too long since another
-        one; 0 for none."""
+        """Add a message that expires at a time of the wall clock, or too long after it joined; 0
+        for none."""
         if joined_us and self.ttl_us is not None:
             expires_us = min(expires_us or SEQ_MAX, joined_us + self.ttl_us)
         self.discard((number,))
@@ -67,7 +67,7 @@ class Expiry:
         self._in(bucket).add(number)
 
     def add_new(self, numbers: range, expires_us: int) -> None:
-        """Those that are not here yet, and die at a time of the wall clock."""
+        """Add new messages that expire at a time of the wall clock."""
         bucket = self._bucket(expires_us)
         self._own.update(dict.fromkeys(numbers, bucket))
         self._in(bucket).update(numbers)
@@ -77,7 +77,7 @@ class Expiry:
         return max(OVERDUE, -(-due_us // TICK_US))
 
     def _in(self, bucket: int) -> set[int]:
-        """The numbers there."""
+        """The numbers in a bucket."""
         numbers = self._buckets.get(bucket)
         if numbers is None:
             numbers = self._buckets[bucket] = set()
@@ -85,12 +85,12 @@ class Expiry:
         return numbers
 
     def own_us(self, number: int) -> int:
-        """When it dies, by the wall clock; 0 where it has no time of its own."""
+        """When it expires, by the wall clock; 0 if it has no time of its own."""
         bucket = self._own.get(number)
         return 0 if bucket is None else self._wall_us() + bucket * TICK_US - self._clock_us()
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """These are done with, or have moved."""
+        """Remove messages that are settled or have moved."""
         own = self._own
         if isinstance(numbers, range) and len(own) < len(numbers):
             numbers = [number for number in own if number in numbers]
@@ -104,14 +104,14 @@ class Expiry:
             self._due = sorted(self._buckets)
 
     def is_overdue(self, number: int, next_seq: int) -> bool:
-        """Whether one that was held has run out meanwhile."""
+        """Whether a message that a consumer held has expired meanwhile."""
         bucket = self._own.get(number)
         is_own = bucket is not None and bucket * TICK_US <= self._clock_us()
         return is_own or number < self.end(next_seq)
 
     def pop_due(self) -> list[int]:
-        """Take the numbers of some that are due, in their order. They are overdue from now on,
-        until they are discarded."""
+        """Take the numbers of some messages that are due, in order. They are overdue until they are
+        discarded."""
         now, due = self._clock_us() // TICK_US, list[int]()
         while self._due and self._due[0] <= now and len(due) < STEP_MESSAGES:
             bucket = self._due[0]
@@ -124,11 +124,11 @@ class Expiry:
         self._own.update(dict.fromkeys(due, OVERDUE))
         return sorted(due)
 
-    # -- the queue's ttl
+    # -- the queue's TTL
 
     def set_ttl(self, ttl_us: int | None) -> bool:
-        """What the queue says from now on; return whether `joined_at` is to follow for all that is
-        there: it is another one."""
+        """Set the queue's TTL; return whether it changed. Then the caller must call `joined_at` for
+        all messages."""
         is_other, self.ttl_us = ttl_us != self.ttl_us, ttl_us
         if is_other:
             self._stretches.clear()
@@ -136,12 +136,12 @@ class Expiry:
         return is_other and ttl_us is not None
 
     def joined(self, first: int) -> None:
-        """Numbers from this one on join now."""
+        """Messages from this number on join now."""
         if self.ttl_us is not None:
             self._join(first, self._clock_us())
 
     def joined_at(self, first: int, wall_us: int) -> None:
-        """They joined at a time of the wall clock."""
+        """Messages from this number on joined at a time of the wall clock."""
         self._join(first, self._clock_us() + wall_us - self._wall_us())
 
     def _join(self, first: int, joined_us: int) -> None:
@@ -164,7 +164,7 @@ class Expiry:
         return self._wall_us() + self._stretches[place][1] - self._clock_us()
 
     def end(self, next_seq: int) -> int:
-        """Numbers below this one have waited too long."""
+        """Messages below this number have exceeded the queue's TTL."""
         if self.ttl_us is None:
             return 0
         stretches, over_us = self._stretches, self._clock_us() - self.ttl_us
@@ -174,7 +174,7 @@ class Expiry:
         return self._end
 
     def next_us(self) -> int | None:
-        """When something may die next."""
+        """When a message may expire next."""
         while self._due and self._due[0] not in self._buckets:
             heapq.heappop(self._due)
         due_us = self._due[0] * TICK_US if self._due else None

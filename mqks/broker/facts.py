@@ -1,6 +1,6 @@
-"""What the broker is told of the journal under it.
+"""What the broker can ask about the journal.
 
-The one rule: looking costs no reading of the disk.
+The one rule: no method reads the disk.
 """
 
 from collections.abc import Iterator
@@ -8,34 +8,34 @@ from typing import Any
 
 
 class Facts:
-    """A broker without a journal; the server puts its own in the place."""
+    """For a broker without a journal; the server replaces it."""
 
     version = ""
     epoch = ""
-    """Another one for each database made."""
+    """Different for each database created."""
 
     def epoch_of(self, queue_id: int) -> str:
-        """A queue that is deleted and made again begins anew, as a database does."""
+        """The epoch of a queue, which changes when it is deleted and created again."""
         return f"{self.epoch}-{queue_id}"
 
     def age_s(self, queue_id: int, number: int) -> float:
-        """Seconds since a message came, within ten; 0 for one that is not durable yet."""
+        """Seconds since a message arrived, within ten; 0 if it is not durable yet."""
         return 0.0
 
     def arrived_us(self, queue_id: int, number: int) -> int:
-        """When a message came, in microseconds since 1970, or up to ten seconds later; 0 for one
-        that is not durable yet."""
+        """When a message arrived, in microseconds since 1970, or up to ten seconds later; 0 if it
+        is not durable yet."""
         return 0
 
     def bytes_of(self, queue_id: int, number: int) -> int:
-        """Length of a message that is durable, about; 0 for one that is not."""
+        """Approximate length of a durable message; 0 if it is not durable yet."""
         return 0
 
     def arrivals(self, queue_id: int) -> Iterator[tuple[int, int]]:
-        """All living messages of a queue, in stretches, by ascending numbers: from which number on,
-        and when the last of that stretch came. The queue may change meanwhile."""
+        """All living messages of a queue in stretches, by ascending numbers: the first number of
+        each stretch, and the arrival of its last message. The queue may change meanwhile."""
         return iter(())
 
     def journal(self) -> dict[str, Any]:
-        """What `stats journal` answers."""
+        """The reply of `stats journal`."""
         return {}

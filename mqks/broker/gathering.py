@@ -1,8 +1,8 @@
-"""Messages of a chunk, gathered until they are published in one go.
+"""Gathers messages of a chunk until they are published in one step.
 
-The one rule: what goes to one queue keeps its order. Events that lead to the same queues share a
-group, those that have no queue in common have groups of their own; an event that is neither ends
-what was gathered before it. So does one that is published with other flags.
+The one rule: messages for one queue keep their order. Events with the same queues share a group,
+events without a common queue have separate groups; any other event ends the gathering. So does a
+publish with other flags.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from mqks.limits import COPIES_MAX, GROUPS_COPIES_MAX, GROUPS_QUEUES
 from mqks.protocol.requests import Publish
 
 Group = tuple[bytes, bytes, list[bytes], list[bytes]]
-"""An event, what stands between id and data, ids and bodies."""
+"""An event, the bytes between id and data, ids and bodies."""
 Gathered = tuple[Queues, list[bytes], list[bytes], Publish | None]
-"""Where to, the lists of all events that go there, and what flags say of all these messages."""
+"""The queues, the ids and bodies of all events that go there, and the flags of these messages."""
 NOTHING: Final = b"\n"
-"""A name that no line can hold."""
+"""A name that no line can contain."""
 NO_GROUP: Final[Group] = NOTHING, b"", [], []
 
 
@@ -33,16 +33,16 @@ class Gathering:
         self._publish = publish
         self._groups: list[Gathered] = []
         self.groups: dict[bytes, Group] = {}
-        """By event, behind its flags if it has some: where its messages are to be gathered now."""
+        """Current groups by event, preceded by the flags of the publish, if any."""
         self._by_queue: dict[Queue, Gathered] = {}
         self.width = 1
-        """How many queues the groups lead to, and one."""
+        """One plus the number of queues of the groups."""
 
     def open(
         self, event: bytes, queues: Queues, key: bytes = b"", wanted: Publish | None = None
     ) -> Group:
-        """A group for an event that has none, and goes to these queues. `key`: the event behind
-        the flags that say what is `wanted`."""
+        """Open a group for an event with these queues. `key`: the event preceded by its flags, of
+        which `wanted` are the values."""
         found = next(filter(None, map(self._by_queue.get, queues)), None)
         if found is None or found[0] != queues or wanted is not found[3]:
             if found is not None or (self._groups and self.width + len(queues) > GROUPS_QUEUES):
@@ -57,11 +57,11 @@ class Gathering:
 
     @property
     def copies_max(self) -> int:
-        """How many messages times queues may gather."""
+        """Maximum of gathered messages times queues."""
         return GROUPS_COPIES_MAX if self.width <= GROUPS_QUEUES else COPIES_MAX
 
     def flush(self) -> None:
-        """Publish what has been gathered."""
+        """Publish the gathered messages."""
         for queues, ids, bodies, wanted in self._groups:
             if ids:
                 self._publish(queues, ids, bodies, wanted)

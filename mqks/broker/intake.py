@@ -1,7 +1,7 @@
-"""The way of a chunk: from the bytes received to what its lines do, and to their replies.
+"""Handles a chunk: splits it into lines, runs their requests, and writes their replies.
 
-The one rule: a chunk is handled in one call, which never waits; what the turn leaves undone stays
-in `Connection.works` and `Connection.kept`, and comes before all that the connection sends next.
+The one rule: a chunk is handled in one call, which never waits. What the turn does not finish stays
+in `Connection.works` and `Connection.kept`, and is done before later lines of the connection.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,16 +22,16 @@ from mqks.users import STRANGER
 PLAIN = b"."
 """An argument that sorts before it may be empty, or a flag."""
 WIDE = GROUPS_COPIES_MAX // LINES_MAX
-"""Lines for more queues are looked at in smaller blocks."""
+"""Lines for more queues are handled in smaller blocks."""
 PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
-"""Actions that give messages new places, which a full disk does not take."""
+"""Actions that give messages new places, which is not possible on a full disk."""
 NEWLINE = ord(b"\n")
 REJECTS = b"\n"
-"""Before the consumer while rejects to it gather, not acks."""
+"""Prefix of the consumer id while rejects are gathered instead of acks."""
 
 
 class Intake:
-    """Where the server gives what has come in."""
+    """Receives chunks from the server."""
 
     __slots__ = ("_broker", "_publishing", "_refusals", "_turns")
 
@@ -42,9 +42,9 @@ class Intake:
         self._turns = broker.turns
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Handle every line that this chunk completes. Afterwards `connection.expelled` tells
-        whether it must be closed, and `connection.overrun` whether this is to be called again, be
-        it with nothing more."""
+        """Handle every line that this chunk completes. Afterwards `connection.expelled` is true if
+        the connection must be closed, and `connection.overrun` if this must be called again, even
+        without new bytes."""
         self._turns.begin()
         if connection.works:
             assert connection.kept is not None
@@ -55,7 +55,7 @@ class Intake:
             connection.kept, connection.overrun = None, False
         start = 0
         while connection.permissions is STRANGER and connection.kept is None and start < len(data):
-            # Line by line: the next one may be meant for a user.
+            # Line by line: the next one may follow a login.
             end = data.find(b"\n", start) + 1 or len(data)
             self._receive(connection, data[start:end])
             start = end
@@ -75,7 +75,7 @@ class Intake:
         connection.eval_steps = None
         lines = splitter.feed(data)
         if splitter.has_tab:
-            # Rare, and an error for the lines that have one: not the hot loop's business.
+            # Rare, and an error for lines with a tab: handled outside the hot loop.
             remaining = iter(lines)
             for line in remaining:
                 if b"\t" in line:
@@ -93,13 +93,13 @@ class Intake:
             connection.kept.append(splitter.take_tail())
         elif splitter.too_long is not None:
             reason = f"the line is longer than {splitter.line_bytes_max} bytes (line_bytes_max)"
-            # A line without an id is told as such, not by its first megabyte.
+            # A line without an id is reported as empty, not with its first megabyte.
             line = splitter.too_long if b" " in splitter.too_long else b""
             self._refusals.refuse(connection, line, LineTooLong("line_bytes_max", reason))
 
     @classmethod
     def _break_off(cls, connection: Connection, lines: Iterable[bytes]) -> None:
-        """Others have their turn before the rest."""
+        """Keep the rest of the lines for the connection's next turn."""
         later, connection.kept = connection.kept or [], []
         cls._keep(connection, lines)
         connection.kept += later
@@ -107,18 +107,18 @@ class Intake:
 
     @staticmethod
     def _keep(connection: Connection, lines: Iterable[bytes]) -> None:
-        """Keep these lines as they came, one carriage return aside that is dropped again."""
+        """Keep these lines, with a line end that is removed again."""
         assert connection.kept is not None
         connection.kept += [line + b"\r\n" for line in lines]
 
     def _handle(self, connection: Connection, lines: list[bytes]) -> None:
-        """One plain loop over the lines of a chunk. Publishes gather, or acks to one consumer, or
-        rejects, until something else comes, and are then done in one go.
+        """One plain loop over the lines of a chunk. It gathers publishes, or acks to one consumer,
+        or rejects, until another kind of line follows, and then does them in one step.
 
-        `event` is NOTHING while acks or rejects gather, `acker` while publishes do. What does not
-        gather, because it is rare or an error, is left to `_request`.
+        `event` is NOTHING while acks or rejects are gathered, `acker` while publishes are. Lines
+        that are rare or wrong are left to `_request`.
 
-        A publish takes 260 ns of it, an ack 270 ns: `python -m benchmarks.budget`.
+        A publish takes 260 ns here, an ack 270 ns: `python -m benchmarks.budget`.
         """
         broker, turns, works = self._broker, self._turns, connection.works
         publishing, gathering = self._publishing, self._publishing.gathering
@@ -214,7 +214,7 @@ class Intake:
                 request = self._line(connection, line, later, room)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
-            # Many lines, or one for many queues: it is time to look at what it comes to.
+            # After many lines, or one for many queues, check how much has been gathered.
             end = min(end, len(lines)) - length_hint(block)
             gathered += end - start
             start = end
@@ -238,7 +238,7 @@ class Intake:
         self._end(connection, confirms, others)
 
     def _acker(self, connection: Connection, key: bytes) -> bytes:
-        """The same, if acks to this consumer, or rejects, may gather."""
+        """The same key, if acks to this consumer, or rejects, may be gathered."""
         consumer_id = key.removeprefix(REJECTS)
         is_name = consumer_id and consumer_id[:2] != b"--"
         may = is_name and self._broker.access.may_ack(connection, consumer_id)
@@ -251,7 +251,7 @@ class Intake:
     def _line(
         self, connection: Connection, line: bytes, later: Iterator[bytes], room: int
     ) -> Request | None:
-        """A line by itself; return what of it is to be confirmed with the chunk."""
+        """Handle a single line; return its request if it is to be confirmed with the chunk."""
         if not self._proceed(connection):
             self._break_off(connection, chain([line], later))
             return None
@@ -267,7 +267,7 @@ class Intake:
         return request
 
     def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
-        """All lines are done, or have begun: what is to be confirmed waits for the rest of them."""
+        """All lines are done or begun. Confirms wait until all are done."""
         publishing, works = self._publishing, connection.works
         connection.unconfirmed += len(confirms) + len(others)
         once_ids, publishing.once_ids = publishing.once_ids, []
@@ -287,8 +287,8 @@ class Intake:
         others: list[bytes],
         once_ids: list[bytes],
     ) -> Work[None]:
-        """After all that a chunk has published: ids that are remembered before their messages
-        would keep them out for good."""
+        """Run after everything that a chunk has published: an id that is durable before its message
+        would block the message permanently."""
         self._publishing.once_unfinished -= once_ids != []
         if self._broker.unwritable:
             for message_id in confirms:
@@ -306,7 +306,7 @@ class Intake:
         others: list[bytes],
         once_ids: list[bytes],
     ) -> None:
-        """What the next commit makes true: `confirms` are those of messages."""
+        """Send these confirms with the next commit; `confirms` are those of messages."""
         self._publishing.last_once(once_ids)
         if confirms or others:
             waiters = self._broker.pending.waiters
@@ -314,7 +314,7 @@ class Intake:
             waiters.confirms.append((connection, confirms + others))
 
     def _proceed(self, connection: Connection) -> bool:
-        """Go on with what its lines have begun; return whether that is done."""
+        """Continue the works of its lines; return whether all are done."""
         works = connection.works
         while works:
             if not self._turns.run(works[0]):
@@ -328,7 +328,7 @@ class Intake:
             connection.works.popleft()
 
     def _flush(self, acker: bytes, acked: list[bytes]) -> None:
-        """Do what has gathered: it is either the one or the other."""
+        """Do what was gathered: acks, rejects or publishes."""
         if acked and acker[:1] == REJECTS:
             self._broker.reject(acker[1:], acked)
         elif acked:
@@ -337,8 +337,8 @@ class Intake:
             self._publishing.gathering.flush()
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
-        """One request off the fast path; None is one that failed, or has no plain confirm now. The
-        one place where an error becomes a reply."""
+        """Handle one request off the fast path; None if it failed, or has no plain confirm now.
+        Only here and in `_perform` an error becomes a reply."""
         try:
             request = parse_request(line)
             self._broker.metadata.check_names("id", [request.id])
@@ -355,13 +355,13 @@ class Intake:
             connection.unconfirmed += request.confirm
             connection.works.append(self._perform(connection, request, line, work))
             return None
-        # What must be verified first, or was refused, is not confirmed now.
+        # A login that is not verified yet, or was refused, is not confirmed now.
         return None if connection.awaits_login else request
 
     def _perform(
         self, connection: Connection, request: Request, line: bytes, work: Work[int | None]
     ) -> Work[None]:
-        """A request that may take more than a turn. It raises before it changes anything."""
+        """Perform a request that may take several turns. It raises before it changes anything."""
         broker = self._broker
         try:
             amount = yield from work

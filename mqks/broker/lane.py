@@ -1,9 +1,9 @@
-"""Numbered messages, where they are, and what the journal must learn of them.
+"""The numbered messages of a queue: where they are, and what the journal must learn about them.
 
-The one rule: numbers from `cursor` up to `next_seq` have never been delivered and all wait, but for
-`holes`. They lie in three stretches without gaps: `head` in memory, then `paged` of them only on
-disk, then `tail` in memory. What was delivered and came back lies below the cursor: in `redo`, or,
-only on disk, in `redo_paged`. Holes there are passed over as well.
+The one rule: numbers from `cursor` up to `next_seq` have never been delivered and are all ready,
+except `holes`. They are in three stretches without gaps: `head` in memory, then `paged` of them
+only on disk, then `tail` in memory. Messages that were delivered and returned are below the cursor:
+in `redo`, or, only on disk, in `redo_paged`. Holes there are skipped as well.
 """
 
 import heapq
@@ -30,43 +30,43 @@ from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
 MESSAGE_OVERHEAD_BYTES: Final = 64
-"""A bytes object and its place in a deque, beside its length (measured: 33 + 8, rounded up by
-the allocator)."""
+"""Memory of a bytes object and its entry in a deque, besides its length (measured: 33 + 8, rounded
+up by the allocator)."""
 
 NO_BODY: Final = b""
-"""In the place of a hole."""
+"""Stands for a hole."""
 
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
 
 
 class Owner(Protocol):
-    """Whose lane it is: a queue."""
+    """The owner of a lane: a queue."""
 
     name: bytes
 
     @property
     def is_consumed(self) -> bool:
-        """Whether there are consumers."""
+        """Whether the queue has consumers."""
 
     @property
     def is_served(self) -> bool:
-        """Whether one of them takes messages now."""
+        """Whether a consumer can take messages now."""
 
     def committed(self, end: int) -> None:
         """Numbers below `end` are on disk."""
 
     def become_sparse(self) -> None:
-        """Numbers of its waiting messages may be missing from now on."""
+        """Numbers of its ready messages may be missing from now on."""
 
 
 def size_of(lines: Sequence[bytes]) -> int:
-    """What messages take in memory, about."""
+    """Approximate memory of messages."""
     return sum(map(len, lines)) + MESSAGE_OVERHEAD_BYTES * len(lines)
 
 
 class Lane:
-    """`memory` counts what waits in memory, `pending` is told what must last."""
+    """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
 
     __slots__ = (
         *("_returned", "acked", "acked_ranges", "boundary", "cursor", "cursor_moved", "deleted"),
@@ -97,53 +97,53 @@ class Lane:
         self.head: deque[bytes] = deque()
         self.head_bytes = 0
         self.paged = self.paged_bytes = 0
-        """How many there are, and the length of their lines, about."""
+        """Number of paged messages, and the approximate length of their lines."""
         self.paging = False
-        """A page has been asked for and has not come yet."""
+        """A page was requested and has not arrived yet."""
         self.tail: deque[bytes] = deque()
         self.tail_bytes = 0
         self.redo: list[Delivery] = []
-        """A heap: the oldest comes first."""
+        """A heap: the oldest is first."""
         self.redo_bytes = 0
         self.redo_paged: list[int] = []
-        """A heap as well: numbers of those that are only on disk."""
+        """A heap as well: numbers of messages that are only on disk."""
         self.redo_paged_bytes = 0
         self._returned: dict[int, bytes | None] | None = None
-        """Both by number, without a body where it is only on disk; made when it is needed."""
+        """Both by number, without a body if it is only on disk; made when needed."""
         self.holes = Numbers()
-        """Numbers in the stretches, and of what came back, that do not wait: they are scheduled, or
-        were taken out of their order. Each is passed over when its turn comes."""
+        """Numbers in the stretches, and of returned messages, that are not ready: they are
+        scheduled, or were taken out of order. Each is skipped at its turn."""
         self.expiry: Expiry | None = None
-        """When messages die, if some do."""
+        """When messages expire, if any do."""
         self.has_attributes = False
-        """Some of its messages may have attributes behind their text, see `replies.ATTRIBUTES`."""
+        """Some of its messages may have attributes after their text, see `replies.ATTRIBUTES`."""
         self.marks: dict[int, Mark] = {}
-        """Of living messages, where there is something to tell."""
+        """Marks of living messages that have one."""
 
         self.dirty = False
         self.boundary = 1
-        """Everything below it was taken by an earlier batch."""
+        """Numbers below this one were taken by an earlier batch."""
         self.unwritten: list[bytes] = []
         self.unwritten_first = 1
         self.unwritten_runs: list[Run] = []
         self.acked: list[int] = []
         self.acked_ranges: list[Range] = []
         self.moved: list[Range] = []
-        """Numbers whose messages are unwritten elsewhere, under new numbers."""
+        """Numbers whose messages were appended elsewhere under new numbers, not written yet."""
         self.marked: dict[int, Mark] = {}
         self.cursor_moved = False
 
-    # -- what there is
+    # -- contents
 
     @property
     def ready(self) -> int:
-        """Messages that wait."""
+        """Number of ready messages."""
         returned = len(self.redo) + len(self.redo_paged)
         return self.next_seq - self.cursor + returned - len(self.holes)
 
     @property
     def ready_bytes(self) -> int:
-        """Length of their lines, about: of what was taken out on disk, the mean counts."""
+        """Approximate length of their lines: messages taken out on disk count with the mean."""
         if not self.ready:
             return 0
         in_memory = len(self.head) + len(self.tail) + len(self.redo)
@@ -152,12 +152,12 @@ class Lane:
 
     @property
     def memory_bytes(self) -> int:
-        """Waiting messages in memory, about."""
+        """Approximate memory of ready messages."""
         return self.head_bytes + self.tail_bytes + self.redo_bytes
 
     @property
     def oldest(self) -> int | None:
-        """Number of the message that has waited longest."""
+        """Number of the oldest ready message."""
         if self.redo_is_next:
             return self.redo[0][0]
         if self.redo_paged:
@@ -166,18 +166,18 @@ class Lane:
 
     @property
     def redo_is_next(self) -> bool:
-        """Whether the oldest of what came back is in memory."""
+        """Whether the oldest returned message is in memory."""
         return bool(self.redo) and (not self.redo_paged or self.redo[0][0] < self.redo_paged[0])
 
     @property
     def is_next_in_memory(self) -> bool:
-        """Whether the message that is next can be delivered at once."""
+        """Whether the next message can be delivered without reading the disk."""
         return self.redo_is_next or bool(self.head and not self.redo_paged)
 
-    # -- messages come in
+    # -- adding messages
 
     def append(self, first: int, lines: list[bytes]) -> None:
-        """Take messages in, from number `first` on, up to `next_seq`: they must last."""
+        """Append messages with numbers from `first` up to `next_seq`; they must be written."""
         self._extend(lines)
         self.remember(first, lines)
 
@@ -192,8 +192,8 @@ class Lane:
             self.head_bytes += size
 
     def append_aside(self, lines: list[bytes], marks: list[Mark]) -> int:
-        """Take messages in that are not to wait here; return the number of the first. They must
-        last."""
+        """Number messages that are not ready, leaving holes; return the number of the first. They
+        must be written."""
         first = self.next_seq
         self.next_seq = first + len(lines)
         if self.cursor == first:
@@ -209,7 +209,7 @@ class Lane:
         return first
 
     def append_all(self, lines: list[bytes]) -> None:
-        """Take in messages that have attributes and no mark."""
+        """Append messages that have attributes and no mark."""
         first, self.has_attributes = self.next_seq, True
         self.next_seq = first + len(lines)
         if self.expiry is not None:
@@ -217,7 +217,7 @@ class Lane:
         self.append(first, lines)
 
     def append_marked(self, line: bytes, mark: Mark) -> None:
-        """Take one in with its mark."""
+        """Append a message with its mark."""
         self.has_attributes = self.has_attributes or replies.ATTRIBUTES in line
         number = self.next_seq
         self.next_seq = number + 1
@@ -229,7 +229,7 @@ class Lane:
         self.append(number, [line])
 
     def unwritten_numbers(self, first: int) -> Iterator[range]:
-        """Those of the messages from this one on that must last."""
+        """Numbers from `first` on of messages that are not written yet."""
         runs = [Run(self.unwritten_first, self.unwritten), *reversed(self.unwritten_runs)]
         for start, lines in runs:
             numbers = range(max(first, start), start + len(lines))
@@ -238,7 +238,7 @@ class Lane:
             yield numbers
 
     def give_back(self, number: int, line: bytes, mark: Mark) -> None:
-        """It comes back to the place it had."""
+        """Return a message to its old place."""
         self.mark(number, mark)
         self._keep_returned(number, line)
 
@@ -252,18 +252,18 @@ class Lane:
         self.redo_bytes += size
         self.memory.used += size
 
-    # -- messages go out
+    # -- delivering messages
 
     def front(self, most: int) -> list[bytes]:
-        """Take the first messages of the head, `most` of them, or as many as one delivery brings;
-        what of them is not delivered must come back by `put_front`. The first one is no hole."""
+        """Take the first messages of the head, at most `most`, or as many as one delivery takes.
+        Those not delivered must be returned by `put_front`. The first one is not a hole."""
         count = max(1, min(most, DELIVERY_BYTES * len(self.head) // self.head_bytes))
         if self.holes.blocks:
             count = 1 + self._before_hole(self.cursor + 1, count - 1)
         return self._pop_head(count)
 
     def _before_hole(self, first: int, count: int) -> int:
-        """How many of so many numbers from `first` on come before a hole."""
+        """How many of `count` numbers from `first` on precede a hole."""
         numbers = range(first, first + count)
         return next(filter(self.holes.__contains__, numbers), numbers.stop) - first
 
@@ -288,7 +288,7 @@ class Lane:
         self.memory.used += size
 
     def pop_redo(self) -> Delivery:
-        """Take the oldest of what came back and is in memory."""
+        """Take the oldest returned message that is in memory."""
         number, line = heapq.heappop(self.redo)
         self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
         if self._returned is not None:
@@ -302,7 +302,7 @@ class Lane:
             del self._returned[number]
         return number
 
-    # -- messages leave out of their order
+    # -- taking messages out of order
 
     def is_waiting(self, number: int) -> bool:
         if number in self.holes:
@@ -311,13 +311,13 @@ class Lane:
 
     @property
     def returned(self) -> Mapping[int, bytes | None]:
-        """What came back, by number; holes among it."""
+        """Returned messages by number, holes included."""
         if self._returned is None:
             self._returned = {**dict.fromkeys(self.redo_paged), **dict(self.redo)}
         return self._returned
 
     def body(self, number: int) -> bytes | None:
-        """Of one that waits; None if it is only on disk."""
+        """Body of a ready message; None if it is only on disk."""
         if self.redo and self.redo[0][0] == number:
             return self.redo[0][1]
         place = number - self.cursor
@@ -330,8 +330,8 @@ class Lane:
         return None if place < 0 else self.tail[place]
 
     def oldest_waiting(self, end: int, count: int) -> Iterator[int]:
-        """Numbers below `end` of the messages that have waited longest, so many at most: each is
-        taken out before the next one is asked for."""
+        """Numbers below `end` of the oldest ready messages, at most `count`. The caller takes each
+        one out before it asks for the next."""
         room = STEP_MESSAGES
         while count and room and (oldest := self.oldest) is not None and oldest < end:
             if oldest not in self.holes:
@@ -341,7 +341,7 @@ class Lane:
                 room -= 1
 
     def take_out(self, number: int) -> None:
-        """Take out one that waits; it is the caller's to settle or to move."""
+        """Take out a ready message; the caller settles or moves it."""
         self.holes.add(number)
         if number >= self.cursor:
             self._blank(number - self.cursor)
@@ -350,7 +350,7 @@ class Lane:
         self.skip()
 
     def _blank(self, place: int) -> None:
-        """Let go of a body, its place aside."""
+        """Remove a body from memory, leaving a hole."""
         if place < len(self.head):
             size = len(self.head[place])
             self.head[place] = NO_BODY
@@ -366,8 +366,7 @@ class Lane:
         self.memory.used -= size
 
     def skip(self) -> bool:
-        """Pass over holes that are next, as many as one step takes; return whether there were
-        any."""
+        """Skip holes that are next, as many as one step takes; return whether there were any."""
         holes, room = self.holes, STEP_MESSAGES
         if not holes:
             return False
@@ -386,7 +385,7 @@ class Lane:
         return count > 0 or room < STEP_MESSAGES
 
     def _pass(self, count: int) -> None:
-        """So many of the first numbers leave the stretches."""
+        """Remove the first `count` numbers from the stretches."""
         self.cursor += count
         self.tell_cursor()
         count -= self._forget_head(count)
@@ -395,7 +394,7 @@ class Lane:
         self._forget_head(count - on_disk)
 
     def _forget_head(self, count: int) -> int:
-        """The first bodies of the head go; return how many there were of so many."""
+        """Remove at most `count` bodies from the start of the head; return how many."""
         count = min(count, len(self.head))
         freed = _forget(self.head, count)
         self.head_bytes -= freed
@@ -403,7 +402,7 @@ class Lane:
         return count
 
     def _take_paged(self, count: int) -> None:
-        """So many are not among those on disk any more."""
+        """Remove `count` messages from the paged ones."""
         self.paged -= count
         if self.paged:
             self.paged_bytes -= self.paged_bytes * count // (self.paged + count)
@@ -412,7 +411,7 @@ class Lane:
             self._join()
 
     def settle(self, numbers: Sequence[int]) -> None:
-        """These messages are done with: the journal may forget them."""
+        """Settle these messages: the journal may delete them."""
         self._forget_marks(numbers)
         if isinstance(numbers, range) and numbers.step == 1:
             self.acked_ranges.append((numbers.start, len(numbers)))
@@ -422,10 +421,10 @@ class Lane:
         self._touch()
 
     def _forget_marks(self, numbers: Sequence[int]) -> None:
-        """Nothing more is to be known of these messages."""
+        """Remove the marks of these messages."""
         if self.marks:
             marked: Iterable[int] = numbers
-            # Of the two the shorter one is walked.
+            # Iterate over the shorter one.
             if isinstance(numbers, range) and len(self.marks) < len(numbers):
                 marked = [number for number in self.marks if number in numbers]
             for number in marked:
@@ -434,26 +433,26 @@ class Lane:
             self.expiry.discard(numbers)
 
     def move_out(self, number: int) -> Mark:
-        """This message is appended elsewhere in the same commit; return its mark."""
+        """Record that this message is appended elsewhere in the same commit; return its mark."""
         mark = self.mark_of(number)
         self.move_out_all([number])
         return mark
 
     def move_out_all(self, numbers: list[int]) -> None:
-        """The same of several, whose marks nobody needs any more."""
+        """The same for several messages, whose marks are no longer needed."""
         self._forget_marks(numbers)
         self.moved += compress(numbers)
         self._touch()
 
     def mark_of(self, number: int) -> Mark:
-        """Of a living message."""
+        """The mark of a living message."""
         mark = self.marks.get(number)
         if mark is None and self.expiry is not None:
             mark = Mark(expires_us=self.expiry.own_us(number))
         return mark or NO_MARK
 
     def trim(self, end: int) -> Work[int]:
-        """Drop the waiting messages with numbers below `end`; return how many."""
+        """Drop the ready messages with numbers below `end`; return how many."""
         end, count = min(end, self.next_seq), 0
         while self.oldest_place < end and not self.deleted:
             count += self.trim_some(end)
@@ -462,12 +461,12 @@ class Lane:
 
     @property
     def oldest_place(self) -> int:
-        """Number of the message, or hole, that is next; the next sequence where there is none."""
+        """Number of the next message or hole; `next_seq` if there is none."""
         oldest = self.oldest
         return self.next_seq if oldest is None else oldest
 
     def _pop_returned(self, end: int, count: int) -> list[int]:
-        """Let go of some of what came back and has a number below `end`; return the numbers."""
+        """Remove some returned messages with numbers below `end`; return their numbers."""
         gone: list[int] = []
         while self.redo_paged and self.redo_paged[0] < end and len(gone) < count:
             gone.append(self._pop_redo_paged())
@@ -476,8 +475,8 @@ class Lane:
         return gone
 
     def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
-        """Drop the oldest of what waits and has a number below `end`, as much of it as one step
-        takes; return how many."""
+        """Drop the oldest ready messages with numbers below `end`, as many as one step takes;
+        return how many."""
         if self.skip():
             return 0
         if returned := self._pop_returned(end, min(count_max, STEP_MESSAGES)):
@@ -491,7 +490,7 @@ class Lane:
         if first >= end:
             return 0
         on_disk = self.paged
-        if self.marks or self.expiry:  # Something of each one is let go.
+        if self.marks or self.expiry:  # Each one may have a mark or an expiry to remove.
             on_disk = min(on_disk, STEP_BODIES)
         count = min(end - first, min(len(self.head), STEP_BODIES) or on_disk)
         if self.holes:
@@ -500,10 +499,10 @@ class Lane:
         self.settle(range(first, first + count))
         return count
 
-    # -- what the journal must learn
+    # -- changes for the journal
 
     def tell_cursor(self) -> None:
-        """The journal must learn the cursor, whatever else happens."""
+        """Write the cursor with the next commit, even without other changes."""
         self.cursor_moved = True
         self._touch()
 
@@ -513,7 +512,7 @@ class Lane:
             self.pending.dirty.append(self)
 
     def remember(self, first: int, lines: list[bytes]) -> None:
-        """These messages must last."""
+        """Write these messages with the next commit."""
         if self.unwritten and self.unwritten_first + len(self.unwritten) != first:
             self.unwritten_runs.append(Run(self.unwritten_first, self.unwritten))
             self.unwritten = []
@@ -526,12 +525,12 @@ class Lane:
         self._touch()
 
     def mark(self, number: int, mark: Mark) -> None:
-        """What is told of a living message, and must last."""
+        """Set the mark of a living message, to be written."""
         self.marks[number] = mark
         self.tell_mark(number, mark)
 
     def tell_mark(self, number: int, mark: Mark) -> None:
-        """The same of one whose mark need not be known before a restart."""
+        """The same for a mark that is only needed after a restart."""
         self.tell_marks({number: mark})
 
     def tell_marks(self, marks: Mapping[int, Mark]) -> None:
@@ -540,7 +539,7 @@ class Lane:
         self._touch()
 
     def take_change(self) -> LaneChange | None:
-        """Take what is pending. What was published and settled within the batch leaves no trace."""
+        """Take the pending changes, without messages published and settled within the batch."""
         runs, boundary, marks = self.unwritten_runs, self.boundary, self.marked
         acks = union([*self.acked_ranges, *compress(self.acked)])
         moved = union(self.moved)
@@ -565,7 +564,7 @@ class Lane:
         return LaneChange(self.id, self.next_seq, self.cursor, runs, acks, moved, marks)
 
     def put_back(self, change: LaneChange, boundary: int) -> None:
-        """A change could not be written: it is pending again; `boundary` as it was before."""
+        """A change could not be written: make it pending again, with its former `boundary`."""
         self.boundary = min(self.boundary, boundary)
         self.unwritten_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
@@ -583,11 +582,11 @@ class Lane:
         waiting: Iterable[tuple[int, Mark]],
         holes: Iterable[Range] = (),
     ) -> None:
-        """Begin with what the journal knows: everything is on disk, `waiting` are the marks of
-        those from the cursor on, and of the numbers there those in `holes` are settled.
+        """Start with the state of the journal: all messages are on disk, `waiting` are the marks of
+        those from the cursor on, and the numbers in `holes` there are settled.
 
-        `returned` are the living messages below the cursor, each with its mark; what a consumer
-        held at the crash counts as rejected.
+        `returned` are the living messages below the cursor, each with its mark; those that a
+        consumer held at the crash count as returned once more.
         """
         self.next_seq = self.boundary = next_seq
         self.cursor = cursor
@@ -597,7 +596,7 @@ class Lane:
         for number, mark in waiting:
             self._restore_mark(number, mark)
         for number, mark in returned:
-            # What was never marked since it was published, and is below the cursor, was delivered.
+            # A message below the cursor without a mark was delivered.
             if mark.redelivered or (not mark.version and mark != NO_MARK):
                 mark = mark.returned()
                 self.tell_mark(number, mark)
@@ -606,23 +605,23 @@ class Lane:
         heapq.heapify(self.redo_paged)
 
     def _restore_mark(self, number: int, mark: Mark) -> None:
-        """A ttl alone is known to `expiry`."""
+        """A mark with only a TTL is stored in `expiry`."""
         if mark.version or mark.joined_us:
             self.marks[number] = mark
         if self.expiry is not None:
             self.expiry.add(number, mark.expires_us, mark.joined_us)
 
     def spill(self, committed: int) -> Work[None]:
-        """Let go of bodies in memory that are on disk: what is below `committed` has been synced.
+        """Remove bodies from memory that are on disk: numbers below `committed` have been synced.
 
-        What is being consumed keeps its next page.
+        A lane that is being consumed keeps its next page in memory.
         """
         while self.redo_bytes > (2 * SCARCE_BYTES if self.owner.is_consumed else 0):
             if not self._spill_returned(committed):
                 break
             yield GOES_ON
         if self.paged:
-            # Between two steps a page or a trim may have joined the tail to the head.
+            # A page or a trim between two steps may have joined the tail to the head.
             while self.paged and self._spill_tail(committed):
                 yield GOES_ON
             return
@@ -638,7 +637,7 @@ class Lane:
         self.head_bytes -= size
         self.tail_bytes += size
         self._spill_head(keep)
-        # Joined meanwhile, the head would end with what is not on disk.
+        # If they were joined meanwhile, the end of the head may not be on disk.
         yield GOES_ON
         while self._has_spilled and len(self.head) > keep:
             self._spill_head(keep)
@@ -668,7 +667,7 @@ class Lane:
         return count > 0
 
     def _spill_returned(self, committed: int) -> bool:
-        """Whatever is taken off a heap's end, a heap is left."""
+        """Spill from the end of the heap: what remains is still a heap."""
         some = [self.redo.pop() for _ in range(min(len(self.redo), STEP_MESSAGES))]
         freed = 0
         for delivery in some:
@@ -685,15 +684,15 @@ class Lane:
 
     @property
     def page_first(self) -> int | None:
-        """Number of the first message that is only on disk; None when there is none."""
+        """Number of the first message that is only on disk; None if there is none."""
         if self.redo_paged:
             return self.redo_paged[0]
         return self.cursor + len(self.head) if self.paged else None
 
     @property
     def wants_page(self) -> bool:
-        """What came back is needed before anything else. All other comes ahead of its consumers,
-        as long as there is memory for it."""
+        """Whether to read a page. Returned messages are needed first. Others are read ahead of the
+        consumers while there is memory for them."""
         if self.paging:
             return False
         if self.redo_paged:
@@ -705,9 +704,9 @@ class Lane:
         return self.head_bytes < READ_AHEAD_BYTES
 
     def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """A page has come from disk: all living messages from `first` on, which was `page_first`
-        when the reading began. What is missing from it now counts only if it is still wanted: the
-        queue may have been trimmed or deleted meanwhile. Raises MqksError."""
+        """Add a page from disk: all living messages from `first` on, which was `page_first` when
+        the read began. The queue may have been trimmed or deleted meanwhile: a missing message is
+        an error only if it is still wanted. Raises MqksError."""
         self.paging = False
         self.skip()
         if not self.has_attributes:
@@ -724,14 +723,14 @@ class Lane:
             return
         for run in runs:
             self._fill(run.first)
-            # A trim may have gone past its beginning, or past all of it.
+            # A trim may have removed its first messages, or all.
             gone = self.cursor + len(self.head) - run.first
             if self.paged and 0 <= gone < len(run.lines):
                 self._extend_head(run.lines[gone:])
         self._fill(self.next_seq)
 
     def _fill(self, end: int) -> None:
-        """Holes of which nothing is on disk any more have their places in the head, too; one step
+        """Append holes up to `end` to the head, for messages that are no longer on disk; one step
         of them."""
         first = self.cursor + len(self.head)
         end = min(end, first + self.paged, first + STEP_BODIES)
@@ -743,7 +742,7 @@ class Lane:
     def _page_in_returned(self, runs: list[Run]) -> None:
         lines = {number: line for run in runs for number, line in enumerate(run.lines, run.first)}
         while self.redo_paged and self.redo_paged[0] in lines:
-            # What is needed next is taken in any case, or it would be asked for again at once.
+            # Always take what is needed next: it would be requested again at once.
             enough = self.memory.is_short and self.redo_bytes >= SCARCE_BYTES
             if enough and self.redo_is_next:
                 break
@@ -753,7 +752,7 @@ class Lane:
     def _extend_head(self, lines: list[bytes]) -> None:
         del lines[self.paged :]
         if self.memory.is_short:
-            # There may be many queues whose consumers take little.
+            # There may be many queues with slow consumers.
             room = SCARCE_BYTES - self.head_bytes
             del lines[max(not self.head, room * len(lines) // size_of(lines)) :]
         size = size_of(lines)
@@ -763,15 +762,15 @@ class Lane:
         self._take_paged(len(lines))
 
     def _join(self) -> None:
-        """Nothing lies only on disk any more: what is in memory is one stretch."""
+        """Join head and tail when no message is only on disk."""
         self.head.extend(self.tail)
         self.head_bytes += self.tail_bytes
         self.tail.clear()
         self.tail_bytes = 0
 
     def delete(self) -> Iterator[object]:
-        """Forget every message, at once, but for the memory, which is let go as what is returned
-        is walked."""
+        """Forget all messages at once. The memory is freed step by step by the returned
+        iterator."""
         self.deleted = True
         self.memory.used -= self.memory_bytes
         self.head_bytes = self.tail_bytes = self.redo_bytes = self.paged = 0
@@ -793,11 +792,11 @@ class Lane:
 
 
 def _forget(lines: deque[bytes], count: int) -> int:
-    """Take lines off the front; return what they took in memory."""
+    """Remove lines from the front; return their memory."""
     return sum(len(lines.popleft()) + MESSAGE_OVERHEAD_BYTES for _ in range(count))
 
 
 def let_go(things: Iterator[object]) -> Work[None]:
-    """Take them one by one, and keep none."""
+    """Consume an iterator of things to be freed, one per step."""
     while sum(1 for _ in islice(things, STEP_BODIES)):
         yield GOES_ON

@@ -1,10 +1,10 @@
-"""What stands behind a message's text: its attributes, and what is told of its death.
+"""The attributes after a message's text, and those of a dead letter.
 
     id event=orders.new data<TAB>trace=7&reason=rejects&queue=jobs&...<TAB>1790000000000000
 
-The one rule: the broker's own pairs come last in meta, and only in dead-letter queues. Behind meta
-is the time when the message was first published, in microseconds since 1970, if that is not the
-time of its number. Nobody is told that as it stands.
+The one rule: the broker's own pairs are last in meta, and only in dead-letter queues. Meta is
+followed by the time when the message was first published, in microseconds since 1970, if that is
+not the time of its number. Clients never get this time in this form.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,9 @@ _FIRST = b"reason="
 
 
 class Letter(NamedTuple):
-    """What is told of a death. `reason`: rejects, losses, ttl, overflow or dead; `queue`: where it
-    died; `tries`: how often it was delivered there. Times in microseconds since 1970."""
+    """The broker's data of a dead letter. `reason`: rejects, losses, ttl, overflow or dead;
+    `queue`: where it died; `tries`: how often it was delivered there. Times in microseconds since
+    1970."""
 
     reason: str
     queue: bytes
@@ -43,13 +44,13 @@ def parts(message: bytes) -> Parts:
 
 
 def with_published(message: bytes, time_us: int) -> bytes:
-    """The same, which keeps the time of its first publishing under other numbers."""
+    """The same message with the time of its first publishing, to keep it under a new number."""
     told = parts(message)
     return message if told.published else told._replace(published=b"%d" % time_us).joined()
 
 
 class Letters:
-    """Messages that die together, with what is told of their death."""
+    """Makes dead letters of messages that die together."""
 
     __slots__ = ("_died", "_died_us", "_first")
 
@@ -59,8 +60,8 @@ class Letters:
         self._died_us, self._died = died_us, _seconds(died_us)
 
     def of(self, message: bytes, tries: int, arrived_us: Callable[[], int]) -> bytes:
-        """This one, instead of what is told of an earlier death. `arrived_us` is asked when it came
-        if it does not know when it was first published."""
+        """The dead letter of this message; data of an earlier death are replaced. `arrived_us` is
+        called if the message does not contain the time of its first publishing."""
         text, meta, published = parts(message)
         # The clock may have been set back.
         published_us = min(int(published or 0) or arrived_us(), self._died_us)
@@ -77,13 +78,13 @@ def _seconds(time_us: int) -> bytes:
 
 
 def revived(message: bytes) -> bytes:
-    """The message that a letter was."""
+    """The original message of a dead letter."""
     told = parts(message)
     return told._replace(meta=_own(told.meta)).joined()
 
 
 def letter_of(message: bytes) -> Letter | None:
-    """What is told of its death; None where it is none."""
+    """The broker's data of a dead letter; None if the message is not one."""
     _, meta, published = parts(message)
     own = _own(meta)
     if len(own) == len(meta):
@@ -96,7 +97,7 @@ def letter_of(message: bytes) -> Letter | None:
 
 
 def _own(meta: bytes) -> bytes:
-    """Without the pairs of a letter: no other pair may have their keys."""
+    """Meta without the pairs of a dead letter: no other pair may have their keys."""
     if meta.startswith(_FIRST):
         return b""
     return meta.partition(b"&" + _FIRST)[0]

@@ -1,13 +1,13 @@
-"""Masks that queues are bound to, as a trie over their parts.
+"""The bound masks, as a trie over their parts.
 
     logs.*.gone   root -> "logs" -> any part -> "gone": queues
-    logs.**       root -> "logs": queues of what goes on
+    logs.**       root -> "logs": queues of all events with this prefix
 
-A part with stars among other bytes is looked up by three of these, its *gram*: it can only match
-what has the gram in it.
+A part with stars among other bytes is looked up by three of these bytes, its *gram*: it can only
+match a part that contains the gram.
 
-The one rule: a mask costs as many nodes as it has parts at most, and a walk visits no node twice.
-So binding costs the same however many are bound, and a walk never costs more than all masks do.
+The one rule: a mask has at most as many nodes as parts, and a walk visits no node twice. So the
+cost of binding does not depend on the number of masks, and a walk costs at most all nodes.
 """
 
 from typing import Final
@@ -20,13 +20,14 @@ from mqks.protocol.masks import REST, Part, fits
 ANY: Final = b"*"
 STAR: Final = b"*"[0]
 PARTS_MAX: Final = MASK_BYTES_MAX + 2
-"""An event is split into so many: more than any mask has."""
+"""An event is split into at most this many parts: more than any mask has."""
 GRAM_BYTES_MAX: Final = 3
 Queues = dict[Queue, None]
 
 
 class Node:
-    """What parts have led to. `plain` and `starred` lead on, by part; most nodes lead to few."""
+    """A node after some parts. `plain` and `starred` have the next nodes by part; most nodes have
+    few."""
 
     __slots__ = ("any", "ends", "plain", "rests", "starred")
 
@@ -35,7 +36,7 @@ class Node:
         self.starred: dict[bytes, dict[bytes, tuple[Part, Node]]] | None = None
         """By gram, then by part."""
         self.any: Node | None = None
-        """For the part that is nothing but a star."""
+        """The next node for the part `*`."""
         self.ends: Queues | None = None
         """Queues of the mask that ends here."""
         self.rests: Queues | None = None
@@ -92,7 +93,7 @@ class Masks:
         self.count = 0
 
     def bind(self, mask: bytes, queue: Queue) -> None:
-        """Bound already: no change."""
+        """Bind; nothing changes if it is bound already."""
         node = self._root
         *parts, last = mask.split(b".")
         for part in parts:
@@ -106,7 +107,7 @@ class Masks:
         queues[queue] = None
 
     def unbind(self, mask: bytes, queue: Queue) -> None:
-        """Not bound: no change."""
+        """Unbind; nothing changes if it is not bound."""
         parts = mask.split(b".")
         is_rest = parts[-1] == REST
         if is_rest:
@@ -167,12 +168,12 @@ class Masks:
 
 
 def _gram(part: bytes) -> bytes:
-    """The end of its longest piece."""
+    """The last bytes of the longest piece of a part with stars."""
     return max(part.split(b"*"), key=len)[-GRAM_BYTES_MAX:]
 
 
 def _grams(part: bytes) -> Work[set[bytes]]:
-    """All that a part of an event has in it; a name may have 64 KiB."""
+    """All grams in a part of an event; a name may have 64 KiB."""
     grams: set[bytes] = set()
     for start in range(0, len(part), STEP_NAMES):
         if start:

@@ -1,7 +1,7 @@
-"""What queues, bindings and consumers take in memory, messages aside, and how long a name may be.
+"""The memory of queues, bindings and consumers, without messages, and the length of names.
 
-The one rule: only what would be new is checked. What is there already can be named, however long
-its name is, and however little room there is.
+The one rule: only new things are checked. An existing name can always be used, whatever its length
+and the free memory.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ PART_BYTES: Final = 350
 STARRED_BYTES: Final = 450
 STAR_BYTES: Final = 50
 CONSUMER_BYTES: Final = 560
-"""What each takes beside its names (measured). A part is one of a mask, and a starred one has more
-than a star."""
+"""Memory of each besides its names (measured). PART: a part of a mask; STARRED: a part with stars
+among other bytes."""
 
 
 class Metadata:
-    """`bytes` counts all of it, about."""
+    """`bytes`: approximate memory of all together."""
 
     __slots__ = ("bytes", "bytes_max", "name_bytes_max")
 
@@ -34,7 +34,7 @@ class Metadata:
         return len(name) > self.name_bytes_max
 
     def check_names(self, what: str, names: Iterable[bytes]) -> None:
-        """Raise if one of them is too long to be remembered."""
+        """Raise if one of the names is too long."""
         for name in filter(self.is_long, names):
             raise LimitExceeded(
                 "name_bytes_max",
@@ -43,8 +43,8 @@ class Metadata:
             )
 
     def check_room(self, size: int, *, for_consumer: bool = False) -> None:
-        """Raise if there is no room for so much more. An eighth is left to consumers: whoever
-        invents names does not keep them from what waits."""
+        """Raise if there is no memory for `size` more bytes. An eighth is reserved for consumers,
+        so that a client that invents names does not prevent consuming."""
         room = self.bytes_max if for_consumer else self.bytes_max * 7 // 8
         if self.bytes + size > room:
             raise LimitExceeded(
@@ -63,7 +63,7 @@ def binding_bytes(event: bytes) -> int:
 
 
 def mask_bytes(mask: bytes) -> int:
-    """Of one behind `MASK`."""
+    """Memory of a mask with the prefix `MASK`."""
     parts = mask[1:].split(b".")
     starred = sum(b"*" in part and len(part) > 1 for part in parts)
     size = PART_BYTES * len(parts) + STARRED_BYTES * starred + STAR_BYTES * mask.count(b"*")
@@ -71,5 +71,5 @@ def mask_bytes(mask: bytes) -> int:
 
 
 def consumer_bytes(consumer_id: bytes) -> int:
-    """Its id, and two copies of it in what its deliveries begin with."""
+    """Memory of a consumer: its id, and two copies of it in the prefixes of deliveries."""
     return CONSUMER_BYTES + 3 * len(consumer_id)

@@ -1,7 +1,7 @@
-"""The only way in which a message moves from one place to another.
+"""Moves messages from one place to another; nothing else does.
 
-The one rule: one commit settles it where it was and appends it where it goes. So it is never lost
-and never there twice, whenever the process is killed.
+The one rule: one commit settles a message in its old place and appends it in the new one. So it is
+never lost and never duplicated, whenever the process is killed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.lane import Delivery, Lane
 from mqks.broker.pending import Mark
+from mqks.broker.selection import Chosen
 from mqks.broker.shared import Fetch
 from mqks.broker.turns import GOES_ON, WAITS, Work
 from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from mqks.broker.queue import Queue
 
 Choose = Callable[[bytes], "tuple[Queue, bytes] | None"]
-"""From a message to the queue where it goes, and what it is there; None: it stays."""
+"""Maps a message to its new queue and its new form; None: it stays."""
 
 
 def move(
     source: Lane, deliveries: Iterable[Delivery], to: Lane, remark: Callable[[Mark], Mark]
 ) -> None:
-    """Move messages that are alive in `source`, in none of its stretches any more, to the end of
-    `to`, which may be the same lane. Each gets what `remark` makes of its mark."""
+    """Move messages that are alive in `source`, but no longer in its stretches, to the end of `to`,
+    which may be the same lane. Each gets the mark that `remark` returns."""
     for number, line in deliveries:
         to.append_marked(line, remark(source.move_out(number)))
     if source is not to:
@@ -37,19 +38,22 @@ def move_waiting(
     limit: int = SEQ_MAX,
     end: int = SEQ_MAX,
     is_stuck: Callable[[], bool] = lambda: False,
+    chosen: Chosen | None = None,
 ) -> Work[int]:
-    """Move waiting messages of one queue with numbers below `end` to the ends of
-    others, in their order, wherever their bodies are; return how many. It ends early when what has
-    moved cannot be written: `is_stuck`."""
+    """Move ready messages of one queue with numbers below `end` to the ends of others, in order,
+    wherever their bodies are; return how many. If something is `chosen`, only that moves. It ends
+    early when moved messages cannot be written: `is_stuck`."""
     lane, count, size = source.lane, 0, 0
-    for numbers in _waiting(lane, min(end, lane.next_seq)):
-        left: Sequence[int] = numbers
+    for numbers in waiting(lane, min(end, lane.next_seq)):
+        left: Sequence[int] = numbers if chosen is None else chosen.by_age(source, numbers)
         while left and count < limit and not (lane.deleted or is_stuck()):
             lines, left = yield from some_bodies(source, left, lane.body)
+            if chosen is not None:
+                lines = yield from chosen.by_body(sorted(lines.items()))
             moved = _move(source, lines, choose, limit - count)
             count, size = count + moved, size + sum(map(len, lines.values()))
             if moved and size >= STEP_BYTES:
-                # All that has moved is in memory until the journal takes it.
+                # Moved messages are in memory until they are written.
                 entry, size = lane.pending.entry, 0
                 while lane.pending.entry is entry and not is_stuck():
                     yield WAITS
@@ -57,15 +61,17 @@ def move_waiting(
             left = [*filter(lane.is_waiting, left)]
         if count >= limit or lane.deleted or is_stuck():
             break
+        if chosen is not None:
+            yield GOES_ON  # None of a thousand may be old enough.
     return count
 
 
 def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) -> int:
-    """Those of these messages that are chosen; return how many."""
+    """Move the chosen ones of these messages; return how many."""
     lane, count = source.lane, 0
     gone: dict[Queue, None] = {}
     for number in sorted(lines):
-        # Another one may have taken it meanwhile.
+        # It may have left the queue meanwhile.
         if count >= limit or lane.deleted or not lane.is_waiting(number):
             continue
         chosen = choose(lines[number])
@@ -83,8 +89,8 @@ def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) 
     return count
 
 
-def _waiting(lane: Lane, end: int) -> Iterator[list[int]]:
-    """Numbers of what waits, some at a time."""
+def waiting(lane: Lane, end: int) -> Iterator[list[int]]:
+    """Numbers of ready messages, some at a time."""
     returned = sorted(number for number in lane.returned if number < end)
     for start in range(0, len(returned), STEP_MESSAGES):
         yield [*filter(lane.is_waiting, returned[start : start + STEP_MESSAGES])]
@@ -100,7 +106,7 @@ def some_bodies(
     source: "Queue", numbers: Sequence[int], body: Callable[[int], bytes | None]
 ) -> Work[tuple[dict[int, bytes], Sequence[int]]]:
     """Bodies of the first of these messages, as many as one step takes, and the numbers of the
-    others. `body` gives one that is in memory; those that have gone meanwhile may be missing."""
+    others. `body` returns a body in memory; messages that have left meanwhile may be missing."""
     lines: dict[int, bytes] = {}
     on_disk: list[int] = []
     size = count = 0
@@ -120,7 +126,7 @@ def some_bodies(
 
 
 def fetched(source: "Queue", numbers: list[int]) -> Work[dict[int, bytes]]:
-    """Bodies that are only on disk; none when the queue is deleted meanwhile."""
+    """Read bodies from disk; none if the queue is deleted meanwhile."""
     came: list[dict[int, bytes]] = []
     source.shared.fetches.append(Fetch(source, numbers, came.append))
     while not (came or source.deleted):

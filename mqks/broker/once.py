@@ -1,6 +1,6 @@
-"""The ids of messages that may be published only once.
+"""The ids of messages published with `--once`.
 
-The one rule: the window holds the latest ids, so many and no more.
+The one rule: the window holds a fixed number of the latest ids.
 """
 
 from collections import deque
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Final
 
 ONCE_BYTES: Final = 90
-"""What an id takes beside its length: an entry of a set and its place in a deque (measured)."""
+"""Memory of an id besides its length: an entry of a set and one of a deque (measured)."""
 
 
 class OnceWindow:
-    """`ids_max` 0 remembers nothing: every id counts as new."""
+    """With `ids_max` 0 every id counts as new."""
 
     __slots__ = ("_id_bytes", "_ids", "_known", "ids_max")
 
@@ -24,7 +24,7 @@ class OnceWindow:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, about."""
+        """Approximate memory."""
         return self._id_bytes + ONCE_BYTES * len(self._ids)
 
     def __len__(self) -> int:
@@ -47,6 +47,6 @@ class OnceWindow:
         return True
 
     def restore(self, ids: Iterable[bytes]) -> None:
-        """What the journal knows, oldest first."""
+        """Add the ids of the journal, oldest first."""
         for message_id in ids:
             self.add(message_id)

@@ -1,8 +1,8 @@
-"""What must last, and who waits for it.
+"""The changes that must be written, and those who wait for them.
 
-The one rule: an entry is everything that one commit says, as plain data. Applying an entry twice,
-or the entries of a journal in any order, gives the same state: acks are sets; next sequences,
-cursors and marks only grow. Nobody who waits is inside it.
+The one rule: an entry has all changes of one commit, as plain data. Applying an entry twice, or the
+entries of a journal in any order, gives the same state: acks are sets; next sequences, cursors and
+marks only grow. Those who wait are kept separately.
 """
 
 from collections.abc import Callable
@@ -27,25 +27,25 @@ class Run(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What is known of a message beside its body. Times are microseconds since 1970, 0 for none."""
+    """The state of a message besides its body. Times are microseconds since 1970, 0 for none."""
 
     version: int = 0
-    """Grows with each change: of two marks of one message the higher one counts."""
+    """Grows with each change: of two marks of one message the higher version counts."""
     retry: int = 0
-    """How often it came back."""
+    """How often it was returned."""
     rejects: int = 0
     losses: int = 0
     """How often its consumer rejected it, and was lost while holding it."""
     redelivered: bool = False
     """Delivered since it was marked: if it is alive after a crash, a consumer held it."""
     is_dated: bool = False
-    """It is due when the wall clock says so, however that is set; otherwise after a delay."""
+    """It is due by the wall clock, even when the clock is set; otherwise after a delay."""
     keeps_place: bool = False
-    """When due, it goes to its old place instead of the tail."""
+    """When due, it returns to its old place instead of the tail."""
     due_us: int = 0
     """It is scheduled until then."""
     expires_us: int = 0
-    """Its own ttl ends then."""
+    """Its own TTL ends then."""
     joined_us: int = 0
     """When it joined the queue, if that is not the time of its number."""
     id_crc: int = 0
@@ -56,20 +56,20 @@ class Mark(NamedTuple):
         return self._replace(version=self.version + 1, **changes)
 
     def delivered(self) -> "Mark":
-        """It is with a consumer."""
+        """The mark after a delivery."""
         version, retry, rejects, losses = self[:4]
         return Mark(version + 1, retry, rejects, losses, True, *self[5:])
 
     def returned(self) -> "Mark":
-        """It came back once more."""
+        """The mark after it was returned once more."""
         return _RETURNED if self is NO_MARK else self._back()
 
     def rejected(self) -> "Mark":
-        """It was rejected once more."""
+        """The mark after it was rejected once more."""
         return _REJECTED if self is NO_MARK else self._back(rejected=1)
 
     def lost(self) -> "Mark":
-        """Its consumer was lost once more."""
+        """The mark after its consumer was lost once more."""
         return _LOST if self is NO_MARK else self._back(lost=1)
 
     def _back(self, rejected: int = 0, lost: int = 0) -> "Mark":
@@ -77,7 +77,7 @@ class Mark(NamedTuple):
         return Mark(version + 1, retry + 1, rejects + rejected, losses + lost, False, *self[5:])
 
     def due(self, now_us: int) -> "Mark":
-        """It is not scheduled any more. If it has never been in its queue, its ttl begins now."""
+        """The mark when it is due. If it was never ready before, its TTL starts now."""
         is_new = self.expires_us and not self.version
         early_us = max(0, self.due_us - now_us) if is_new else 0
         return self._replace(
@@ -93,15 +93,15 @@ NO_MARK = Mark()
 _RETURNED = NO_MARK._back()
 _REJECTED = NO_MARK._back(rejected=1)
 _LOST = NO_MARK._back(lost=1)
-"""What most messages have that came back, made once."""
+"""The marks of most returned messages, made once."""
 
 
 class LaneChange(NamedTuple):
-    """What happened to the messages of one lane.
+    """Changes of the messages of one lane.
 
-    `next_seq`: the number the next message will get. `cursor`: everything below it has been
-    delivered once. `acks`: ranges of settled numbers. `moved`: settled, too, because their messages
-    stand among the `runs` of the same entry again, under new numbers: only together are both true.
+    `next_seq`: the number of the next message. `cursor`: everything below it has been delivered
+    once. `acks`: ranges of settled numbers. `moved`: settled, too, because their messages are in
+    the `runs` of the same entry under new numbers: both must be written together.
     """
 
     lane_id: int
@@ -114,16 +114,16 @@ class LaneChange(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """A queue that was made or whose policy changed."""
+    """A queue that was created or whose policy changed."""
 
     name: bytes
     policy: Policy
 
 
 class ErrorRecord(NamedTuple):
-    """Details of one error reply, as log and database keep them; never a payload.
+    """Details of one error reply, for log and database; never a payload.
 
-    The user and the client's name are known to the running server only.
+    Only the running server knows the user and the client's name.
     """
 
     id: str
@@ -138,20 +138,20 @@ class ErrorRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """Everything that one commit says."""
+    """All changes of one commit."""
 
     time_us: int = 0
-    """When its messages came, in microseconds since 1970."""
+    """When its messages arrived, in microseconds since 1970."""
     changes: list[LaneChange] = field(default_factory=list)
     queues: dict[int, QueueState | None] = field(default_factory=dict)
-    """Queue id → its state now, None when it was deleted."""
+    """Queue id → its new state, None if it was deleted."""
     bindings: dict[tuple[bytes, bytes], bool] = field(default_factory=dict)
-    """Queue name and event → whether bound now."""
+    """Queue name and event → whether it is bound now."""
     errors: list[ErrorRecord] = field(default_factory=list)
     once: list[bytes] = field(default_factory=list)
     """Message ids that may not be published again, oldest first."""
     records: int = 0
-    """Messages, acks and marks in it, about."""
+    """Approximate number of messages, acks and marks in it."""
 
     @property
     def has_metadata(self) -> bool:
@@ -164,27 +164,27 @@ class Entry:
 
     @property
     def must_last(self) -> bool:
-        """Whether there is more than the details of errors, which no confirm promises."""
+        """Whether there is more than error details, which no confirm covers."""
         return bool(self.changes or self.queues or self.bindings or self.once)
 
 
 @dataclass(slots=True)
 class Waiters:
-    """Who waits for a commit."""
+    """Those who wait for a commit."""
 
     confirms: list[tuple["Connection", list[bytes]]] = field(default_factory=list)
     confirmed: int = 0
-    """How many of the confirms are those of messages."""
+    """Number of confirms of messages among them."""
     counts: list[tuple["Connection", bytes, int]] = field(default_factory=list)
-    """Confirms that tell a number: apart, so that all the others are joined in one go."""
+    """Confirms with a number: separate, so that all others are joined in one step."""
     held: list["Consumer"] = field(default_factory=list)
-    """Consumers that get nothing before their confirm."""
+    """Consumers that get no messages before their confirm."""
 
     def __bool__(self) -> bool:
         return bool(self.confirms or self.counts or self.held)
 
     def put_before(self, later: "Waiters") -> None:
-        """Those of `later` wait behind these."""
+        """Append those of `later`."""
         self.confirms += later.confirms
         self.confirmed += later.confirmed
         self.counts += later.counts
@@ -193,16 +193,16 @@ class Waiters:
 
 @dataclass(slots=True)
 class Batch:
-    """One commit: what it says, who waits for it, and where it was taken from."""
+    """One commit: its changes, those who wait for it, and the lanes of the changes."""
 
     entry: Entry = field(default_factory=Entry)
     waiters: Waiters = field(default_factory=Waiters)
     taken: list[tuple["Lane", int]] = field(default_factory=list)
-    """For each change its lane, and below which number that was durable before."""
+    """For each change its lane, and the number below which the lane was taken before."""
     is_rest: bool = False
-    """Pieces of it have been written before."""
+    """Earlier pieces of it have been written."""
     moves: bool = False
-    """Messages move from one lane to another in it: it is written in one piece."""
+    """It moves messages from one lane to another, so it is written in one piece."""
 
     @property
     def must_last(self) -> bool:
@@ -221,27 +221,27 @@ class Pending:
         self._errors_kept_max = errors_kept_max
         self._now_us = now_us
         self.entry = Entry()
-        """Its `changes` are with the lanes that are `dirty`, until they are taken."""
+        """Its `changes` are in the `dirty` lanes until they are taken."""
         self.waiters = Waiters()
         self.records = 0
-        """Messages, acks and marks that wait for the writer; publishers are slowed down by it."""
+        """Number of messages, acks and marks that wait for the writer; it limits publishers."""
         self.moves = False
-        """Messages have moved from one lane to another."""
+        """Messages were moved from one lane to another."""
         self.dirty: list[Lane] = []
         self._is_rest = False
-        """Pieces of it have been written."""
+        """Earlier pieces of this batch have been written."""
         self._begun: Batch | None = None
-        """What is written after the lanes that are left."""
+        """A batch that is being taken in pieces; the rest of it follows the lanes in `_left`."""
         self._left: list[Lane] = []
 
     @property
     def has_metadata(self) -> bool:
-        """Whether queues, bindings or errors are among what is to be written."""
+        """Whether queues, bindings, ids or errors must be written."""
         return self.entry.has_metadata or self._begun is not None
 
     @property
     def changes(self) -> int:
-        """How many changes of queues and bindings there are."""
+        """Number of changes of queues and bindings."""
         return len(self.entry.bindings) + len(self.entry.queues)
 
     @property
@@ -258,10 +258,10 @@ class Pending:
             self.entry.errors.append(record)
 
     def take(self, *, whole: bool = False) -> Batch:
-        """Take everything; the next batch begins. What is pending in very many queues is taken in
-        pieces, unless it is wanted `whole`."""
+        """Take everything; the next batch begins. A batch of very many queues or messages is taken
+        in pieces, unless `whole`."""
         if whole or self.moves:
-            # A move is in no piece alone: one of its lanes may be among those that are left.
+            # Both lanes of a move must be in one piece: one of them may be among those left.
             self._begin_anew()
         begun = self._begun
         if begun is None:
@@ -274,8 +274,8 @@ class Pending:
         batch = begun
         count = len(self._left) if whole or begun.moves else self._piece()
         if count < len(self._left):
-            # The queues themselves first, and last those who wait, and ids, which without their
-            # messages would keep these out for good.
+            # Queues first; waiters and ids last: an id without its message would block the message
+            # permanently.
             of = begun.entry
             batch = Batch(Entry(queues=of.queues, bindings=of.bindings, errors=of.errors))
             of.queues, of.bindings, of.errors = {}, {}, []
@@ -295,7 +295,7 @@ class Pending:
         return batch
 
     def _piece(self) -> int:
-        """How many of the lanes that are left one commit takes."""
+        """How many of the lanes left are written in one commit."""
         copies = 0
         for number, lane in enumerate(reversed(self._left)):
             copies += len(lane.unwritten)
@@ -304,7 +304,7 @@ class Pending:
         return len(self._left)
 
     def _begin_anew(self) -> None:
-        """What is left of a batch is pending again."""
+        """Make the rest of a batch pending again."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self.dirty[:0] = self._left
@@ -312,8 +312,8 @@ class Pending:
             self.put_back(begun)
 
     def put_back(self, batch: Batch) -> None:
-        """This batch could not be written: all of it is pending again, before what came since. So
-        is what is left of the batch of which it is a piece, with those who wait for the whole."""
+        """This batch could not be written: make all of it pending again, before later changes; and
+        also the rest of the batch of which it is a piece, with those who wait for all of it."""
         self._begin_anew()
         batch.waiters.put_before(self.waiters)
         self.waiters = batch.waiters
@@ -333,9 +333,9 @@ class Pending:
         self.entry = entry
 
     def take_settled(self) -> Batch:
-        """Take what makes room on a full disk: acks of what is durable, queues, bindings, errors,
-        and everybody who waits. Messages stay pending, and with them the ids that were published
-        once: an id that lasts without its message would keep the message out for good."""
+        """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
+        and everybody who waits. Messages stay pending, and so do `--once` ids: a durable id without
+        its message would block the message permanently."""
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(Entry(once=entry.once, records=len(entry.once)), moves=batch.moves)
@@ -353,8 +353,8 @@ class Pending:
 
 
 def split(change: LaneChange, boundary: int) -> tuple[LaneChange, LaneChange | None]:
-    """What a change says of numbers below `boundary`, and the rest: new messages, what is true only
-    together with them, and what is said of them, if there is any."""
+    """The part of a change about numbers below `boundary`, and the rest, if any: new messages,
+    their marks and acks, and what must be written together with them."""
     lane_id, next_seq, cursor, runs, acks, moved, marks = change
     settled = LaneChange(
         lane_id,

@@ -1,6 +1,6 @@
-"""What an action needs: one function for each kind, named in the table of actions.
+"""The permissions that actions need: one function for each kind, named in the table of actions.
 
-The one rule: only users with permissions come here; a check that passes has changed nothing.
+The one rule: only connections with limited permissions are checked; a check changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +17,7 @@ from mqks.protocol.requests import (
     parse_redrive,
     parse_set_queue,
     parse_subscribe,
+    parse_tail,
     shown,
 )
 from mqks.users import STRANGER, Permissions
@@ -35,7 +36,7 @@ def check(needs: Needs, broker: "Broker", permissions: Permissions, request: Req
 
 
 def nothing(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """For everybody, also before authentication."""
+    """Allowed for everybody, also before authentication."""
 
 
 def admin(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -53,12 +54,15 @@ def stats(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def publish(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    event = parse_publish(request.rest).event
+    wanted = parse_publish(request.rest)
+    event = wanted.event
     _require(permissions.may_publish(event), f"no permission to publish {shown(event)}")
+    if wanted.to is not None:
+        _consume(permissions, wanted.to)
 
 
 def queue(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """The queue is the first argument; without one the action itself will complain."""
+    """The queue is the first argument; without one the action itself fails."""
     for name in _first_word(request):
         _consume(permissions, name)
 
@@ -70,7 +74,7 @@ def read(broker: "Broker", permissions: Permissions, request: Request) -> None:
 
 
 def move(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """Of the queues where letters came from, the action looks at each."""
+    """The action itself checks the queues that dead letters return to."""
     parse = parse_move if request.action == b"move" else parse_redrive
     wanted = parse(request.rest)
     _consume(permissions, wanted.source)
@@ -87,14 +91,14 @@ def set_queue(broker: "Broker", permissions: Permissions, request: Request) -> N
 
 
 def consumer(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    """The consumer is the first argument. One that is not there is nobody's."""
+    """The consumer is the first argument. One that does not exist is allowed."""
     for consumer_id in _first_word(request):
         _consumer(broker, permissions, consumer_id)
 
 
 def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> None:
     wanted = parse_subscribe(request.rest)
-    _bind(permissions, wanted.queue, wanted.replace or (), wanted.add_masks)
+    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add], wanted.add_masks)
 
 
 def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -105,12 +109,26 @@ def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None
 def consume(broker: "Broker", permissions: Permissions, request: Request) -> None:
     """It also ends a consumer that had this id before."""
     wanted = parse_consume(request.rest)
-    _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
+    if wanted.keep and wanted.queue in broker.queues:
+        _consume(permissions, wanted.queue)
+    else:
+        _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
     _consumer(broker, permissions, request.id)
 
 
+def tail(broker: "Broker", permissions: Permissions, request: Request) -> None:
+    """It shows what can be read in the queue, or what a queue bound like this would get."""
+    wanted = parse_tail(request.rest)
+    if wanted.queue is not None:
+        allowed = permissions.may_read(wanted.queue)
+        _require(allowed, f"no permission to read {shown(wanted.queue)}")
+    else:
+        _require(permissions.consumes, "no permission to consume any queue")
+        _may_bind(permissions, wanted.events, wanted.masks)
+
+
 def _first_word(request: Request) -> Iterator[bytes]:
-    """The one that the parsers take for the queue or the consumer: flags may stand before it."""
+    """The word that the parsers take for the queue or the consumer: flags may precede it."""
     words = (word for word in request.rest.split(b" ") if word and not word.startswith(b"--"))
     return islice(words, 1)
 
@@ -118,7 +136,7 @@ def _first_word(request: Request) -> Iterator[bytes]:
 def _consumer(broker: "Broker", permissions: Permissions, consumer_id: bytes) -> None:
     found = broker.consumers.get(consumer_id)
     if found is not None:
-        # The user is told the reason, but not the queue of somebody else's consumer.
+        # The reason must not contain the queue of another user's consumer.
         allowed = permissions.may_consume(found.queue.name)
         _require(allowed, f"no permission for the consumer {shown(consumer_id)}")
 
@@ -131,6 +149,10 @@ def _bind(
     permissions: Permissions, name: bytes, events: Iterable[bytes], masks: Iterable[bytes]
 ) -> None:
     _consume(permissions, name)
+    _may_bind(permissions, events, masks)
+
+
+def _may_bind(permissions: Permissions, events: Iterable[bytes], masks: Iterable[bytes]) -> None:
     for event in events:
         _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
     for mask in masks:

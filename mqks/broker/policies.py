@@ -1,7 +1,7 @@
-"""Which policy holds for which queue: what `set_queue` said, over the defaults of the settings.
+"""The policy of each queue: `set_queue` has priority over the defaults of the settings.
 
-The one rule: no chain of dead-letter queues comes back to its start. What would close one is
-refused if it was asked for, and left out if it is a default.
+The one rule: no chain of dead-letter queues leads back to its start. A `set_queue` that would close
+a circle is refused; a default that would is ignored.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Policies:
-    """`tables` are the defaults, of which the first whose mask matches holds."""
+    """`tables` are the defaults: the first one with a matching mask applies."""
 
     __slots__ = ("_broker", "_tables")
 
@@ -30,7 +30,7 @@ class Policies:
         self.set_defaults(tables)
 
     def set_defaults(self, tables: Iterable[QueueTable]) -> None:
-        """Those of new queues from now on."""
+        """Set the defaults of new queues."""
         self._tables = [
             (
                 table.name.partition("*")[0].encode(),
@@ -42,13 +42,13 @@ class Policies:
         ]
 
     def reload(self, tables: Iterable[QueueTable]) -> None:
-        """Those of all queues, in turns."""
+        """Set the defaults of all queues, in turns."""
         self.set_defaults(tables)
         self._broker.turns.add(self.apply_all())
 
     def apply_all(self) -> Work[None]:
         step = max(1, STEP_MESSAGES // (4 + len(self._tables)))
-        # What the first round leaves out because of an earlier default, the second may take.
+        # The second round may apply what the first one ignored because of an earlier default.
         for _ in range(2):
             for some in slices([*self._broker.queues.values()], step):
                 for queue in some:
@@ -56,7 +56,7 @@ class Policies:
                 yield GOES_ON
 
     def apply(self, queue: Queue) -> None:
-        """What holds for this queue follows its policy and the defaults."""
+        """Apply the policy of this queue and the defaults."""
         if queue.deleted:
             return
         rules, own = queue.policy.over(self._default(queue.name)[1]), queue.policy
@@ -66,8 +66,8 @@ class Policies:
         queue.apply(rules)
 
     def set(self, wanted: SetQueue) -> Work[None]:
-        """Change the policy of a queue, which is made if need be, as is the one for its dead
-        letters."""
+        """Change the policy of a queue. The queue and its dead-letter queue are created if
+        needed."""
         broker, name = self._broker, wanted.queue
         target = wanted.changes.get("dead_letters")
         if target is not None and self._returns(name, target):
@@ -86,7 +86,7 @@ class Policies:
             yield from broker.bindings.queue_made(each)
 
     def told(self, queue: Queue) -> dict[str, Any]:
-        """What holds for a queue, and where each value comes from."""
+        """The rules of a queue, with the origin of each value."""
         mask = self._default(queue.name)[0]
         settings = {"from": "settings", "name": mask}
         return {
@@ -105,8 +105,8 @@ class Policies:
         return "", DEFAULT
 
     def _returns(self, name: bytes, target: bytes | None) -> bool:
-        """Whether dead letters of this queue come back to it when they go to `target` first, or
-        have too long a way."""
+        """Whether dead letters of this queue return to it when they go to `target` first, or pass
+        too many queues."""
         queues = self._broker.queues
         for _ in range(DEAD_LETTERS_MAX):
             if target is None:

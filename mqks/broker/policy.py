@@ -1,6 +1,6 @@
-"""What a queue does with its messages and with itself.
+"""The settings of one queue.
 
-The one rule: a policy is plain data. A field that is not set has its default, and is not stored, so
+The one rule: a policy is plain data. A field that is not set has its default and is not stored, so
 a new field needs no migration.
 """
 
@@ -14,38 +14,38 @@ from mqks.protocol.requests import POLICY_FIELDS, Backoff, DeleteRule, policy_va
 
 
 class UnknownField(ValueError):
-    """A field that this version does not know."""
+    """A field that this version does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     delete_when_unused: DeleteRule | None = None
-    """When the queue is deleted because it has no consumer; None: never."""
+    """When the queue is deleted after it has lost its consumers; None: never."""
     retries: int | None = None
-    """A message rejected so often is dead."""
+    """A message rejected this often is dead."""
     losses: int | None = None
-    """A message whose consumer was lost so often while holding it is dead."""
+    """A message whose consumer was lost this often while holding it is dead."""
     backoff: Backoff | None = None
-    """How long a rejected message waits before it comes back."""
+    """How long a rejected message waits before it is delivered again."""
     dead_letters: bytes | None = None
     """The queue that dead messages move to; None: they are dropped."""
     ttl_s: float | None = None
-    """A message that has waited so long is dead."""
+    """A message that has waited this long is dead."""
     messages_max: int | None = None
     bytes_max: int | None = None
-    """How much may wait."""
+    """Limits of ready and scheduled messages together."""
     overflow: str | None = None
-    """`reject` or `drop`: what happens above that."""
+    """`reject` or `drop`: what happens above these limits."""
     single_consumer: bool | None = None
-    """Whether one consumer is served, the first that came."""
+    """Whether only one consumer gets messages: the first attached."""
     ack_timeout_s: float | None = None
-    """A delivery that is not acked for so long goes back."""
+    """A delivery that is not acked within this time returns to the queue."""
     is_sparse: bool = False
-    """Some of its waiting messages were scheduled, expired or moved out of their order: their
-    numbers may be missing. Never reset, and nobody sets it but the queue itself."""
+    """Some of its messages were scheduled, expired or moved out of order: their numbers may be
+    missing. Only the queue sets it, and it is never reset."""
 
     def encode(self) -> str:
-        """As JSON: an object with the fields that are set."""
+        """A JSON object with the fields that are set."""
         fields = self.fields()
         if self.delete_when_unused is not None:
             fields["delete_when_unused"] = {"delay_s": self.delete_when_unused.delay_s}
@@ -55,7 +55,7 @@ class Policy:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """What `encode` has written. Raises UnknownField for what a newer version may have written,
+        """Decode the text of `encode`. Raises UnknownField for a field of a newer version,
         ValueError for anything else."""
         try:
             fields = json.loads(text)
@@ -74,28 +74,28 @@ class Policy:
             raise ValueError(f"not a policy: {error}") from error
 
     def fields(self) -> dict[str, Any]:
-        """What set_queue has set, as JSON can hold it."""
+        """The fields that set_queue has set, as JSON values."""
         return {name: self.told(name) for name in FLAGS if getattr(self, name) is not None}
 
     def told(self, name: str) -> Any:
-        """A field as JSON can hold it."""
+        """A field as a JSON value."""
         value = getattr(self, name)
         if isinstance(value, Backoff):
             return [seconds for seconds in value if seconds is not None]
         return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
     def changed(self, changes: Mapping[str, Any], *, reset: bool) -> "Policy":
-        """With these fields, None for one that is cleared; `reset` clears the others."""
+        """A policy with these changes; None clears a field, `reset` clears the others."""
         return replace(self, **{**(dict.fromkeys(FLAGS) if reset else {}), **changes})
 
     def over(self, defaults: "Policy") -> "Policy":
-        """What holds: these fields, and the others of `defaults`."""
-        if self is DEFAULT or defaults is DEFAULT:  # Many queues have the same.
+        """These fields, and for the others those of `defaults`."""
+        if self is DEFAULT or defaults is DEFAULT:  # Many queues share them.
             return defaults if self is DEFAULT else self
         missing = {name: getattr(defaults, name) for name in FLAGS if getattr(self, name) is None}
         return replace(self, **missing)
 
 
 FLAGS = {field: flag for flag, field in POLICY_FIELDS.items()}
-"""The fields that set_queue and settings may set, and how the flag is called."""
+"""The fields that set_queue and settings may set, and their flags."""
 DEFAULT = Policy()

@@ -1,7 +1,7 @@
-"""Messages on their way from a chunk to the queues.
+"""Publishes the messages of a chunk to the queues.
 
-The one rule: each queue gets the messages of a connection in the order in which they came, and of
-those published once only the first of an id.
+The one rule: each queue gets the messages of a connection in their order, and of those published
+with `--once` only the first with an id.
 """
 
 from collections import deque
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 _GATHERED: Final = b"--ttl=", b"--delay=", b"--at="
-"""Many messages have the same, and so the same terms."""
+"""Flags that many messages have with the same value, so that they share their terms."""
 
 
 class Single(NamedTuple):
-    """A message that is published by itself."""
+    """A message that is published singly."""
 
     id: bytes
     event: bytes
     body: bytes
     terms: Terms | None
     once: bool
-    """Unless its user has published one of this id so before."""
+    """Publish it only if its user has not published this id with `--once` before."""
 
 
 class Publishing:
@@ -45,24 +45,24 @@ class Publishing:
         self._broker = broker
         self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
-        """Those of the connection whose chunk is in hand."""
+        """The works of the connection of the current chunk."""
         self.lines = 0
-        """Of the chunk in hand: no more messages can gather."""
+        """Lines of the current chunk: the maximum number of messages that can gather."""
         self.once_ids: list[bytes] = []
-        """Of the chunk in hand."""
+        """New `--once` ids of the current chunk."""
         self.once_unfinished = 0
-        """Works after which ids last that are known already: who publishes one of them again must
-        not be confirmed before the first."""
+        """Number of works with ids that are known but not in the entry yet: a second publish of
+        such an id must not be confirmed before the first."""
 
     def group(self, permissions: Permissions | None, event: bytes) -> Group:
-        """Where messages of an event gather that has no group; none if each is to be looked at."""
+        """Open a group for an event without one; none if each message must be checked singly."""
         queues = self._gathers(permissions, event)
         return NO_GROUP if queues is None else self.gathering.open(event, queues)
 
     def flagged_group(
         self, permissions: Permissions | None, flag: bytes, rest: bytes
     ) -> tuple[Group, bytes]:
-        """The same of a message with a flag; return the message's data, too."""
+        """The same for a message with a flag; return the message's data, too."""
         event, _, data = rest.partition(b" ")
         key = flag + b" " + event
         return self.gathering.groups.get(key) or self._flagged(permissions, key, event), data
@@ -78,7 +78,7 @@ class Publishing:
         return self.gathering.open(event, queues, key, wanted)
 
     def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
-        """The queues of an event; None if each of its messages is to be looked at."""
+        """The queues of an event; None if each of its messages must be checked singly."""
         broker = self._broker
         if (
             not 0 < len(event) <= broker.metadata.name_bytes_max
@@ -97,7 +97,7 @@ class Publishing:
         return queues
 
     def _full_queue(self, queues: Queues) -> Queue | None:
-        """One of them that is full, or will be with what is on its way there."""
+        """One of these queues that is full, messages on their way to it included."""
         shared = self._broker.shared
         if full := queues.keys() & shared.full_queues.keys():
             return full.pop()
@@ -105,12 +105,12 @@ class Publishing:
         return next((queue for queue in near if queue.room <= 0), None)
 
     def _near(self, queues: Queues) -> bool:
-        """Whether one of them is full, or the messages of this chunk could be too many for it."""
+        """Whether one of these queues is full, or this chunk may have too many messages for it."""
         near = queues.keys() & self._broker.shared.near_queues.keys()
         return any(queue.full or queue.room < self.lines for queue in near)
 
     def _limited(self, queues: Queues) -> set[Queue]:
-        """Those of them of which a policy says how much may wait."""
+        """Those of these queues that have a limit by their policy."""
         return queues.keys() & self._broker.shared.limited_queues.keys()
 
     def _publish_gathered(
@@ -127,9 +127,11 @@ class Publishing:
     def _publish(
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
     ) -> None:
-        """Each queue gets all of these messages, in later turns when there are very many, and then
-        before all that the connection publishes next. `terms` are those of all of them."""
+        """Give all these messages to each queue; very many of them in later turns, but before
+        later messages of the connection. `terms` apply to all of them."""
         self._count(queues, len(ids))
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, bodies)
         if self.works or len(queues) >= GROUPS_QUEUES:
             self.works.append(self._route(queues, ids, bodies, terms))
             return
@@ -137,7 +139,7 @@ class Publishing:
             _append(queue, ids, bodies, terms)
 
     def _count(self, queues: Queues, count: int) -> None:
-        """So many messages are published."""
+        """Count published messages."""
         broker = self._broker
         broker.published += count
         if not queues:
@@ -172,14 +174,14 @@ class Publishing:
             yield broker.pending.records > broker.settings.batch_records_max + COPIES_MAX
 
     def single(self, message_id: bytes, wanted: Publish) -> Single:
-        """The message as queues hold it, and what is said of it."""
+        """The message in its stored form, with its terms."""
         event, data, once, *_ = wanted
         terms, attributes = self._terms(wanted)
         body = replies.body(message_id, event, data) + attributes
         return Single(message_id, event, body, terms, once)
 
     def _terms(self, wanted: Publish) -> tuple[Terms | None, bytes]:
-        """What is said of a message, and what is behind its text."""
+        """The terms of a message, and the bytes after its text."""
         if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta):
             return None, b""
         schedule = self._broker.schedule
@@ -198,7 +200,7 @@ class Publishing:
             self._publish(queues, [message.id], [message.body], message.terms)
 
     def find(self, message: Single) -> Work[Queues]:
-        """Where a message goes, when the way there is long or others are published once."""
+        """The queues of a message, when routing takes long, or after unfinished `--once` works."""
         while True:
             queues = yield from self._broker.bindings.find(message.event)
             if not (message.once and self.once_unfinished):
@@ -213,19 +215,21 @@ class Publishing:
             return
         self.once_unfinished += once
         self._count(queues, 1)
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, [body])
         yield from self._route(queues, [message_id], [body], terms)
         self.once_unfinished -= once
         if once:
             self.last_once([once_id])
 
     def last_once(self, once_ids: list[bytes]) -> None:
-        """These ids are remembered after the next commit."""
+        """Write these ids with the next commit."""
         pending = self._broker.pending
         pending.entry.once += once_ids
         pending.records += len(once_ids)
 
     def is_known(self, connection: Connection, message_id: bytes) -> bool:
-        """Whether this message would not be published once more."""
+        """Whether this id is known, so that the message is not published again."""
         return connection.once_id(message_id) in self._broker.once
 
     def is_new(self, connection: Connection, message_id: bytes) -> bool:
@@ -237,8 +241,8 @@ class Publishing:
         return True
 
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
-        """Raise what forbids publishing a message, which goes to these queues, now; what is known
-        goes to no queue again."""
+        """Raise if a message must not be published to these queues now; a known id is published
+        to none."""
         broker = self._broker
         if broker.unwritable:
             raise Unwritable(
@@ -260,7 +264,7 @@ class Publishing:
             raise LimitExceeded("queue_messages_max", reason)
 
     def check_route(self, event: bytes, queues: Queues) -> None:
-        """Raise if a message of this event, which goes to these queues, would go nowhere."""
+        """Raise if these queues of an event are none."""
         if all(queue.deleted for queue in queues):
             raise BadRequest(f"publish: no queue is bound to {shown(event)}")
 

@@ -1,14 +1,14 @@
-"""One queue: its name and policy, its consumers, and whose turn it is.
+"""One queue: its name and policy, its consumers, and their turns.
 
-The one rule: a consumer is in the ring exactly while it has no reason to rest. A reason that comes
-from elsewhere, a slow connection or a full budget, is found when it is the consumer's turn.
+The one rule: a consumer is in the ring exactly while it has no reason to rest. External reasons, a
+slow connection or a full budget, are detected at the consumer's turn.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from zlib import crc32
 
 from mqks.broker import returns
@@ -25,16 +25,19 @@ from mqks.broker.turns import GOES_ON, Work
 from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 
+if TYPE_CHECKING:
+    from mqks.broker.tails import Tail
+
 
 class Terms(NamedTuple):
-    """What a publish says of one message; times in microseconds since 1970, 0 for none."""
+    """The flags of a publish; times in microseconds since 1970, 0 for none."""
 
     due_us: int = 0
     is_dated: bool = False
-    """By the wall clock, however that is set; otherwise after a delay."""
+    """Due by the wall clock, even when the clock is set; otherwise after a delay."""
     expires_us: int = 0
     clock_us: int = 0
-    """When it is due after a delay, by the clock that only grows."""
+    """When it is due after a delay, by the monotonic clock."""
 
     def mark(self, message_id: bytes) -> Mark:
         return Mark(
@@ -46,7 +49,7 @@ class Terms(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How much may wait in one queue, and whether more than that drops the oldest."""
+    """Limits of one queue, and whether the oldest messages above them are dropped."""
 
     messages_max: int
     bytes_max: int
@@ -75,7 +78,7 @@ class Queue:
             "limits",
         ),
         *("messages_max", "name", "nearly_full", "policy", "returning", "ring", "rules", "shared"),
-        *("timer", "times", "told_at", "updates"),
+        *("tails", "timer", "times", "told_at", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -84,35 +87,38 @@ class Queue:
         self.name = name
         self.lane = Lane(queue_id, self, shared.memory, shared.pending)
         self.policy = self.rules = DEFAULT
-        """What was set for it, and what holds: that, over the defaults of the settings."""
+        """The policy that was set, and the rules that apply: the policy over the defaults."""
         self.ack_timeout_us: int | None = None
         self.limits: Limits | None = None
-        """What of the rules is looked at for each message."""
+        """The rules that are checked for each message."""
         self.is_dropping = False
-        """The oldest of what is too much are being dropped."""
+        """Messages above the limits are being dropped, the oldest first."""
         self.times: Times | None = None
-        """What waits for a time here; made when something does."""
+        """Messages that wait for a time; made when there are any."""
         self.timer: int | None = None
-        """What the schedule has for it: it is deleted then."""
+        """The entry in the schedule that deletes the queue."""
         self.deleted = False
         self.messages_max = shared.queue_messages_max or UNLIMITED
         self.full = False
-        """It has as many waiting messages as it may have: publishes to it are refused."""
+        """It has reached its limit: publishes to it are refused."""
         self.nearly_full = False
-        """It has been warned of that."""
+        """The warning before the limit was reported."""
         self.coming = self.coming_bytes = 0
-        """Messages on their way here, and the length of their lines, which count already."""
+        """Number and length of messages on their way here, which count already."""
         self.told_at = 0
-        """With so many waiting messages one of these two is due, or it is near to be full."""
+        """Number of waiting messages at which to check these two, and whether it is nearly full."""
         self._tell_at()
         self.returning = 0
-        """Works that give messages back: until all are back, nothing is delivered."""
+        """Number of works that return messages: until all are done, nothing is delivered."""
         self.consumers: dict[Consumer, None] = {}
-        """In the order they came."""
+        """In order of attachment."""
         self.ring: OrderedDict[Consumer, None] = OrderedDict()
-        """Those that may take, the next one first; who cannot take rests when that shows."""
+        """Consumers that can take messages, the next one first. One that cannot is removed at its
+        turn."""
+        self.tails: tuple[Tail, ...] = ()
+        """Live views of the messages that join it."""
         self.updates = 0
-        """How often its consumers had to be told what it is bound to."""
+        """Number of updates of its bindings for its consumers."""
 
     @property
     def ready(self) -> int:
@@ -134,12 +140,12 @@ class Queue:
 
     @property
     def oldest_age_s(self) -> float | None:
-        """Seconds, within ten, since the oldest waiting message came; None without any."""
+        """Seconds, within ten, since the oldest ready message arrived; None without any."""
         oldest = self.lane.oldest
         return None if oldest is None else self.shared.facts.age_s(self.id, oldest)
 
     def apply(self, rules: Policy) -> None:
-        """These hold from now on."""
+        """Apply these rules from now on."""
         if rules is not self.rules and rules != self.rules:
             before, self.rules = self.rules, rules
             if rules.single_consumer != before.single_consumer:
@@ -178,13 +184,15 @@ class Queue:
         """Messages that wait for a time."""
         return 0 if self.times is None else self.times.scheduled
 
-    # -- messages come in
+    # -- adding messages
 
     def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
-        """Append messages; where consumers wait, deliver them in this very turn. `ids` are theirs
-        where the caller has them at hand."""
-        if self.deleted:  # Its routes go in turns.
+        """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids,
+        if the caller has them."""
+        if self.deleted:  # Its routes are removed in turns.
             return
+        if self.tails:
+            self.shared.show(self.tails, lines)
         lane = self.lane
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
@@ -209,11 +217,11 @@ class Queue:
 
     @property
     def is_watched(self) -> bool:
-        """Whether there is something to do with what waits, be there consumers or not."""
+        """Whether ready messages need work even without consumers."""
         return self.times is not None or self.limits is not None
 
     def publish_on(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
-        """The same of messages that have attributes, wait for a time, or die at one."""
+        """The same for messages that have attributes, are scheduled, or have a TTL."""
         if self.deleted:
             return
         lane = self.lane
@@ -239,7 +247,7 @@ class Queue:
             times.set_alarms()
 
     def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], expires_us: int) -> None:
-        """They die at a time of their own."""
+        """Publish messages with their own TTL."""
         lane, times = self.lane, self.timed()
         new = range(lane.next_seq, lane.next_seq + len(lines))
         times.expiry.add_new(new, expires_us)
@@ -256,13 +264,21 @@ class Queue:
         times.set_alarms()
 
     def take_in(self, line: bytes, mark: Mark) -> None:
-        """A message that moves here from another queue. It always fits."""
+        """Append a message from another queue. Limits do not refuse it."""
         if mark.expires_us:
             self.timed()
+        if self.tails:
+            self.shared.show(self.tails, [line])
         self.lane.append_marked(line, mark)
 
+    def take_letters(self, lines: list[bytes]) -> None:
+        """Dead letters come from another queue. They always fit."""
+        if self.tails:
+            self.shared.show(self.tails, lines)
+        self.lane.append_all(lines)
+
     def no_room(self, size: int) -> str:
-        """Why its policy does not let one more message of this size wait; empty if it does."""
+        """Why its policy refuses one more message of this size; empty if it does not."""
         limits = self.limits
         if limits is None or limits.drops:
             return ""
@@ -277,23 +293,23 @@ class Queue:
 
     @property
     def room(self) -> int:
-        """How many more messages the setting allows to wait for a consumer."""
+        """How many more ready messages the setting allows."""
         lane = self.lane
         return self.messages_max - (lane.next_seq - lane.cursor - len(lane.holes)) - self.coming
 
     def reserve(self, count: int, size: int) -> None:
-        """So many messages of this size in all are on their way here, or, if negative, arrive."""
+        """Count messages on their way here, of `size` bytes together; negative when they arrive."""
         self.coming += count
         self.coming_bytes += size
 
     @property
     def messages_max_again(self) -> int:
-        """Once it was full, it accepts messages again below this number."""
+        """After it was full, it accepts messages again below this number."""
         return max(1, self.messages_max * 7 // 8)
 
     @property
     def fullness(self) -> float | None:
-        """From 0 to 1, how much of what may wait by its policy does; None where it refuses none."""
+        """Used part of the limits of its policy, from 0 to 1; None if it refuses nothing."""
         limits = self.limits
         if limits is None or limits.drops:
             return None
@@ -302,28 +318,28 @@ class Queue:
 
     @property
     def _waiting(self) -> tuple[int, int]:
-        """Messages, and the length of their lines, that wait for a consumer or for a time."""
+        """Number and length of ready and scheduled messages."""
         lane, times = self.lane, self.times
         if times is None:
             return lane.ready, lane.ready_bytes
         return lane.ready + times.scheduled, lane.ready_bytes + times.scheduled_bytes
 
-    # -- messages leave
+    # -- removing messages
 
     def settle(self, deliveries: Sequence[Delivery]) -> None:
-        """Acked by a consumer."""
+        """Settle messages that a consumer has acked."""
         self.shared.counters.consumed += len(deliveries)
         self.lane.settle([number for number, _ in deliveries])
 
     def trim(self, end: int) -> Work[int]:
-        """Drop the waiting messages with numbers below `end`; return how many."""
+        """Drop the ready messages with numbers below `end`; return how many."""
         count = yield from self.lane.trim(end)
         if self.nearly_full and not self.deleted:
             self._look_at_limit()
         return count
 
     def _drop_surplus(self) -> Work[None]:
-        """What is too much dies, the oldest first."""
+        """Kill messages above the limits, the oldest first."""
         while (surplus := self._surplus()) and not self.deleted:
             kill_oldest(self, SEQ_MAX, "overflow", min(surplus, STEP_MESSAGES))
             yield GOES_ON
@@ -331,7 +347,7 @@ class Queue:
         self.deliver()
 
     def _surplus(self) -> int:
-        """How many messages are too much, about; 0 for none. Only those that are ready can go."""
+        """Approximate number of messages above the limits. Only ready ones can be dropped."""
         limits, ready = self.limits, self.lane.ready
         if limits is None or not limits.drops or not ready:
             return 0
@@ -340,11 +356,11 @@ class Queue:
         bytes_over = -(-max(0, waiting_bytes - limits.bytes_max) // mean)
         return min(ready, max(messages - limits.messages_max, bytes_over))
 
-    # -- messages come back
+    # -- returned messages
 
     @property
     def is_ruled(self) -> bool:
-        """Whether it matters here how often, and when."""
+        """Whether its rules depend on retries or times."""
         rules = self.rules
         return (
             rules.retries is not None
@@ -361,19 +377,19 @@ class Queue:
         dead: bool = False,
         defaults: Policy = DEFAULT,
     ) -> None:
-        """Rejected by a consumer."""
+        """A consumer has rejected these."""
         returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
 
     def release(self, deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
-        """Given back by a consumer, as if they had not been delivered."""
+        """A consumer has released these: no count changes."""
         returns.release(self, deliveries, delay_us)
 
     def give_back(self, deliveries: Sequence[Delivery], *, lost: bool) -> None:
-        """Their consumer is gone; `lost`: it did not leave of itself. `deliver` comes later."""
+        """Their consumer is gone; `lost`: it did not end itself. The caller calls `deliver`."""
         returns.give_back(self, deliveries, lost=lost)
 
     def lose(self, deliveries: Sequence[Delivery]) -> None:
-        """They were not acked in time."""
+        """These were not acked in time."""
         if not self.deleted:
             returns.give_back(self, deliveries, lost=True)
             self.deliver()
@@ -381,7 +397,7 @@ class Queue:
     def join(self, due: Sequence[Due]) -> None:
         """These scheduled messages are due."""
         lane = self.lane
-        if not lane.has_attributes:  # They may have been on disk since the start.
+        if not lane.has_attributes:  # They may come from before the start.
             lane.has_attributes = any(ATTRIBUTES in line for _, line, _ in due)
         if not (lane.marks or lane.expiry):
             lane.move_out_all([number for number, _, _ in due])
@@ -396,12 +412,14 @@ class Queue:
                 lane.give_back(number, line, mark.due(now_us).changed())
             else:
                 is_new = not mark.version
+                if is_new and self.tails:
+                    self.shared.show(self.tails, [line])
                 returns.to_tail(self, number, line, lambda mark: mark.due(now_us), is_new=is_new)
         kill(self, expired, "ttl")
         self.deliver()
 
     def arrived_us(self, number: int) -> int:
-        """When a message came, as exactly as the journal knows."""
+        """Arrival of a message, as exactly as the journal knows."""
         arrived_us = self.shared.facts.arrived_us(self.id, number)
         return arrived_us or self.shared.schedule.wall_us()
 
@@ -411,12 +429,12 @@ class Queue:
             self.shared.turns.add(self.times.committed(end))
 
     def become_sparse(self) -> None:
-        """Numbers of its waiting messages may be missing from now on: the journal must know."""
+        """Record in the journal that numbers of its ready messages may be missing from now on."""
         if not self.policy.is_sparse:
             self.policy = replace(self.policy, is_sparse=True)
             self.shared.pending.entry.queues[self.id] = QueueState(self.name, self.policy)
 
-    # -- consumers come and go
+    # -- attaching and detaching consumers
 
     def attach(self, consumer: Consumer) -> None:
         self.consumers[consumer] = None
@@ -424,7 +442,7 @@ class Queue:
             self.ring[consumer] = None
         if self.rules.single_consumer and len(self.consumers) > 1:
             consumer.rest(Rest.STANDBY)
-        else:  # It may have stood by in an earlier queue of this name.
+        else:  # It may have been on standby in an earlier queue of this name.
             consumer.resume(Rest.STANDBY)
 
     def detach(self, consumer: Consumer) -> None:
@@ -434,8 +452,8 @@ class Queue:
             next(iter(self.consumers)).resume(Rest.STANDBY)
 
     def _serve_single(self) -> None:
-        """Whether a single one is served has changed: it is the first that came, others stand
-        by."""
+        """`single_consumer` has changed: only the first attached consumer is active, the others are
+        on standby."""
         single = self.rules.single_consumer
         for place, consumer in enumerate([*self.consumers]):
             if single and place:
@@ -443,11 +461,11 @@ class Queue:
             else:
                 consumer.resume(Rest.STANDBY)
 
-    # -- messages go out
+    # -- delivering messages
 
     def _put_off(self) -> bool:
-        """Return whether the delivery has to wait: until all that comes back is there, until there
-        is room for what it would deliver, or for the next turn. It goes on by itself then."""
+        """Return whether the delivery must wait: until messages are returned, until the outboxes
+        have space, or for the next turn. It is then continued automatically."""
         shared = self.shared
         if self.returning:
             return True
@@ -460,8 +478,7 @@ class Queue:
         return False
 
     def deliver(self) -> None:
-        """Messages may have come, or a consumer can take again: give out what waits, as long as
-        there is both."""
+        """Deliver ready messages while there are messages and consumers that can take them."""
         if self.deleted:
             return
         times = self.times
@@ -472,7 +489,7 @@ class Queue:
             times.set_alarms()
         if self.limits is not None and not self.is_dropping and self._surplus():
             self.is_dropping = True
-            # What is dropped may be too much for the next queue, and so on.
+            # Dropped messages may exceed the limits of the next queue, and so on.
             self.shared.turns.later(self._drop_surplus())
         lane = self.lane
         if self.nearly_full or lane.next_seq - lane.cursor >= self.told_at:
@@ -481,7 +498,7 @@ class Queue:
             self.want_page()
 
     def want_page(self) -> None:
-        """Have the next messages that are only on disk read."""
+        """Request the next messages that are only on disk."""
         if not self.lane.paging:
             self.lane.paging = True
             self.shared.page_requests.append(self)
@@ -506,7 +523,7 @@ class Queue:
             if self._dispatch(number, [line], None, stored=True):
                 lane.pop_redo()
             return
-        # What one consumer has no room for need not be taken and put back each time.
+        # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
         lines = lane.front(most)
         taken = self._dispatch(lane.cursor, lines, None, stored=True)
@@ -514,8 +531,8 @@ class Queue:
             lane.put_front(lines[taken:])
 
     def _look_at_limit(self) -> None:
-        """A warning comes at four fifths of it, and again after less than two thirds. Publishes
-        are taken again when an eighth of it is free, not one by one."""
+        """Warn at four fifths of the limit, and again only after it fell below two thirds. Accept
+        publishes again when an eighth of the limit is free, not for each message."""
         shared, limit = self.shared, self.messages_max
         waiting = limit - self.room
         if waiting >= limit:
@@ -546,12 +563,12 @@ class Queue:
     def _dispatch(
         self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
     ) -> int:
-        """Share out messages with consecutive numbers among the ring; return how many were taken:
-        not all when the ring is empty, or a large one has used up the turn.
+        """Distribute messages with consecutive numbers over the ring; return how many were taken:
+        not all if the ring is empty, or if a large one has used up the turn.
 
         Consumers take turns message by message; each gets its share of the batch in one piece.
-        `stored` says that the messages are unwritten or in the journal already; what is not, and
-        goes to consumers without manual ack only, never gets there.
+        `stored`: the messages are pending or in the journal already. Others that go only to
+        consumers without manual ack are never written.
         """
         lane, ring, counters = self.lane, self.ring, self.shared.counters
         taken, total = 0, len(lines)
@@ -564,7 +581,7 @@ class Queue:
                     taker.rest_if_full()
                 continue
             turns = len(takers)
-            # Of a part of the ring each takes one: then it is the others' turn.
+            # Each consumer of a part of the ring takes one: then it is the others' turn.
             count = min(wanted, room * turns) if turns == len(ring) else turns
             manual = any(taker.manual_ack for taker in takers)
             start, end = taken, taken + count
@@ -593,26 +610,26 @@ class Queue:
 
     # -- those who look
 
-    # -- what is looked at
+    # -- reading
 
     @property
     def hides_some(self) -> bool:
-        """Whether some of its living messages may not wait: they are scheduled, or dying."""
+        """Whether some of its living messages are not ready: scheduled, or dying."""
         return bool(self.lane.holes or self.scheduled)
 
     def hidden(self, numbers: Sequence[int]) -> Work[set[int]]:
-        """Those of the numbers that are among them."""
+        """The ones of these numbers that are not ready."""
         hidden = {number for number in numbers if number in self.lane.holes}
         if self.times is not None:
             hidden |= yield from self.times.among({*numbers})
         return hidden
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
-        """Number and due time, in microseconds since 1970, of the first that are scheduled, with
+        """Number and due time, in microseconds since 1970, of the first scheduled messages with
         numbers above `after`."""
         return [] if self.times is None else (yield from self.times.listed(after, limit))
 
-    # -- recovery, and the end
+    # -- recovery and deletion
 
     def restore(
         self,
@@ -623,7 +640,7 @@ class Queue:
         holes: Iterable[Range] = (),
         mean_bytes: float = 0.0,
     ) -> None:
-        """See `Lane.restore`. `mean_bytes`: how long a line is, about."""
+        """See `Lane.restore`. `mean_bytes`: approximate length of a line."""
         lane = self.lane
         waiting = self._unscheduled(waiting, are_holes=True)
         lane.restore(next_seq, cursor, self._unscheduled(returned), waiting, holes)
@@ -636,7 +653,7 @@ class Queue:
     def _unscheduled(
         self, marked: Iterable[tuple[int, Mark]], *, are_holes: bool = False
     ) -> Iterator[tuple[int, Mark]]:
-        """Take out those that are scheduled."""
+        """Take out the scheduled messages; yield the others."""
         for number, mark in marked:
             if mark.expires_us:
                 self.timed()
@@ -644,7 +661,7 @@ class Queue:
                 yield number, mark
                 continue
             self.timed().restore(number, mark)
-            if mark.version:  # It came back: its ttl goes on.
+            if mark.version:  # It was returned before: its TTL continues.
                 self.timed().expiry.add(number, mark.expires_us, mark.joined_us)
             if mark.version or mark.expires_us:
                 self.lane.marks[number] = mark
@@ -652,7 +669,7 @@ class Queue:
                 self.lane.holes.add(number)
 
     def start(self) -> None:
-        """The journal is there, and the time counts."""
+        """Start after recovery: from now on times count."""
         if self.times is not None:
             ttl_us = self.times.expiry.ttl_us
             self._set_ttl(None)
@@ -660,8 +677,8 @@ class Queue:
         self.deliver()
 
     def delete(self) -> Work[None]:
-        """Forget every message, also those that consumers hold, and the policy; at once, but for
-        the memory, which goes in turns."""
+        """Forget all messages, also unacked ones, and the policy, at once. The memory is freed in
+        turns."""
         self.deleted = True
         self.policy = self.rules = DEFAULT
         self.shared.full_queues.pop(self, None)

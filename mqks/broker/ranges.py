@@ -10,15 +10,15 @@ from operator import itemgetter
 from typing import Final
 
 Range = tuple[int, int]
-"""First number and how many."""
+"""First number and count."""
 
 _BLOCK_BITS: Final = 8
 _IN_BLOCK: Final = (1 << _BLOCK_BITS) - 1
 
 
 class Numbers:
-    """A set that stays small where numbers lie close together: a million in a row take 0.5 MB, of
-    the 100 MB that a set of them takes."""
+    """A set that is small for close numbers: a million consecutive ones take 0.5 MB, instead of
+    100 MB as a Python set."""
 
     __slots__ = ("_count", "blocks")
 
@@ -51,7 +51,7 @@ class Numbers:
 def compress(numbers: list[int]) -> list[Range]:
     """Turn distinct numbers into ranges; sorts the list in place.
 
-    What is acked in order is one range, found without looking at each number.
+    Numbers acked in order are one range, found without checking each number.
     """
     if not numbers:
         return []
@@ -87,12 +87,12 @@ def union(ranges: Iterable[Range]) -> list[Range]:
 
 
 def below(ranges: Iterable[Range], end: int) -> list[Range]:
-    """What of the ranges lies below `end`."""
+    """The parts of the ranges below `end`."""
     return [(first, min(count, end - first)) for first, count in ranges if first < end]
 
 
 def within(ranges: Sequence[Range], first: int, end: int) -> Iterator[Range]:
-    """What of the ranges lies from `first` on and below `end`."""
+    """The parts of the ranges from `first` on and below `end`."""
     for position in range(max(0, bisect_left(ranges, (first + 1,)) - 1), len(ranges)):
         start, count = ranges[position]
         if start >= end:
@@ -103,7 +103,7 @@ def within(ranges: Sequence[Range], first: int, end: int) -> Iterator[Range]:
 
 
 def subtract(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
-    """What is left of `first` up to but without `end` when the ranges are taken away."""
+    """The numbers from `first` on and below `end` that are not in the ranges."""
     left = []
     for start, count in ranges:
         if start >= end:

@@ -1,18 +1,20 @@
-"""What a client wants to see of a queue as the journal holds it.
+"""Requests to read a queue from the journal, without consuming.
 
-The one rule: looking settles nothing and delivers nothing, and shows only what is durable: a
-number that a client has seen is never another message's.
+The one rule: a read settles and delivers nothing, and shows only durable messages: a number that a
+client has seen never belongs to another message.
 """
 
 from typing import NamedTuple
+
+from mqks.broker.selection import Chosen
 
 
 class Read(NamedTuple):
     """A request for the messages of a queue with numbers from `first` up to `end`.
 
-    `form` is how they are told: `peek` as lines, `scheduled` as well, those that are, `read` in
-    columns, with their attributes if `has_meta`, `range` not at all, just where they begin and end;
-    `at_us` asks for the first message that came then or later.
+    `form` is the form of the reply: `peek` lines; `scheduled` lines of scheduled messages; `read`
+    columns, with attributes if `has_meta`; `range` only the first and last number, with `at_us` the
+    first message that arrived then or later. If something is `chosen`, only that is in the reply.
     """
 
     request_id: bytes
@@ -24,3 +26,4 @@ class Read(NamedTuple):
     limit: int = 1
     at_us: int | None = None
     has_meta: bool = False
+    chosen: Chosen | None = None

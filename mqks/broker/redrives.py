@@ -1,7 +1,7 @@
-"""`move` and `redrive`: messages that somebody sends from one queue to another.
+"""`move` and `redrive`: move messages from one queue to another.
 
-The one rule: the queues that messages go to are looked for message by message, so that one that is
-deleted meanwhile is not written to.
+The one rule: the target queue is looked up for each message, so that a queue that is deleted
+meanwhile gets none.
 """
 
 from typing import TYPE_CHECKING
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from mqks.broker.letters import letter_of, revived
 from mqks.broker.moves import move_waiting
 from mqks.broker.queue import Queue
+from mqks.broker.selection import Chosen
 from mqks.broker.turns import Work
 from mqks.limits import SEQ_MAX
-from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import Move
 from mqks.users import Permissions
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def move(broker: "Broker", source: Queue, wanted: Move) -> Work[int | None]:
-    """Move messages as they are; return how many."""
+    """Move messages unchanged; return how many."""
     return _move(broker, source, wanted, None, is_redrive=False)
 
 
 def redrive(
     broker: "Broker", source: Queue, wanted: Move, permissions: Permissions | None
 ) -> Work[int | None]:
-    """Move dead letters back to where they died, without what is told of their death; return how
-    many. What is none stays, and so does what its user may not move."""
+    """Move dead letters back to the queues where they died, without the data of their death; return
+    how many. Other messages stay, and so do those that the user may not move."""
     return _move(broker, source, wanted, permissions, is_redrive=True)
 
 
@@ -43,11 +43,10 @@ def _move(
     if wanted.to is not None:
         broker.check_queue(wanted.to)
         yield from broker.make_queue(wanted.to)
-    matches = None if wanted.event_mask is None else name_masks([wanted.event_mask])
+    selection = wanted.selection
+    chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
 
     def choose(message: bytes) -> tuple[Queue, bytes] | None:
-        if matches is not None and not matches(_event(message)):
-            return None
         about = letter_of(message) if is_redrive else None
         if is_redrive and about is None:
             return None
@@ -61,8 +60,4 @@ def _move(
         return bool(broker.unwritable)
 
     limit = wanted.limit or SEQ_MAX
-    return (yield from move_waiting(source, choose, limit, is_stuck=is_stuck))
-
-
-def _event(message: bytes) -> bytes:
-    return message.split(b" ", 2)[1].removeprefix(b"event=")
+    return (yield from move_waiting(source, choose, limit, is_stuck=is_stuck, chosen=chosen))

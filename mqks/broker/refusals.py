@@ -1,6 +1,6 @@
-"""An error to its reply.
+"""Turns an error into its reply.
 
-The one rule: the reply tells an id and no more; what was wrong goes to the log and the database.
+The one rule: the reply contains only an id; the reason goes to the log and the database.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Refusals:
-    """`new_error_id` gives a text and a time in microseconds; `on_error` tells of a request that
-    failed, and answers whether it did: of many at once it may leave some out."""
+    """`new_error_id` returns a text and a time in microseconds. `on_error` logs a failed request,
+    and returns whether it did: when there are many, it may omit some."""
 
     __slots__ = ("_broker", "_new_error_id", "_on_error", "unwritable")
 
@@ -34,11 +34,11 @@ class Refusals:
         self._new_error_id = new_error_id
         self._on_error = on_error
         self.unwritable = 0
-        """Requests refused since nothing can be written. The log has that state, and so `on_error`
-        gets only the first of them."""
+        """Requests refused while nothing can be written. That state is logged, so `on_error` gets
+        only the first of them."""
 
     def refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
-        """A line could not be carried out."""
+        """Reply to a line that failed."""
         if isinstance(failure, LimitExceeded):
             self._broker.limits_reached[failure.limit] += 1
         request_id = request_id_of(line)
@@ -48,18 +48,18 @@ class Refusals:
     def fail(
         self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
     ) -> None:
-        """Reply, and see what it costs the connection."""
+        """Reply, and close the connection if the error requires it."""
         self.tell(connection, request_id, action, failure)
         if connection.permissions is STRANGER:
             connection.stranger_errors += 1
             if connection.stranger_errors >= STRANGER_ERRORS_MAX:
                 failure = Expelled(f"{STRANGER_ERRORS_MAX} errors without authentication")
         if isinstance(failure, Expelled):
-            # Not the exception itself: with its traceback it would keep what was sent.
+            # Not the exception itself: its traceback would keep the chunk in memory.
             connection.kept, connection.overrun, connection.expelled = [], False, True
 
     def expel(self, connection: Connection, reason: str) -> None:
-        """Have a connection closed for what no single request has done."""
+        """Close a connection for a reason that is not a single request."""
         self.fail(connection, b"-", b"", Expelled(reason))
 
     def tell(
@@ -94,7 +94,7 @@ class Refusals:
         user: str | None = None,
         client: str | None = None,
     ) -> bytes:
-        """Record an error that no connection has made and return the reply for it."""
+        """Record an error without a connection, and return its reply."""
         record = self._record(
             address, request_id, action, reason, stranger=stranger, user=user, client=client
         )
@@ -112,7 +112,8 @@ class Refusals:
         client: str | None,
         is_logged: bool = False,
     ) -> ErrorRecord:
-        """Record an error under a new id. Strangers fill the database no faster than the log."""
+        """Record an error under a new id. Errors of unauthenticated connections that are not logged
+        are not written to the database either."""
         broker = self._broker
         broker.errors += 1
         error_id, time_us = self._new_error_id()

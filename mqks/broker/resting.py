@@ -1,4 +1,4 @@
-"""Something that rests while there is a reason to.
+"""Pauses something while there is a reason to.
 
 The one rule: it runs exactly while it has no reason to rest. Only `rest` and `resume` add and
 remove reasons.
@@ -6,7 +6,7 @@ remove reasons.
 
 
 class Resting:
-    """Reasons are bits of a number. A subclass defines how it stops and how it goes on."""
+    """Reasons are bits of a number. A subclass defines how it stops and continues."""
 
     __slots__ = ("rests",)
 
@@ -20,7 +20,7 @@ class Resting:
             self._stop()
 
     def resume(self, why: int) -> None:
-        """These reasons no longer hold."""
+        """End these reasons."""
         if self.rests & why:
             self.rests &= ~why
             if not self.rests:

@@ -1,7 +1,7 @@
-"""What becomes of messages that come back from a consumer: they go to their old place, to the tail,
-into the schedule, or they die.
+"""Messages that a consumer returns: they go to their old place, to the tail, into the schedule, or
+die.
 
-The one rule: what is counted of a message (its retry, rejects and losses) is changed here alone.
+The one rule: only this module changes the counts of a message (retry, rejects, losses).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from mqks.broker.queue import Queue
 
 JITTER: float = 0.1
-"""A backoff is longer or shorter by up to this part of it, so that what failed together does not
-come back together."""
+"""A backoff is longer or shorter by up to this part of it, so that messages that failed together
+are not redelivered together."""
 
 
 def give_back(queue: "Queue", deliveries: Iterable[Delivery], *, lost: bool) -> None:
-    """Their consumer is gone: back to their old place. `lost`: it did not leave of itself."""
+    """Their consumer is gone: return them to their old place. `lost`: it did not end itself."""
     lane, losses_max = queue.lane, queue.rules.losses if lost else None
     dead: list[Dead] = []
     expired: list[Dead] = []
@@ -52,8 +52,8 @@ def reject(
     dead: bool = False,
     defaults: Policy = DEFAULT,
 ) -> None:
-    """To the tail, under new numbers, after a delay if there is one; or dead, when they were
-    rejected too often. `defaults` hold where the queue has no rule of its own."""
+    """Move them to the tail, under new numbers, after a delay if there is one; or kill them, if
+    they were rejected too often. `defaults` apply where the queue has no rule."""
     rules, lane = queue.rules.over(defaults), queue.lane
     queue.shared.counters.rejected += len(deliveries)
     if not (dead or delay_us or queue.is_ruled or defaults is not DEFAULT):
@@ -80,7 +80,7 @@ def reject(
 
 
 def release(queue: "Queue", deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
-    """To their old place, after a delay if there is one, and it counts for nothing."""
+    """Return them to their old place, after a delay if there is one, without counting."""
     lane, expired = queue.lane, list[Dead]()
     for number, line in deliveries:
         mark = lane.mark_of(number).changed(redelivered=False)
@@ -95,7 +95,7 @@ def release(queue: "Queue", deliveries: Sequence[Delivery], delay_us: int = 0) -
 
 
 def schedule(queue: "Queue", number: int, line: bytes, mark: Mark, delay_us: int) -> None:
-    """One that a consumer held comes back later."""
+    """Schedule a message that a consumer held."""
     clocks = queue.shared.schedule
     due_us = clocks.wall_us() + delay_us
     mark = mark._replace(due_us=due_us, id_crc=crc32(replies.message_id(line)))
@@ -111,8 +111,8 @@ def to_tail(
     *,
     is_new: bool = False,
 ) -> None:
-    """It joins anew, under another number. It keeps the time from which its ttl counts, unless it
-    `is_new` to the queue, and, where that is told of the dead, the time when it was published."""
+    """Append a message under a new number. It keeps the start of its TTL, unless it `is_new` to the
+    queue, and, if the queue has dead letters, the time when it was published."""
     lane, rules = queue.lane, queue.rules
     if rules.dead_letters is not None:
         line = with_published(line, queue.arrived_us(number))
@@ -134,6 +134,6 @@ def _backoff_us(backoff: Backoff | None, rejects: int, line: bytes) -> int:
         return 0
     most_s = DURATION_S_MAX if backoff.max_s is None else backoff.max_s
     wait_s = min(backoff.first_s * 2.0 ** min(rejects - 1, 64), most_s)
-    # Neither clock nor chance: the same message waits as long each time this is run.
+    # No clock and no randomness: a replay gives the same time.
     spread = crc32(b"%d %b" % (rejects, replies.message_id(line))) / (1 << 31) - 1
     return round(wait_s * (1 + JITTER * spread) * 1e6)

@@ -1,7 +1,7 @@
-"""Everything that is due at some time.
+"""Everything that is due at a time.
 
-The one rule: an entry is one number, made of its time and of its place in a table, so that a
-million of them take 100 MB and are compared without a call.
+The one rule: an entry is one integer, made of its time and its index in a table, so that a million
+of them take 100 MB and are compared without a call.
 """
 
 import heapq
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 Act = Callable[[int], None]
-"""Is called with the key of the entry; many entries can share one."""
+"""Called with the key of the entry; many entries can share a function."""
 
 _PLACE_BITS: Final = 40
 _PLACE: Final = (1 << _PLACE_BITS) - 1
@@ -58,7 +58,7 @@ class _Heap:
             self.heap, self.stale = kept, 0
 
     def next_us(self) -> int | None:
-        """When something is due next, or earlier: of what was cancelled, only some is let go."""
+        """When the next entry is due, or earlier: only some cancelled entries are removed."""
         heap = self.heap
         if self.stale:
             self._let_go()
@@ -85,8 +85,8 @@ class _Heap:
 
 
 class Schedule:
-    """`clock` gives seconds that only grow, `now_us` the wall clock in microseconds since 1970:
-    a delay counts by the first, a point of time by the second, however that is set."""
+    """`clock` returns monotonic seconds, `now_us` the wall clock in microseconds since 1970. A
+    delay uses the first, a point of time the second, even when the clock is set."""
 
     __slots__ = ("_clock", "_delays", "_now_us", "_points")
 
@@ -100,17 +100,17 @@ class Schedule:
         return len(self._delays) + len(self._points)
 
     def after(self, delay_s: float, act: Act, key: int = 0) -> int:
-        """Call `act` with `key` after this many seconds; return what `cancel` takes until then."""
+        """Call `act` with `key` after this many seconds; return the entry, for `cancel`."""
         return self.at(round((self._clock() + delay_s) * 1_000_000), act, key, dated=False)
 
     def at(self, time_us: int, act: Act, key: int = 0, *, dated: bool = True) -> int:
-        """The same at a time of the wall clock, or of the one that only grows."""
+        """The same at a time of the wall clock, or of the monotonic clock."""
         if dated:
             return self._points.add(time_us, act, key) << 1 | 1
         return self._delays.add(time_us, act, key) << 1
 
     def clock_us(self) -> int:
-        """The clock that only grows."""
+        """The monotonic clock in microseconds."""
         return round(self._clock() * 1_000_000)
 
     def wall_us(self) -> int:
@@ -121,8 +121,8 @@ class Schedule:
         (self._points if entry & 1 else self._delays).cancel(entry >> 1)
 
     def next_s(self) -> float | None:
-        """When `run_next` should be called next, on the clock that only grows. Each turn of the
-        event loop asks."""
+        """When to call `run_next` next, by the monotonic clock. Called in each turn of the event
+        loop."""
         delay_us, point_us = self._delays.next_us(), self._points.next_us()
         due_s = None if delay_us is None else delay_us / 1_000_000
         if point_us is None:
@@ -157,7 +157,7 @@ class Alarm:
         self._due_us = 0
 
     def set(self, due_us: int | None) -> None:
-        """The time from now on; None: never."""
+        """Set the time; None: never."""
         if self._entry is not None:
             if due_us == self._due_us:
                 return

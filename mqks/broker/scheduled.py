@@ -1,6 +1,6 @@
-"""`cancel` and `promote`: scheduled messages that somebody takes out, or makes due.
+"""`cancel` and `promote`: remove scheduled messages, or make them due.
 
-The one rule: a message is looked for by a checksum of its id, and its body decides.
+The one rule: a message is searched by a checksum of its id, and its body decides.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from mqks.broker.broker import Broker
 
 Act = Callable[[Sequence[Due]], None]
-"""What becomes of messages that were taken out."""
+"""What to do with messages that were taken out."""
 
 
 def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]:
-    """Take out the scheduled messages of this id, or all; return how many."""
+    """Remove the scheduled messages with this id, or all; return how many."""
     queue = broker.queues.get(name)
     if queue is None or queue.times is None:
         return 0
@@ -45,7 +45,7 @@ def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]
 
 
 def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]:
-    """Make the scheduled messages of this id due now, or all; return how many."""
+    """Make the scheduled messages with this id, or all, due now; return how many."""
     queue = broker.queues.get(name)
     if queue is None or queue.times is None:
         return 0
@@ -64,7 +64,7 @@ def _settle(queue: Queue, found: Sequence[Due]) -> None:
 
 
 def _found(broker: "Broker", queue: Queue, times: Times, message_id: bytes, act: Act) -> Work[int]:
-    """Take out the messages of this id, in steps; return how many."""
+    """Take out the messages with this id, in steps; return how many."""
     count, place = 0, (yield from broker.searches.take())
     try:
         for delays in times.kinds:
@@ -75,7 +75,7 @@ def _found(broker: "Broker", queue: Queue, times: Times, message_id: bytes, act:
 
 
 def _found_in(delays: Delays, queue: Queue, message_id: bytes, act: Act) -> Work[int]:
-    """The same of one clock."""
+    """The same for one clock."""
     left: Sequence[int] = yield from delays.search(message_id)
     count = 0
     try:

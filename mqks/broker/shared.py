@@ -16,6 +16,7 @@ from mqks.settings import Settings
 if TYPE_CHECKING:
     from mqks.broker.connection import Connection
     from mqks.broker.queue import Queue
+    from mqks.broker.tails import Tail
 
 
 REASONS: Final = ("rejects", "losses", "ttl", "overflow", "dead")
@@ -23,21 +24,21 @@ REASONS: Final = ("rejects", "losses", "ttl", "overflow", "dead")
 
 
 class Counters:
-    """Since the start; `docs/protocol.md` tells them under stats."""
+    """Counters since the start; `docs/protocol.md` describes them under stats."""
 
     __slots__ = ("consumed", "dead", "delivered", "dropped", "redelivered", "rejected")
 
     def __init__(self) -> None:
         self.delivered = self.redelivered = self.consumed = self.rejected = 0
         self.dead = dict.fromkeys(REASONS, 0)
-        """By the reason."""
+        """By reason."""
         self.dropped = 0
-        """Those of them that went to no dead-letter queue."""
+        """Dead messages without a dead-letter queue."""
 
 
 class Fetch(NamedTuple):
-    """Living messages of a queue that are only on disk. `then` gets those that were found, by
-    number; not if the queue was deleted meanwhile."""
+    """A request for living messages of a queue that are only on disk. `then` gets those that were
+    found, by number; it is not called if the queue was deleted meanwhile."""
 
     queue: "Queue"
     numbers: list[int]
@@ -47,7 +48,7 @@ class Fetch(NamedTuple):
 class Shared:
     __slots__ = (
         *("counters", "due", "facts", "full_queues", "high_water_bytes", "memory"),
-        *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending"),
+        *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending", "show"),
         *(
             "dead_letter_queue",
             "fetches",
@@ -74,6 +75,8 @@ class Shared:
         self.counters = Counters()
         self.facts = Facts()
         self.pending = Pending(settings.errors_kept_max, now_us)
+        self.show: Callable[[tuple[Tail, ...], list[bytes]], None] = lambda tails, lines: None
+        """Show messages to the tails of a queue."""
         self.memory = Budget(settings.memory_bytes // 2 + 1, self.turns)
         """For waiting messages: half of what they may take. The other half is left to what is on
         its way, and to the allocator."""
@@ -84,24 +87,24 @@ class Shared:
         wait for it."""
         self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Connection] = []
-        """Connections with something in their outbox: the server's to flush."""
+        """Connections with an outbox to be flushed by the server."""
         self.due: dict[Queue, None] = {}
-        """Queues that could deliver, and the turn was over."""
+        """Queues whose delivery was interrupted by the end of the turn."""
         self.page_requests: list[Queue] = []
-        """Queues that want their next page from disk: the server's to fetch."""
+        """Queues that request their next page, which the server reads."""
         self.fetches: list[Fetch] = []
-        """Single messages that are wanted from disk: likewise."""
+        """Requests for single messages on disk, which the server reads."""
         self.dead_letter_queue: Callable[[Queue], Queue | None] = lambda queue: None
-        """Where its dead messages go."""
+        """Returns the dead-letter queue of a queue."""
         self.queue_messages_max = settings.queue_messages_max
         self.full_queues: dict[Queue, None] = {}
-        """Queues with as many waiting messages as they may have."""
+        """Queues that have reached their limit."""
         self.near_queues: dict[Queue, None] = {}
-        """Queues that what gathers at most may fill: how much gathers is checked before it does."""
+        """Queues that the gathered messages of one chunk may fill: for these the number is checked
+        before messages gather."""
         self.limited_queues: dict[Queue, None] = {}
-        """Queues of which a policy says how much may wait: publishes to them are looked at one by
-        one."""
+        """Queues with a limit by their policy: publishes to them are checked one by one."""
         self.on_queue_full: Callable[[Queue], None] = lambda queue: None
-        """Called when a queue is full, and when it is no longer."""
+        """Called when a queue becomes full, and when it is no longer full."""
         self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
-        """Called when a queue begins to come near that."""
+        """Called when a queue is nearly full."""

@@ -1,8 +1,8 @@
-"""What `stats` tells of the running broker, as plain values that JSON can hold.
+"""The replies of `stats`, as plain JSON values.
 
-The one rule: a list comes in the order of its keys, from after a key on and no longer than asked
-for, so that a client can ask page by page however much there is. It comes piece by piece, also by
-empty ones, each a step of work.
+The one rule: a list is sorted by its keys, starts after a given key and has a given maximum length,
+so that a client can read it page by page. It is made in pieces, some of them empty, each a step of
+work.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ K = TypeVar("K")
 STEP_ROWS: Final = 256
 """A millisecond, JSON included."""
 Key = tuple[bytes, bytes]
-"""Where a list goes on: what a key begins with, and its second part."""
+"""Where a list continues: the first and the second part of a key."""
 
 
 def totals(broker: Broker) -> Work[Row]:
@@ -115,7 +115,8 @@ def queue(broker: Broker, name: bytes) -> Work[Row]:
 
 
 def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
-    """Of all events, or of one with the masks that match it. Masks of a queue come first."""
+    """Bindings of all events, or of one event and the masks that match it. Masks of a queue are
+    first."""
     last = after[0]
     tables = broker.bindings.by_name, broker.bindings.masks_by_name
     bound, masked = ([pair for pair in table.items() if pair[0] >= last] for table in tables)
@@ -269,19 +270,19 @@ def _page(
 def _smallest(
     limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
 ) -> Generator[list[Row], None, list[Any]]:
-    """The first ones whose key comes after this one."""
+    """The first items with keys above this one."""
     found: list[Any] = []
     left = iter(items)
     while some := list(islice(left, STEP_NAMES)):
         more = (item for item in some if (key(item) if key else item) > after)
-        # Sorted already but for the new ones: cheaper than a heap.
+        # Mostly sorted already: cheaper than a heap.
         found = sorted(chain(found, more), key=key)[:limit]
         yield []
     return found
 
 
 def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> Rows:
-    """Those that are still there."""
+    """Rows of the things that still exist."""
     for some in slices(keys, STEP_ROWS):
         yield [row(things[key]) for key in some if key in things]
 
@@ -290,7 +291,7 @@ WHAT = "queues, queue NAME, bindings, consumers, connections, unacked, errors an
 
 
 def _number(key: bytes) -> int:
-    """What a list of numbers goes on after; 0 begins it."""
+    """The number after which a list of numbers continues; 0 for its start."""
     return parse_number("stats", key, 0, SEQ_MAX) if key else 0
 
 
@@ -301,7 +302,7 @@ def _text(name: bytes) -> str:
 def ask(
     broker: Broker, viewer: Connection, words: list[bytes], after: Key, limit: int
 ) -> Work[Row | Rows]:
-    """What a request asks for: `words` are its plain arguments. Raises BadRequest."""
+    """The reply to a request with these plain arguments, `words`. Raises BadRequest."""
     match words:
         case []:
             return (yield from totals(broker))

@@ -1,6 +1,6 @@
-"""What of one queue waits for a time: scheduled messages, and messages that will die.
+"""Messages of one queue that wait for a time: scheduled ones, and those that will expire.
 
-The one rule: each look is one step; as long as there is more to do, the next look is due at once.
+The one rule: each call of `look` is one step; while there is more to do, the next is due at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,21 +53,21 @@ class Times:
     def scheduled_bytes(self) -> int:
         return self._delays.bytes + self._dates.bytes
 
-    # -- what is scheduled
+    # -- scheduled messages
 
     def add(self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: int) -> None:
-        """Messages in memory, with consecutive numbers, that are due then, by the clock that
-        counts for them. `set_alarms` comes later."""
+        """Add messages in memory, with consecutive numbers, that are due at this time of their
+        clock. The caller calls `set_alarms`."""
         delays = self._of(marks[0])
         for number, (line, mark) in enumerate(zip(lines, marks, strict=True), first):
             delays.add(number, line, mark.id_crc, due_us, place=mark.keeps_place)
 
     def restore(self, number: int, mark: Mark) -> None:
-        """One that is on disk."""
+        """Add a message that is on disk."""
         self._of(mark).restore(number, mark.id_crc, self._due_us(mark), place=mark.keeps_place)
 
     def restored(self, mean_bytes: float) -> None:
-        """All that was scheduled is there; so long is a line, about."""
+        """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
         for delays in self.kinds:
             delays.bytes = round(mean_bytes * len(delays))
 
@@ -75,7 +75,7 @@ class Times:
         return self._dates if mark.is_dated else self._delays
 
     def _due_us(self, mark: Mark) -> int:
-        """By the clock that counts for it. All are restored at one time: they keep their order."""
+        """Due time by its clock. All are restored at the same moment, so they keep their order."""
         if mark.is_dated:
             return mark.due_us
         return max(0, mark.due_us - self._ahead_us)
@@ -86,23 +86,23 @@ class Times:
         yield from self._dates.committed(end, self._schedule.wall_us())
 
     def delete(self) -> Iterator[object]:
-        """Forget all; see `Lane.delete`."""
+        """Forget all messages; see `Lane.delete`."""
         self._alarm.set(None)
         self._dated_alarm.set(None)
         return self.take_all()
 
-    # -- what somebody asks for
+    # -- requests of clients
 
     @property
     def kinds(self) -> tuple[Delays, Delays]:
         return self._delays, self._dates
 
     def take_all(self) -> Iterator[int]:
-        """Take out all that is scheduled; their numbers come out one by one."""
+        """Take out all scheduled messages; yield their numbers one by one."""
         return chain(self._delays.take_all(), self._dates.take_all())
 
     def promote_all(self) -> Work[None]:
-        """All that is scheduled now joins the queue now."""
+        """Make all scheduled messages join the queue now."""
         for delays in self.kinds:
             yield from delays.promote_all()
         while any(delays.has_promoted for delays in self.kinds):
@@ -110,7 +110,7 @@ class Times:
             yield WAITS
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
-        """Number and due time, by the wall clock, of the first ones above a number."""
+        """Number and due time, by the wall clock, of the first messages above a number."""
         found = yield from self._delays.listed(after, limit)
         ahead_us = self._schedule.wall_us() - self._schedule.clock_us()
         by_delay = [(number, due_us + ahead_us) for number, due_us in found]
@@ -118,7 +118,7 @@ class Times:
         return sorted(by_delay + by_date)[:limit]
 
     def among(self, numbers: set[int]) -> Work[set[int]]:
-        """Those of the numbers that are scheduled."""
+        """The scheduled ones of these numbers."""
         by_delay = yield from self._delays.among(numbers)
         return by_delay | (yield from self._dates.among(numbers))
 
@@ -128,7 +128,7 @@ class Times:
                 yield from delays.tidy()
         self.set_alarms()
 
-    # -- what is due
+    # -- due messages
 
     def set_alarms(self) -> None:
         due_us = [self._delays.next_us(), self._next_expiry_us]
@@ -140,18 +140,18 @@ class Times:
         lane = self._queue.lane
         if not (self.expiry and lane.ready):
             return None
-        # One step does not kill all that have waited too long.
+        # One step may not kill all expired messages.
         is_late = lane.oldest_place < self.expiry.end(lane.next_seq)
         return OVERDUE if is_late else self.expiry.next_us()
 
     @property
     def must_expire(self) -> bool:
-        """Whether something has run out that still waits."""
+        """Whether an expired message is still in the queue."""
         due_us = self._next_expiry_us
         return due_us is not None and due_us <= self._schedule.clock_us()
 
     def look(self) -> None:
-        """Do some of what is due."""
+        """Do one step of what is due."""
         if self._queue.deleted:
             return
         self._look_at(self._delays, self._schedule.clock_us())
@@ -176,7 +176,7 @@ class Times:
         self.look()
 
     def _expire(self) -> None:
-        """Some of what has run out dies."""
+        """Kill some of the expired messages."""
         if not self.expiry:
             return
         lane = self._queue.lane

@@ -1,8 +1,8 @@
-"""Work that may take long, done in turns.
+"""Long work, done in turns.
 
-The one rule: a step takes a millisecond or two, whatever clients have sent, and leaves nothing that
-others must not see. Between two steps the time is looked at: when the turn is over, others come
-before the next one.
+The one rule: a step takes a millisecond or two, whatever clients have sent, and leaves a consistent
+state. The time is checked between two steps: when the turn is over, other work is done before the
+next step.
 """
 
 import heapq
@@ -18,28 +18,28 @@ T = TypeVar("T")
 S = TypeVar("S", int, bytes, tuple[int, bytes])
 
 Work = Generator[bool, None, T]
-"""Steps. Each yields whether it has to wait for somebody else's: then it is useless to go on at
-once."""
+"""Work in steps. Each step yields whether it must wait for other work: then it is useless to
+continue at once."""
 
 WAITS: Final = True
 GOES_ON: Final = False
 
 
 class Turns:
-    """`clock` must go on within a turn of the event loop, which not every loop's clock does."""
+    """`clock` must advance within a turn of the event loop; the clock of some loops does not."""
 
     __slots__ = ("_works", "chunk_s", "clock", "end_s")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.chunk_s = inf
-        """How long a turn takes, about; the server sets it."""
+        """Approximate duration of a turn, set by the server."""
         self.end_s = inf
-        """When the turn is over."""
+        """The end of the turn."""
         self._works: deque[Work[None]] = deque()
 
     def __len__(self) -> int:
-        """How many works are not done."""
+        """Number of unfinished works."""
         return len(self._works)
 
     def begin(self) -> None:
@@ -50,20 +50,20 @@ class Turns:
         return self.clock() > self.end_s
 
     def run(self, work: Work[None]) -> bool:
-        """Go on with a work, one step at least; return whether it is done."""
+        """Continue a work for at least one step; return whether it is done."""
         return not any(waits or self.over for waits in work)
 
     def add(self, work: Work[None]) -> None:
-        """Nobody waits for this one: begin with it now, and go on with it in later turns."""
+        """Start a work that nobody waits for now, and continue it in later turns."""
         if not self.run(work):
             self._works.append(work)
 
     def later(self, work: Work[None]) -> None:
-        """The same, but begin with it in a later turn: one such work may lead to the next."""
+        """The same, but start it in a later turn: such a work may add the next one."""
         self._works.append(work)
 
     def go_on(self) -> bool:
-        """Give the works a turn, in turns; return whether all that are left wait."""
+        """Continue the works, round robin; return whether all that are left wait."""
         for _ in range(len(self._works)):
             work = self._works.popleft()
             if not self.run(work):
@@ -74,7 +74,7 @@ class Turns:
 
 
 class Places:
-    """For so many at once. Others wait, and get theirs in the order in which they came."""
+    """A limited number of places. Others wait, and get a place in their order of arrival."""
 
     __slots__ = ("_line", "_places")
 
@@ -83,11 +83,11 @@ class Places:
         self._line: deque[object] = deque()
 
     def __len__(self) -> int:
-        """How many have a place or wait for one."""
+        """Number of those that have a place or wait for one."""
         return len(self._line)
 
     def take(self) -> Work[object]:
-        """Wait for a place; return what `leave` takes."""
+        """Wait for a place; return it, for `leave`."""
         ticket = object()
         self._line.append(ticket)
         while ticket not in islice(self._line, self._places):
@@ -99,7 +99,7 @@ class Places:
 
 
 def finish(work: Work[T]) -> T:
-    """All of it, now: where nobody else needs the time."""
+    """Do all of a work now, where nobody else waits."""
     while True:
         try:
             next(work)
@@ -114,7 +114,7 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def ordered(items: Iterable[S]) -> Work[list[S]]:
-    """All of them, sorted."""
+    """All items, sorted, in steps."""
     runs: list[list[S]] = []
     for some in slices(list(items), STEP_NAMES):
         runs.append(sorted(some))
@@ -129,7 +129,7 @@ def ordered(items: Iterable[S]) -> Work[list[S]]:
 
 
 def emptied(items: deque[Any] | list[Any] | dict[Any, Any] | set[Any]) -> Iterator[Any]:
-    """What is in it, each taken out: to let go of a million at once takes its time, too."""
+    """Take out and yield all items: freeing a million at once would take long."""
     pop = items.popitem if isinstance(items, dict) else items.pop
     while items:
         yield pop()

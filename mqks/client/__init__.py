@@ -1,4 +1,4 @@
-"""Clients: one session without IO under two skins, async (anyio) and blocking (threads).
+"""The clients: one session without IO, an async client (anyio) and a blocking one (threads).
 
-The one rule: what both skins do alike is decided in the session, once.
+The one rule: the session decides everything that the two clients have in common.
 """

@@ -1,8 +1,8 @@
-"""Decorator style for services: functions that handle the messages of queues until SIGTERM.
+"""Services: functions that handle the messages of queues until SIGTERM.
 
-The one rule: a message is acked when its function has returned, and rejected when it has raised;
-one that asks for a reply is acked when that is published, be it an answer or an error. A reject
-says when the message comes back, and how often it may fail, where its queue has no such policy.
+The one rule: a message is acked when its function returns, and rejected when it raises. A request
+is acked when its reply is published, a result or an error. A reject has the pause and the retry
+limit to use if the policy of the queue does not set them.
 """
 
 import logging
@@ -21,16 +21,17 @@ from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
+from mqks.limits import COUNT_MAX
 
 _log = logging.getLogger("mqks.app")
 
 ERROR_CHARACTERS_MAX = 1000
-"""Of the text of an error, told to the caller."""
+"""Of the text of an error, in the reply to the caller."""
 
 RETRIES = 20
 BACKOFF_S = 1.0, 600.0
-"""A message is dead after so many failures, with pauses of 1, 2, 4 … 512, 600, 600 … seconds:
-after nearly two hours."""
+"""A message is dead after 20 failures, with pauses of 1, 2, 4 … 512, 600, 600 … seconds: after
+almost two hours."""
 
 Work = Callable[[Message], Awaitable[object]]
 
@@ -42,6 +43,7 @@ class _Service:
     events: tuple[str, ...]
     add: tuple[str, ...]
     add_mask: tuple[str, ...]
+    replace: bool
     delete_when_unused: float | bool
     concurrency: int
     prefetch: int
@@ -50,13 +52,13 @@ class _Service:
 
 
 class App:
-    """A service; `stop_timeout_s` is how long stopping waits for messages in hand. Without a
-    `client_name` the server shows the name of the program, of the host and the process id.
+    """A service. A stop waits at most `stop_timeout_s` for unfinished messages. The default
+    `client_name` is PROGRAM@HOST:PID.
 
-    A message whose function raises comes back later, and is dead after a number of tries: the
-    policy of its queue (`set_queue`) says when, how often, and where it goes then. Each failure is
-    logged once, with its traceback. One that asks for a reply gets what its function returns; when
-    that raises, its caller is told and the message does not come back.
+    If the function raises, the message is redelivered later, and is dead after some failures: the
+    policy of its queue (`set_queue`) has the pause, the limit and the dead-letter queue. Each
+    failure is logged once, with its traceback. The reply to a request is what the function returns;
+    if it raises, the caller gets the error, and the request is not redelivered.
     """
 
     def __init__(
@@ -83,26 +85,37 @@ class App:
         *,
         add: Iterable[str] = (),
         add_mask: Iterable[str] = (),
+        replace: bool = False,
         delete_when_unused: float | bool = False,
         concurrency: int = 1,
         prefetch: int | None = None,
         retries: int | None = RETRIES,
         backoff: Backoff | None = BACKOFF_S,
     ) -> Callable[[Work], Work]:
-        """Let an async function handle the queue's messages, at most `concurrency` at a time.
+        """Let an async function handle the messages of a queue, at most `concurrency` at a time.
 
-        It holds no more than `prefetch` messages, by default those that it works on; 0: as many as
-        the server allows. Where the queue has no such policy, a message is dead after `retries`
-        failures, and comes back after a `backoff` in seconds (the first, or a pair: first and
-        most); None: never, and at once.
+        The queue is created if it does not exist, and bound to `events` (and `add`) and to the
+        masks in `add_mask`, beside its other bindings; with `replace`, `events` replace all
+        bindings.
+
+        The service holds at most `prefetch` messages, by default `concurrency`; 0: as many as the
+        server allows. If the policy of the queue does not set them, `retries` is the number of
+        failures after which a message is dead (None: no limit), and `backoff` the pause in seconds
+        before it is redelivered (or a pair: first and largest; None: no pause).
         """
 
-        requests.reject(None, False, retries, backoff)  # Raises now, not at the first failure.
+        # What is wrong raises now, not when it runs or at the first failure.
+        requests.reject(None, False, retries, backoff)
+        requests.count("concurrency", concurrency, COUNT_MAX)
+        held = concurrency if prefetch is None else prefetch
+        if not isinstance(events, str | bytes):
+            events = tuple(events)
+        requests.consume(queue, events, add, True, delete_when_unused, add_mask, held)
 
         def register(work: Work) -> Work:
             service = _Service(
-                *(work, queue, tuple(events), tuple(add), tuple(add_mask)),
-                *(delete_when_unused, concurrency, concurrency if prefetch is None else prefetch),
+                *(work, queue, tuple(events), tuple(add), tuple(add_mask), replace),
+                *(delete_when_unused, concurrency, held),
                 *(retries, backoff),
             )
             self._services.append(service)
@@ -112,15 +125,17 @@ class App:
 
     @property
     def client(self) -> AsyncClient:
-        """The client while the service runs, to publish from the functions."""
+        """The client of the running service, to publish from functions."""
         if self._client is None:
-            raise RuntimeError("the service does not run")
+            raise RuntimeError(
+                "the service is not running: app.client is set while app.run() or app.serve() runs"
+            )
         return self._client
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; then finish what is in hand, ack and leave.
+        """Serve until SIGTERM or SIGINT; then finish the messages in progress, ack them and return.
 
-        Raises what `connect` raises, and RequestFailed when the server refuses a consumer.
+        Raises what `connect` raises, and RequestFailed if the server refuses a consumer.
         """
         failure: BaseException | None = None
         try:
@@ -163,6 +178,8 @@ class App:
             service.events,
             add=service.add,
             add_mask=service.add_mask,
+            replace=service.replace,
+            create=True,
             manual_ack=True,
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,
@@ -198,4 +215,4 @@ class App:
                 text = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
                 await self.client.reply(message, text, error=type(error).__name__)
             except (InvalidRequest, RequestFailed):
-                _log.exception("the caller of request %s cannot be told", message.id)
+                _log.exception("the caller of request %s gets no reply", message.id)

@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 import anyio
 from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
+from anyio.streams.tls import TLSStream
 
-from mqks.client import urls
+from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
 from mqks.client.options import Options
@@ -52,6 +53,11 @@ class Event:
         return self._event.is_set()
 
 
+def begin(client: object) -> None:
+    """A client is used that is not connected."""
+    raise RuntimeError("the client is not connected: write `async with mqks.connect() as client:`")
+
+
 class Connections:
     """The connections of one client: its own, and those of its consumers, which end with it."""
 
@@ -73,6 +79,9 @@ class Connection(Generic[S]):
 
     def __init__(self, address: urls.Address, options: Options, session: S, lock: Lock) -> None:
         self.session = session
+        session.is_tls = address.tls
+        if address.tls:
+            session.reason = f"no answer to the TLS handshake; perhaps {failures.PLAIN}"
         self.lock = lock
         self._address = address
         self._options = options
@@ -187,14 +196,19 @@ async def _open(address: urls.Address, options: Options) -> ByteStream:
         return await anyio.connect_unix(address.path)
     if not address.tls:
         return await anyio.connect_tcp(address.host, address.port)
-    return await anyio.connect_tcp(
-        address.host,
-        address.port,
-        ssl_context=options.ssl_context,
-        tls=True,
-        tls_hostname=address.host,
-        tls_standard_compatible=False,
-    )
+    stream = await anyio.connect_tcp(address.host, address.port)
+    try:
+        return await TLSStream.wrap(
+            stream,
+            hostname=address.host,
+            ssl_context=options.ssl_context,
+            standard_compatible=False,
+        )
+    except BaseException as error:
+        await anyio.aclose_forcefully(stream)
+        if isinstance(error, _BROKEN):
+            raise ConnectionLost(failures.of_handshake(error, address)) from None
+        raise
 
 
 def _told(error: BaseException) -> str:

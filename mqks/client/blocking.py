@@ -10,14 +10,23 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
-from mqks.client.blocking_connection import Connection, Connections, Event, Lock
+from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
-from mqks.client.session import Asked, Call, ConsumerSession, ReplySession, Session, State
+from mqks.client.session import (
+    Asked,
+    Call,
+    ConsumerSession,
+    ReplySession,
+    Session,
+    State,
+    TailSession,
+)
 
 TURN_MESSAGES = 256
 """After so many messages without a wait, the other tasks have a turn."""
@@ -38,7 +47,15 @@ class BlockingClient:
         self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_session", "_connection", "_connections"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        begin(self)
+        return self.__dict__[name]
+
     def __enter__(self) -> Self:
+        if self._is_open:
+            return self
         lock = Lock()
         self._session = session = Session(
             self._options,
@@ -66,6 +83,16 @@ class BlockingClient:
         self._connections.close()
         if kind is None and not is_sent:
             raise ConnectionLost("the client was closed before all it published was sent")
+
+    def close(self) -> None:
+        """Leave, as at the end of `with`: what was published is sent before. Raises
+        ConnectionLost if that is not possible."""
+        if self._is_open:
+            self.__exit__(None, None, None)
+
+    @property
+    def _is_open(self) -> bool:
+        return "_connections" in self.__dict__ and self._session.state is not State.CLOSED
 
     @property
     def is_closed(self) -> bool:
@@ -107,7 +134,11 @@ class BlockingClient:
         connection.close("the consumer is closed")
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self._options.timeout_s
+        elif not isinstance(timeout_s, int | float):
+            raise TypeError(f"timeout_s is a number of seconds, not {timeout_s!r}")
+        return time.monotonic() + timeout_s
 
     def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         try:
@@ -173,7 +204,8 @@ class BlockingClient:
 
         It is put into its queues now, and joins them after `delay_s` seconds, or `at` a time: a
         datetime, or seconds since 1970. Where it has waited for `ttl_s` seconds it is dead. `meta`
-        are attributes, told to consumers that ask for them.
+        are attributes, told to consumers that ask for them. With `to`, only the queue of this name
+        gets it, whatever it is bound to.
         """
         session = self._session
         flags = requests.publish_flags(terms) if terms else b""
@@ -200,9 +232,9 @@ class BlockingClient:
 
         With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
         those whose ids it has seen already; with `mandatory`, it refuses those that no queue is
-        bound to. `delay_s`, `at`, `ttl_s` and `meta` are those of `publish`, the same for all.
-        Raises PublishFailed, which names those that were refused. Raises InvalidRequest
-        at the first that cannot be sent, when those before it may have been.
+        bound to. `delay_s`, `at`, `ttl_s`, `meta` and `to` are those of `publish`, for all. Raises
+        PublishFailed, which names those that were refused. Raises InvalidRequest at the first that
+        cannot be sent, when those before it may have been.
         """
 
         def batches() -> Iterator[Iterable[tuple[str, requests.Data]]]:
@@ -294,6 +326,8 @@ class BlockingClient:
         """Answer a request, which its consumer got with `meta`. With an `error`, a name, the
         caller gets a CallFailed with the data as its text. Raises InvalidRequest when the message
         asks for no reply."""
+        if not isinstance(message, Message):
+            raise TypeError(f"reply takes the message that asks for it, not {message!r}")
         event, meta = requests.reply(message.meta, error)
         self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
@@ -331,25 +365,40 @@ class BlockingClient:
         queue: str,
         events: Iterable[str] = (),
         *,
-        add: Iterable[str] = (),
-        add_mask: Iterable[str] = (),
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         meta: bool = False,
+        **bindings: Unpack[requests.Bindings],
     ) -> "BlockingConsumer":
         """A consumer for `with`, on a connection of its own.
 
-        `events` replace what the queue is bound to, `add` is added, and so are the masks in
-        `add_mask`. `delete_when_unused` is the seconds after which the queue goes without
-        consumers; True: at once. With `manual_ack` it holds at most `prefetch` unacked messages, 10
-        unless given, and with 0 as many as the server allows: faster, but then one consumer takes
-        what others could work on. With `meta`, messages have their attributes.
+        The queue is bound to `events` (and `add`) and to the masks in `add_mask`, beside its other
+        bindings; with `replace`, `events` replace all bindings, for every consumer of the queue. A
+        queue that does not exist is created if bindings are named or with `create`; otherwise
+        entering raises RequestFailed. `delete_when_unused` is the seconds after which the queue
+        goes without consumers; True: at once. With `manual_ack` it holds at most `prefetch` unacked
+        messages, 10 unless given, and with 0 as many as the server allows: faster, but then one
+        consumer takes what others could work on. With `meta`, messages have their attributes.
         """
         arguments = requests.consume(
-            queue, events, add, manual_ack, delete_when_unused, add_mask, prefetch, meta
+            queue,
+            events,
+            manual_ack=manual_ack,
+            delete_when_unused=delete_when_unused,
+            prefetch=prefetch,
+            meta=meta,
+            **bindings,
         )
         return BlockingConsumer(self, queue, arguments)
+
+    def tail(self, *events: str, queue: str | None = None) -> "BlockingTail":
+        """Messages as they are published, for `with`, without consuming them: those of the
+        events and masks or, with a `queue`, those that join it. What the server cannot send at once
+        is dropped: `tail.dropped` counts it. A reconnect begins anew; what came meanwhile is not
+        counted.
+        """
+        return BlockingTail(self, queue or "", requests.tail(events, queue))
 
     def subscribe(
         self,
@@ -357,11 +406,12 @@ class BlockingClient:
         events: Iterable[str] = (),
         *,
         add_mask: Iterable[str] = (),
+        replace: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Make the queue if it is missing, and bind it to these events and masks alone; masks
-        without events are added to what it is bound to."""
-        self._request(requests.subscribe(queue, events, add_mask), timeout_s)
+        """Create the queue if it does not exist, and bind it to these events and masks, beside its
+        other bindings; with `replace`, to these alone."""
+        self._request(requests.subscribe(queue, events, add_mask, replace), timeout_s)
 
     def rebind(
         self, queue: str, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]
@@ -392,10 +442,31 @@ class BlockingClient:
         """Delete the queue with all it holds; or let that happen when it has no consumer."""
         self._request(requests.delete_queue(queue, when_unused), timeout_s)
 
-    def purge(self, queue: str, *, scheduled: bool = False, timeout_s: float | None = None) -> int:
-        """Drop all messages that wait in the queue, with `scheduled` also those that wait for their
-        time; give how many."""
-        return self._counted(requests.purge(queue, scheduled), timeout_s)
+    def purge(
+        self,
+        queue: str,
+        *,
+        scheduled: bool = False,
+        timeout_s: float | None = None,
+        **choice: Unpack[requests.Choice],
+    ) -> int:
+        """Drop the messages that wait in the queue, those of an `event` (a mask), of an `id`, or
+        `older_s` seconds old or older, at most `limit`, or all; with `scheduled` also those that
+        wait for their time. Return how many."""
+        return self._counted(requests.purge(queue, scheduled, choice), timeout_s)
+
+    def requeue(
+        self,
+        consumer: str,
+        *,
+        timeout_s: float | None = None,
+        **selection: Unpack[requests.Selection],
+    ) -> int:
+        """Put unacked messages of a consumer back to the tail of its queue: those of an `event` (a
+        mask), of an `id`, or `older_s` seconds old or older, or all. Return how many."""
+        if not selection:
+            selection = {"older_s": 0.0}
+        return self._counted(requests.reject_some(consumer, selection), timeout_s)
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Take the scheduled messages of this id out of the queue, None: all of them; give how
@@ -415,8 +486,8 @@ class BlockingClient:
         timeout_s: float | None = None,
         **choice: Unpack[requests.Choice],
     ) -> int:
-        """Move the messages that wait in a queue to another one, those whose event matches
-        `event` and at most `limit` of them; give how many."""
+        """Move the messages that wait in a queue to another one, those of an `event` (a mask), of
+        an `id`, or `older_s` seconds old or older, at most `limit`, or all; return how many."""
         return self._counted(requests.move(source, to, choice), timeout_s)
 
     def redrive(
@@ -439,17 +510,25 @@ class BlockingClient:
         limit: int = 100,
         scheduled: bool = False,
         timeout_s: float | None = None,
+        **selection: Unpack[requests.Selection],
     ) -> list[Peeked]:
         """The first messages with numbers above `after` that wait in the queue or that its
-        consumers hold; or, with `scheduled`, that wait for their time. Nothing is consumed."""
-        body, lines = requests.peek(queue, after, limit, scheduled), list[bytes]()
+        consumers hold; or, with `scheduled`, that wait for their time. Only those of an `event` (a
+        mask), of an `id`, or `older_s` seconds old or older, if these are given. Nothing is
+        consumed."""
+        found: list[Peeked] = []
+        goes_on: int | None = after
+        while goes_on is not None and len(found) < limit:
+            left = limit - len(found)
+            body, lines = requests.peek(queue, goes_on, left, scheduled, selection), list[bytes]()
+            answer = self._ask(partial(self._ask_lines, body, lines), timeout_s)
+            found += map(Peeked.parse, lines)
+            goes_on = requests.peek_goes_on(answer)
+        return found
 
-        def send(call: Call) -> bytes:
-            call.lines = lines
-            return self._session.request(body, call)
-
-        self._ask(send, timeout_s)
-        return [*map(Peeked.parse, lines)]
+    def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
+        call.lines = lines
+        return self._session.request(body, call)
 
     def trim(
         self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
@@ -484,28 +563,35 @@ class BlockingClient:
         return requests.decoded(self._request(requests.request(action, arguments), timeout_s))
 
 
-class BlockingConsumer:
-    """A consumer for `with`, then `for message in consumer`; made by `consume`.
+class BlockingMessages:
+    """What messages come from: a consumer or a tail, for `with`, then `for`.
 
     Several tasks may iterate at once; each message goes to one. The iteration ends after `stop`.
-    It raises ConnectionLost when the consumer is closed, and RequestFailed when the server refuses
+    It raises ConnectionLost when the client is closed, and RequestFailed when the server refuses
     to let it start again.
     """
 
+    _kind: type[ConsumerSession] = ConsumerSession
+
     def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
         self.queue = queue
-        self.on_update: Callable[[Update], object] | None = None
-        """Called from the iteration when the queue's subscriptions or delete rule change."""
         self._client = client
         self._arguments = arguments
         self._is_stopping = False
         self._handed = 0
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_session", "_connection"):
+            raise RuntimeError(
+                "the consumer is not started: write `with client.consume(…) as consumer:`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __enter__(self) -> Self:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = ConsumerSession(
+        self._session = session = self._kind(
             client._options,
             client._address.credentials,
             prefix=secrets.token_hex(6),
@@ -526,6 +612,9 @@ class BlockingConsumer:
             self._is_stopping = True
             self._connection.notify()
 
+    def _tell(self, update: Update | int) -> None:
+        """Something about the messages."""
+
     def _filled(self, timeout_s: float | None) -> None:
         try:
             with self._connection.lock:
@@ -540,9 +629,7 @@ class BlockingConsumer:
         session, connection = self._session, self._connection
         while True:
             while session.updates:
-                update = session.updates.popleft()
-                if self.on_update is not None:
-                    self.on_update(update)
+                self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopIteration
             if session.ready:
@@ -599,6 +686,17 @@ class BlockingConsumer:
             if batch:  # Otherwise another thread was faster.
                 yield batch
 
+
+class BlockingConsumer(BlockingMessages):
+    """A consumer; made by `consume`."""
+
+    on_update: Callable[[Update], object] | None = None
+    """Called from the iteration when the queue's subscriptions or delete rule change."""
+
+    def _tell(self, update: Update | int) -> None:
+        if isinstance(update, Update) and self.on_update is not None:
+            self.on_update(update)
+
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack many messages at once."""
         with self._connection.lock:
@@ -611,6 +709,22 @@ class BlockingConsumer:
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
 
+class BlockingTail(BlockingMessages):
+    """A tail; made by `tail`."""
+
+    _kind = TailSession
+    dropped = 0
+    """Messages that were not shown, as far as the iteration has come."""
+    on_dropped: Callable[[int], object] | None = None
+    """Called from the iteration with the number when messages were dropped."""
+
+    def _tell(self, update: Update | int) -> None:
+        if isinstance(update, int):
+            self.dropped += update
+            if self.on_dropped is not None:
+                self.on_dropped(update)
+
+
 def connect_blocking(
     url: str | None = None, options: Options | None = None, *, client_name: str | None = None
 ) -> BlockingClient:
@@ -621,4 +735,6 @@ def connect_blocking(
     Raises ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
     AuthenticationFailed.
     """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"options are mqks.Options(…), not {options!r}")
     return BlockingClient(url, named(options or Options(), client_name))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from mqks.client import urls
+from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Message, Settle
 from mqks.client.options import Options
@@ -53,6 +53,20 @@ class Event(threading.Event):
         return super().wait(_bounded(timeout_s))
 
 
+_beginning = threading.Lock()
+
+
+def begin(client: Any) -> None:
+    """A client is used that is not connected: connect it, as `with` does. Its user closes it."""
+    with _beginning:
+        try:
+            client.__enter__()
+        except BaseException:
+            for name in ("_session", "_connection", "_connections"):
+                client.__dict__.pop(name, None)
+            raise
+
+
 class Connections:
     """The connections of one client: its own, and those of its consumers, which end with it."""
 
@@ -73,6 +87,9 @@ class Connection(Generic[S]):
 
     def __init__(self, address: urls.Address, options: Options, session: S, lock: Lock) -> None:
         self.session = session
+        session.is_tls = address.tls
+        if address.tls:
+            session.reason = f"no answer to the TLS handshake; perhaps {failures.PLAIN}"
         self.lock = lock
         self._address = address
         self._options = options
@@ -203,8 +220,11 @@ def open_socket(address: urls.Address, options: Options) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls:
             context = options.ssl_context or ssl.create_default_context()
-            with sock:  # Wrapping takes the descriptor over; if it fails, it is closed here.
-                sock = context.wrap_socket(sock, server_hostname=address.host)
+            try:
+                with sock:  # Wrapping takes the descriptor over; if it fails, it is closed here.
+                    sock = context.wrap_socket(sock, server_hostname=address.host)
+            except OSError as error:
+                raise ConnectionLost(failures.of_handshake(error, address)) from None
     sock.setblocking(False)
     return sock
 

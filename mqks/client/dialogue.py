@@ -1,11 +1,11 @@
-"""One question at a time: a connection for commands that look and tell.
+"""A connection for commands, with one request at a time.
 
-It knows what the other clients do not need: answers of many lines. It does not come back when it
-is lost, since what was told so far may have changed meanwhile.
+It supports replies of many lines. It does not reconnect, since the state that it has read so far
+may have changed.
 
-Its lines end in a carriage return and a newline, so that a carriage return before that is data.
+Its lines end with a carriage return and a newline, so that a carriage return before them is data.
 
-The one rule: nothing is waited for longer than `Options.timeout_s`.
+The one rule: no wait is longer than `Options.timeout_s`.
 """
 
 from collections.abc import Iterator
@@ -50,27 +50,26 @@ class Dialogue:
             self._wire.close()
 
     def reason(self, error_id: str) -> str | None:
-        """Why the server refused something, if that can be had."""
+        """The reason of an error, or None if the server does not have it."""
         try:
             return requests.reason_told(self.ask(requests.reason(error_id)))
         except ClientError:
             return None
 
     def ask(self, body: bytes) -> bytes:
-        """What follows `ok` in the one line of the answer."""
+        """Send a request; returns the text after `ok` in the one line of the reply."""
         self._send(b"%b %b\r\n" % (ID, body))
         return self._answer()
 
     def ask_lines(self, body: bytes) -> Iterator[bytes]:
-        """The same of each line, up to the one that says `--end`. Take them all before you ask
-        again."""
+        """The same for each line, up to the line `--end`. Read them all before the next request."""
         self._send(b"%b %b\r\n" % (ID, body))
         while (text := self._answer()) != END:
             yield text
 
     def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
-        """Send requests with ids of their own, each answered with one line; give the request ids
-        and error ids of those that were refused. Some hundred KiB at a time."""
+        """Send requests with their own ids, each with a reply of one line; returns the request ids
+        and error ids of those that were refused. At most some hundred KiB at a time."""
         self._send(b"".join(line + b"\r\n" for line in lines))
         try:
             replies = [self._wire.reply() for _ in lines]

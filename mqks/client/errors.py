@@ -7,6 +7,7 @@
         ├── ConnectionLost      69  no connection within the time given, or the client is closed
         ├── ConfirmTimeout      75  no answer in time; whether it was done is not known
         ├── RequestFailed       65  the server's error reply: `reason` is the cause
+        │   ├── ConsumerReplaced    another connection consumes under the id of the consumer
         │   ├── PublishFailed       some messages of a publish_many: `failed` names them
         │   └── AuthenticationFailed  the server does not take these credentials
         ├── CallFailed          65  the service that was called raised an error
@@ -81,6 +82,10 @@ class PublishFailed(RequestFailed):
         )
         self.confirmed = confirmed
         self.failed = list(failed)
+
+
+class ConsumerReplaced(RequestFailed):
+    """Another connection consumes under the id of this consumer, which has ended therefore."""
 
 
 class AuthenticationFailed(RequestFailed):

@@ -1,4 +1,4 @@
-"""Lists of `stats`, page by page: no answer keeps a server for long, however much there is."""
+"""Lists of `stats`, read in pages, so that no reply occupies the server for long."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def rows(
         yield from page
         if len(page) < PAGE_ROWS:
             return
-        # The busier it is, the longer it is left in peace.
+        # The busier the server is, the longer the pause.
         time.sleep(min(took_s, PAUSE_S_MAX))
         told = {flag: page[-1][key] for flag, key in zip(FLAGS, keys, strict=False)}
         flags = (f" --{flag}={value}" for flag, value in told.items() if value is not None)

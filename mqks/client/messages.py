@@ -1,7 +1,6 @@
-"""What a consumer gets: messages, and updates of what its queue is bound to; and what one sees of
-a queue without consuming it.
+"""The messages of consumers and of `peek`, and updates of bindings.
 
-The one rule: nothing is decoded before someone asks for it.
+The one rule: nothing is decoded before it is used.
 """
 
 import json
@@ -23,21 +22,21 @@ _PEEKED = re.compile(
 
 
 class Letter(NamedTuple):
-    """Why a message is in a queue of dead letters."""
+    """Why a message is in a dead-letter queue."""
 
     reason: str
     """rejects, losses, ttl, overflow or dead."""
     queue: str
     """Where it died."""
     tries: int
-    """How often it was delivered there."""
+    """The number of deliveries there."""
     published: float
-    """Seconds since 1970, as is `died`."""
+    """Seconds since 1970, like `died`."""
     died: float
 
 
 class Message:
-    """One delivery. Made by a consumer."""
+    """One delivery to a consumer."""
 
     __slots__ = ("_event", "_id", "_settle", "consumer_id", "data")
 
@@ -50,7 +49,7 @@ class Message:
         settle: Settle | None,
     ) -> None:
         self.consumer_id = consumer_id
-        """The consumer id that it was delivered to; a new one after each reconnect."""
+        """The id of the consumer that got it; each reconnect has a new one."""
         self.data = data
         """The bytes as they were published."""
         self._id = message_id
@@ -67,7 +66,7 @@ class Message:
 
     @property
     def retry(self) -> int:
-        """How often it was delivered before and came back."""
+        """How often it was redelivered."""
         return self._split_event()[1]
 
     def _split_event(self) -> tuple[bytes, int]:
@@ -76,27 +75,27 @@ class Message:
 
     @property
     def meta(self) -> dict[str, str]:
-        """The attributes it was published with; none where the consumer was made without `meta`."""
+        """The attributes it was published with; empty if the consumer has no `meta`."""
         return _attributes(self._raw_meta())[0]
 
     @property
     def letter(self) -> Letter | None:
-        """Of a dead message, why it died; None likewise."""
+        """Why a dead letter died; else None, also without `meta`."""
         return _attributes(self._raw_meta())[1]
 
     @property
     def reply_to(self) -> str | None:
-        """The event that a reply to it is to be published under."""
+        """The event for a reply."""
         return self.meta.get("reply-to")
 
     @property
     def correlation_id(self) -> str | None:
-        """What a reply to it bears, too."""
+        """The id that a reply repeats."""
         return self.meta.get("correlation-id")
 
     @property
     def traceparent(self) -> str | None:
-        """The trace that it belongs to (W3C Trace Context)."""
+        """Its trace (W3C Trace Context)."""
         return self.meta.get("traceparent")
 
     def _raw_meta(self) -> bytes:
@@ -115,10 +114,10 @@ class Message:
             raise ValueError("the JSON is nested too deeply") from None
 
     def ack(self) -> None:
-        """It is dealt with. Sent together with other acks, a moment later.
+        """The message is done. Sent together with other acks, a moment later.
 
-        The first ack or reject counts. After a reconnect it goes nowhere, since the server has
-        taken the message back. Raises InvalidRequest where the consumer has no manual ack.
+        Only the first ack, reject or release counts. After a reconnect it has no effect, since the
+        message has returned to its queue. Raises InvalidRequest without `manual_ack`.
         """
         self._settle_once(b"ack")
 
@@ -130,22 +129,22 @@ class Message:
         retries: int | None = None,
         backoff: Backoff | None = None,
     ) -> None:
-        """Put it back at the tail of its queue, after `delay_s` seconds if they are given, or with
-        `dead` let it die; otherwise as `ack`.
+        """Return it to the end of its queue, after `delay_s` if given; `dead` makes it dead. It is
+        redelivered with `retry` increased by one. Otherwise as `ack`.
 
-        `retries` and `backoff` hold where the queue has no such policy, and mean the same as in
-        `set_queue`.
+        `retries` and `backoff` are as in `set_queue`, and apply if the queue's policy does not set
+        them.
         """
         self._settle_once(reject(delay_s, dead, retries, backoff))
 
     def release(self, *, delay_s: float | None = None) -> None:
-        """Put it back to its old place, as if it had not been delivered, after `delay_s` seconds if
-        they are given; otherwise as `ack`."""
+        """Return it to its old place, as if it had not been delivered, after `delay_s` if given.
+        Otherwise as `ack`."""
         later = b"" if delay_s is None else b" --delay=" + seconds("delay_s", delay_s)
         self._settle_once(b"release" + later)
 
     def touch(self) -> None:
-        """Begin the time anew in which its queue wants it acked; otherwise as `ack`."""
+        """Start its ack timeout again; it stays unacked."""
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         self._settle(self, b"touch")
@@ -158,7 +157,7 @@ class Message:
         settle(self, action)
 
     def process(self) -> "Processing":
-        """`async with` or `with`: acks at the end, rejects on an exception, which goes on."""
+        """For `async with` or `with`: acks at the end, rejects on an exception and raises it."""
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         return Processing(self)
@@ -168,7 +167,7 @@ class Message:
 
 
 class MetaMessage(Message):
-    """A delivery to a consumer that asked for attributes."""
+    """A delivery to a consumer with `meta`."""
 
     __slots__ = ()
 
@@ -181,12 +180,12 @@ class MetaMessage(Message):
 
 
 class Peeked(NamedTuple):
-    """A message in a queue, waiting, scheduled or held by a consumer."""
+    """A message in a queue: ready, scheduled or unacked."""
 
     seq: int
     """Its sequence number."""
     time: float
-    """When it was put into the queue, in seconds since 1970, as is `due`."""
+    """When it was added to the queue, in seconds since 1970, like `due`."""
     id: str
     event: str
     data: bytes
@@ -194,7 +193,7 @@ class Peeked(NamedTuple):
     meta: dict[str, str]
     letter: Letter | None
     due: float | None
-    """When a scheduled message joins the queue."""
+    """When a scheduled message is added to the queue."""
 
     @property
     def text(self) -> str:
@@ -203,7 +202,7 @@ class Peeked(NamedTuple):
 
     @classmethod
     def parse(cls, line: bytes) -> "Peeked":
-        """From what `peek` tells. Raises ProtocolViolation."""
+        """From a line of the reply to `peek`. Raises ProtocolViolation."""
         message_id, event, data, retry, raw_meta, seq, time_us, due_us = peeked(line)
         meta, letter = _attributes(raw_meta)
         due_s = due_us / 1e6 if due_us else None
@@ -212,8 +211,8 @@ class Peeked(NamedTuple):
 
 
 def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]:
-    """Id, event, data, retry, meta, number, time and due time in microseconds, as `peek` tells
-    them. Raises ProtocolViolation."""
+    """Id, event, data, retry, meta, number, time and due time (in microseconds) of a line of
+    `peek`. Raises ProtocolViolation."""
     message_id, _, rest = line.partition(b" ")
     attributes, _, data = rest.partition(b" ")
     found = _PEEKED.fullmatch(attributes)
@@ -225,7 +224,7 @@ def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]
 
 
 def _attributes(meta: bytes) -> tuple[dict[str, str], Letter | None]:
-    """The attributes of a message, and what the broker has added to those of a dead one. Raises
+    """The attributes of a message, and what the broker added to a dead letter. Raises
     ProtocolViolation."""
     if not meta:
         return {}, None
@@ -243,11 +242,11 @@ def _attributes(meta: bytes) -> tuple[dict[str, str], Letter | None]:
 
 
 def settled(message: Message, action: bytes) -> None:
-    """Stands in a message that is settled: doing so again does nothing."""
+    """Replaces the function of a message after its first ack, reject or release: does nothing."""
 
 
 class Processing:
-    """A message while it is worked on; a context manager of both kinds."""
+    """A message while it is processed; a context manager of both kinds."""
 
     __slots__ = ("_message",)
 
@@ -272,7 +271,7 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a queue is bound to now, and its delete rule."""
+    """The current bindings of a queue, and its delete rule."""
 
     queue: str
     events: list[str]

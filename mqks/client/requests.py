@@ -19,12 +19,20 @@ from mqks.limits import (
     COUNT_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
+    PEEK_ROWS_MAX,
     PREFETCH,
     SEQ_MAX,
     TIME_S_MAX,
 )
 from mqks.protocol.meta import check_meta
-from mqks.protocol.requests import POLICY_FIELDS, DeleteRule, policy_text, policy_value
+from mqks.protocol.requests import (
+    EXISTING,
+    KEEP,
+    POLICY_FIELDS,
+    DeleteRule,
+    policy_text,
+    policy_value,
+)
 
 Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
 """Text and bytes go as they are; anything else goes as JSON."""
@@ -50,6 +58,8 @@ class Terms(TypedDict, total=False):
     """Seconds that it may wait in a queue before it is dead."""
     meta: Mapping[str, str] | None
     """Its attributes."""
+    to: str | None
+    """The queue that gets it; by default those that are bound to the event."""
 
 
 class Many(Terms, total=False):
@@ -68,9 +78,21 @@ _FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-@lru_cache(maxsize=4096)
 def name(text: str | bytes) -> bytes:
-    """The bytes of an id, event, queue or mask."""
+    """The bytes of an id, event, queue or mask. Raises TypeError."""
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"a name (of an event, a queue, an id …) is text, not {shortly(text)}")
+    return _name(text)
+
+
+def shortly(value: object) -> str:
+    """A wrong argument in an error."""
+    told = repr(value)
+    return told if len(told) <= 80 else f"{told[:80]}…"
+
+
+@lru_cache(maxsize=4096)
+def _name(text: str | bytes) -> bytes:
     raw = encoded(text) if isinstance(text, str) else text
     if not raw or raw.startswith(b"--") or _FORBIDDEN_IN_NAME.search(raw):
         raise InvalidRequest(
@@ -114,15 +136,19 @@ def publish_flags(terms: Terms) -> bytes:
     if at is not None:
         flags.append(b" --at=" + seconds("at", _since_1970_s(at), TIME_S_MAX))
     if ttl_s is not None:
-        if not ttl_s:
+        if ttl_s == 0:
             raise InvalidRequest("ttl_s is not more than 0 seconds")
         flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
     if meta := terms.get("meta"):
         flags.append(b" --meta=" + _meta(meta))
+    if (to := terms.get("to")) is not None:
+        flags.append(b" --to=" + name(to))
     return b"".join(flags)
 
 
 def seconds(what: str, value: float, most: float = DURATION_S_MAX) -> bytes:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{what} is a number of seconds, not {shortly(value)}")
     if not 0 <= value <= most:
         raise InvalidRequest(f"{what}: {value!r} is no number of seconds from 0 to {most:g}")
     return b"%.6f" % value if value % 1 else b"%d" % value
@@ -137,6 +163,8 @@ def _since_1970_s(at: datetime | float) -> float:
 
 
 def _meta(meta: Mapping[str, str]) -> bytes:
+    if not isinstance(meta, Mapping):
+        raise TypeError(f"meta is a dict of texts, not {shortly(meta)}")
     if not all(isinstance(text, str) for pair in meta.items() for text in pair):
         raise InvalidRequest("meta: keys and values must be text")
     try:
@@ -169,8 +197,15 @@ def bodies(
     some: list[bytes] = []
     some_bytes = 0
     form = PUBLISH[True, once, mandatory] + flags.replace(b"%", b"%%") + b" %b %b\n"
-    for event, data in messages:
-        body = form % (name(event), payload(data))
+    if isinstance(messages, str | bytes | Mapping):
+        raise TypeError(f"messages are pairs of an event and its data, not {shortly(messages)}")
+    for message in messages:
+        try:
+            event, data = message
+            body = form % (_name(event), payload(data))
+        except (TypeError, ValueError, AttributeError):
+            _check_pair(message)
+            raise
         some.append(body)
         some_bytes += len(body)
         if len(some) == PIECE_MESSAGES or some_bytes >= PIECE_BYTES:
@@ -178,6 +213,13 @@ def bodies(
             some, some_bytes = [], 0
     if some:
         yield some
+
+
+def _check_pair(message: object) -> None:
+    """Raises TypeError for what is not an event and its data."""
+    if not isinstance(message, tuple | list) or len(message) != 2:
+        raise TypeError(f"a message is a pair of an event and its data, not {shortly(message)}")
+    name(message[0])
 
 
 def encoded(text: str) -> bytes:
@@ -211,11 +253,43 @@ def auth(credentials: Iterable[str]) -> bytes:
         ) from None
 
 
-def subscribe(queue: str, events: Iterable[str], add_mask: Iterable[str] = ()) -> bytes:
-    words = [b"subscribe --confirm", name(queue), *_names(events), *_flag(b"--add-mask", add_mask)]
-    if len(words) == 2:
+def subscribe(
+    queue: str, events: Iterable[str], add_mask: Iterable[str] = (), replace: bool = False
+) -> bytes:
+    bindings = _bindings("subscribe", events, (), add_mask, replace)
+    if not bindings:
         raise InvalidRequest("subscribe needs at least one event or mask")
-    return b" ".join(words)
+    return b" ".join([b"subscribe --confirm", name(queue), *bindings])
+
+
+def _bindings(
+    action: str,
+    events: Iterable[str],
+    add: Iterable[str],
+    add_mask: Iterable[str],
+    replace: bool,
+) -> list[bytes]:
+    """What a queue is bound to beside its bindings or, with `replace`, instead of them."""
+    named, masks = _names(events), _flag(b"--add-mask", add_mask)
+    if not replace:
+        named += _names(add)
+        return [*([b"--add", *named] if named else ()), *masks]
+    if not named:
+        raise InvalidRequest(f"{action}: replace needs at least one event")
+    return [*named, *_flag(b"--add", add), *masks]
+
+
+class Bindings(TypedDict, total=False):
+    """What a consumer binds its queue to, and whether it creates it."""
+
+    add: Iterable[str]
+    """Events, as `events`."""
+    add_mask: Iterable[str]
+    """Masks."""
+    replace: bool
+    """Whether `events` replace all bindings, for every consumer of the queue."""
+    create: bool | None
+    """Whether to create a queue that does not exist; None: if events or masks are named."""
 
 
 def consume(
@@ -227,9 +301,14 @@ def consume(
     add_mask: Iterable[str] = (),
     prefetch: int | None = None,
     meta: bool = False,
+    replace: bool = False,
+    create: bool | None = None,
 ) -> bytes:
-    """The arguments of a consume, which are also what an update tells."""
-    words = [name(queue), *_names(events), *_flag(b"--add", add), *_flag(b"--add-mask", add_mask)]
+    """The arguments of a consume."""
+    bindings = _bindings("consume", events, add, add_mask, replace)
+    words = [name(queue), *bindings]
+    if not (bool(bindings) if create is None else create):
+        words.append(EXISTING)
     if delete_when_unused is not False:
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
     if manual_ack:
@@ -239,10 +318,21 @@ def consume(
     if prefetch is None:
         prefetch = PREFETCH if manual_ack else 0
     if prefetch:
-        words.append(b"--prefetch=%d" % _count("prefetch", prefetch, COUNT_MAX))
+        words.append(b"--prefetch=%d" % count("prefetch", prefetch, COUNT_MAX))
     if meta:
         words.append(b"--meta")
     return b" ".join(words)
+
+
+def consume_again(arguments: bytes, told: bytes | None) -> bytes:
+    """The arguments of the same consume after a reconnect. It changes nothing of a queue that
+    exists; one that does not is created with the bindings of the last update, `told`."""
+    queue, *rest = (told or arguments).split(b" ")
+    if rest and rest[0][:2] != b"--":
+        rest = [b"--add", *rest]
+    if told and EXISTING in arguments.split(b" "):
+        rest.append(EXISTING)
+    return b" ".join([queue, *rest, KEEP])
 
 
 class Changes(TypedDict, total=False):
@@ -340,8 +430,9 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     return b" ".join(words)
 
 
-def purge(queue: str, scheduled: bool = False) -> bytes:
-    return b"purge --confirm " + name(queue) + (b" --scheduled" if scheduled else b"")
+def purge(queue: str, scheduled: bool, choice: "Choice") -> bytes:
+    flags = [b"--scheduled"] if scheduled else []
+    return b" ".join([b"purge --confirm", name(queue), *flags, *_choice(choice)])
 
 
 def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
@@ -350,11 +441,20 @@ def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
     return b"%b --confirm %b %b" % (action, name(queue), which)
 
 
-class Choice(TypedDict, total=False):
-    """Which messages are moved."""
+class Selection(TypedDict, total=False):
+    """Which messages: those of which all this is true."""
 
     event: str | None
     """A mask that their events match."""
+    id: str | None
+    """Their id."""
+    older_s: float | None
+    """They were put into the queue so many seconds ago, or earlier."""
+
+
+class Choice(Selection, total=False):
+    """The same, and how many."""
+
     limit: int | None
     """The first so many."""
 
@@ -369,22 +469,60 @@ def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
 
 
 def _choice(choice: Choice) -> list[bytes]:
-    mask, limit, words = choice.get("event"), choice.get("limit"), []
-    if mask is not None:
-        words.append(b"--event=" + name(mask))
+    limit, words = choice.get("limit"), _selection(choice)
     if limit is not None:
-        words.append(b"--limit=%d" % _count("limit", limit, SEQ_MAX))
+        words.append(b"--limit=%d" % count("limit", limit, SEQ_MAX))
     return words
 
 
-def peek(queue: str, after: int, limit: int, scheduled: bool) -> bytes:
-    form = b"peek %b --after=%d --limit=%d" % (name(queue), after, limit)
-    return form + (b" --scheduled" if scheduled else b"")
+def _selection(selection: Selection) -> list[bytes]:
+    mask, message_id, older_s = (selection.get(key) for key in ("event", "id", "older_s"))
+    words = []
+    if mask is not None:
+        words.append(b"--event=" + name(str(mask)))
+    if message_id is not None:
+        words.append(b"--id=" + name(str(message_id)))
+    if older_s is not None:
+        words.append(b"--older=" + seconds("older_s", selection["older_s"] or 0.0))
+    return words
+
+
+def tail(events: Iterable[str], queue: str | None) -> bytes:
+    """The arguments of a tail."""
+    words = [*([] if queue is None else [b"--queue=" + name(queue)]), *_names(events)]
+    if not words:
+        raise InvalidRequest("tail needs an event, a mask or a queue")
+    return b" ".join(words)
+
+
+def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
+    flags = [b"--scheduled"] if scheduled else []
+    rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
+    form = b"peek %b --after=%d --limit=%d" % (name(queue), count("after", after, SEQ_MAX, 0), rows)
+    return b" ".join([form, *flags, *_selection(selection)])
+
+
+def peek_goes_on(answer: bytes) -> int | None:
+    """From the end of an answer to `peek`: after which number there may be more, if it says so."""
+    number = answer.removeprefix(PEEK_GOES_ON)
+    return int(number) if number != answer and is_number(number) else None
+
+
+def is_peek_end(text: bytes) -> bool:
+    """Whether this is the last line of an answer of many lines."""
+    return text == b"--end" or text.startswith(PEEK_GOES_ON)
+
+
+PEEK_GOES_ON = b"--end after="
+
+
+def reject_some(consumer: str, selection: Selection) -> bytes:
+    return b" ".join([b"reject --confirm", name(consumer), b"--all", *_selection(selection)])
 
 
 def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
     guard = b"" if epoch is None else b" --epoch=" + name(epoch)
-    return b"trim --confirm %b %d%b" % (name(queue), seq, guard)
+    return b"trim --confirm %b %d%b" % (name(queue), count("seq", seq, SEQ_MAX, 0), guard)
 
 
 def reason(error_id: str) -> bytes:
@@ -430,9 +568,11 @@ def reason_told(answer: bytes) -> str | None:
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
 
 
-def _count(what: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
-        raise InvalidRequest(f"{what}: {value!r} is no number from 1 to {most}")
+def count(what: str, value: int, most: int, least: int = 1) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{what} is a whole number, not {shortly(value)}")
+    if not least <= value <= most:
+        raise InvalidRequest(f"{what}: {value!r} is no number from {least} to {most}")
     return value
 
 
@@ -440,14 +580,18 @@ def _delay_s(rule: float | bool) -> float | None:
     """Seconds of a rule; True is a rule without any."""
     if rule is True:
         return None
+    if not isinstance(rule, int | float):
+        raise TypeError(f"a number of seconds, True or False is needed, not {shortly(rule)}")
     if not (math.isfinite(rule) and 0 <= rule <= DELETE_DELAY_S_MAX):
         raise InvalidRequest(f"{rule!r} is no number of seconds from 0 to {DELETE_DELAY_S_MAX:g}")
     return float(rule)
 
 
 def _names(texts: Iterable[str]) -> list[bytes]:
-    if isinstance(texts, str):
+    if isinstance(texts, str | bytes):
         raise InvalidRequest(f"a list of names is needed, not the one name {texts[:80]!r}")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"a list of names is needed, not {shortly(texts)}")
     return [name(text) for text in texts]
 
 

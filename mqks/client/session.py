@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
+from typing import Any
 
-from mqks.client import requests
+from mqks.client import failures, requests
 from mqks.client.errors import (
     AuthenticationFailed,
     CallFailed,
     ClientError,
     ConfirmTimeout,
     ConnectionLost,
+    ConsumerReplaced,
     Failed,
     InvalidRequest,
     ProtocolViolation,
@@ -116,6 +118,8 @@ class Session:
         self.state = State.DOWN
         self.failure: ClientError | None = None
         """What has ended it for good."""
+        self.is_tls = False
+        """Whether TLS is spoken below it."""
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[], None] = lambda: None
@@ -128,6 +132,8 @@ class Session:
         self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
         self._greeting_id = self._greeting = b""
         self._refusal = ""
+        self._is_silent = True
+        """Nothing has come in this life."""
         self._attempts = 0
         self._was_up = False
         self._heard_s = 0.0
@@ -267,6 +273,7 @@ class Session:
         """A new connection is there."""
         self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
+        self._is_silent = True
         self._greeting_id = self.new_id()
         self._greeting = requests.line(self._greeting_id, self._auth)
         if self._name:
@@ -289,6 +296,9 @@ class Session:
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Bytes have come. Raises ProtocolViolation, after which the connection is of no use."""
+        if self.state is State.GREETING and data.startswith(failures.TLS_FIRST):
+            raise ProtocolViolation(f"the peer answers in TLS: {failures.TLS_HINT}")
+        self._is_silent = False
         self._heard_s, self._pinged = now_s, False
         lines = self._splitter.feed(data)
         if self._splitter.too_long is not None:
@@ -299,6 +309,8 @@ class Session:
         """The connection has ended, or none came about; give the seconds until the next attempt."""
         options = self._options
         if self.state is not State.CLOSED:
+            if self.state is State.GREETING and self._is_silent and not self.is_tls:
+                reason = f"{reason}; {failures.TLS_HINT}"
             self.state = State.DOWN
             self.reason = self._refusal or reason
             self._send_again()
@@ -358,7 +370,7 @@ class Session:
             self._greeted(requests.decoded(text) if is_error else None)
         elif (flight := self._in_flight.pop(request_id, None)) is not None:
             sent, call = flight
-            if call.lines is not None and not is_error and text != b"--end":
+            if call.lines is not None and not is_error and not requests.is_peek_end(text):
                 self._in_flight[request_id] = flight
                 call.lines.append(text)
                 return
@@ -420,14 +432,19 @@ class ConsumerSession(Session):
         super().__init__(options, credentials, prefix=prefix, jitter=jitter)
         self.ready: deque[Message] = deque()
         """Messages that wait to be handled."""
-        self.updates: deque[Update] = deque()
+        self.updates: deque[Any] = deque()
+        """Each an Update; of a tail, how many messages were dropped."""
         self.is_consuming = False
         """Whether the server has confirmed the consumer, in this life or an earlier one."""
+        self._is_confirmed = False
+        """Whether it has in this life."""
         self.consumer_id = b""
         self._earlier_id = b""
         self._buffered_bytes = 0
         self._queue = arguments.split(b" ")[0]
         self._arguments = arguments
+        self._told: bytes | None = None
+        """What the last update said of the queue."""
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
         self._settle = guard(self.settle) if b"--manual-ack" in words else None
@@ -455,6 +472,8 @@ class ConsumerSession(Session):
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
+        if isinstance(messages, Message):
+            raise TypeError("ack takes several messages; for one there is message.ack()")
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         mine = self.consumer_id
@@ -486,8 +505,11 @@ class ConsumerSession(Session):
             call.settle()
 
     def _begin(self) -> None:
-        self.consumer_id = self.new_id()
-        self._put(requests.line(self.consumer_id, b"consume --confirm", self._arguments))
+        self.consumer_id, self._is_confirmed = self.new_id(), False
+        arguments = self._arguments
+        if self.is_consuming:
+            arguments = requests.consume_again(arguments, self._told)
+        self._put(requests.line(self.consumer_id, b"consume --confirm", arguments))
         if self._earlier_id:
             # The server may not have noticed yet that the connection of the earlier one is dead.
             self._put(b"a delete_consumer %b\n" % self._earlier_id)
@@ -535,18 +557,22 @@ class ConsumerSession(Session):
         _, is_error, text = requests.Reply.parse(line)
         if is_error:
             error_id = requests.decoded(text)
+            if self._is_confirmed:
+                what = f"another connection consumes under the id {self.consumer_id!r}"
+                self.fail(ConsumerReplaced(f"{what}, error {error_id}", error_id))
+                return
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
-            self.is_consuming = True
+            self.is_consuming = self._is_confirmed = True
         elif (text + b" ").startswith(b"--update %b " % self._queue):
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
-        if not self.is_consuming:
-            self.updates.clear()  # Nobody is told before it consumes: the newest is enough.
-        self.updates.append(Update.parse(told))
+        update = Update.parse(told)
+        if self.is_consuming:  # Before, it says what this consume itself has bound.
+            self.updates.append(update)
         # Events and masks may not fit a request; without any, the queue keeps those it has.
         if len(told) + 200 > self._options.line_bytes_max:
             flags = [
@@ -555,7 +581,43 @@ class ConsumerSession(Session):
                 if word.startswith(b"--") and word != b"--add-mask"
             ]
             told = b" ".join([self._queue, *flags])
-        self._arguments = told
+        self._told = told
+
+
+class TailSession(ConsumerSession):
+    """A connection with one tail. Its `updates` say how many messages were dropped."""
+
+    def __init__(
+        self,
+        options: Options,
+        credentials: Sequence[str],
+        *,
+        prefix: str,
+        jitter: Callable[[], float],
+        arguments: bytes,
+        guard: Callable[[Settle], Settle],
+    ) -> None:
+        super().__init__(
+            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
+        )
+        self._message = MetaMessage
+        self._settle = None
+
+    def _begin(self) -> None:
+        self.consumer_id = self.new_id()
+        self._put(requests.line(self.consumer_id, b"tail --confirm", self._arguments))
+
+    def _reply(self, line: bytes) -> None:
+        told = line.removeprefix(self.consumer_id + b" ok --dropped ") if self.consumer_id else line
+        if told != line and requests.is_number(told):
+            self.updates.append(int(told))
+        else:
+            super()._reply(line)
+
+    def leave(self, call: Call) -> None:
+        """It ends with its connection."""
+        self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)
+        call.settle()
 
 
 class Asked(Call):
@@ -636,6 +698,8 @@ class ReplySession(ConsumerSession):
     def leave(self, call: Call) -> None:
         """The queue goes with its consumer."""
         if self.state is State.UP and self.consumer_id:
-            at_once = requests.consume(self.queue, manual_ack=True, delete_when_unused=True)
+            at_once = requests.consume(
+                self.queue, manual_ack=True, delete_when_unused=True, create=True
+            )
             self._put(requests.line(self.consumer_id, b"consume", at_once))
         super().leave(call)

@@ -1,12 +1,12 @@
-"""URLs: where the server is and what it is told first.
+"""URLs: the address of the server, and credentials.
 
     mqks://[token@|user:password@]host[:port]      TCP, port 25000
     mqkss://[token@|user:password@]host[:port]     TLS over TCP
     mqks+unix://[token@|user:password@]/path       a Unix socket
 
-Each may end with ?name=NAME, the name that the client gives itself.
+Each may end with ?name=NAME, the name of the client.
 
-The one rule: credentials never show, neither in an error nor in a repr.
+The one rule: no error and no repr contains credentials.
 """
 
 import os
@@ -40,36 +40,44 @@ class Address:
 
 
 def default() -> str:
-    """What stands where no URL is given: the variable MQKS_URL, or else this machine."""
+    """The default URL: the variable MQKS_URL, else this machine."""
     return os.environ.get("MQKS_URL") or DEFAULT_URL
 
 
 def parse(url: str | None = None) -> Address:
-    """Read a URL; without one, the variable MQKS_URL, and without that, this machine.
+    """Parse a URL; by default that in MQKS_URL, else that of this machine.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError, and TypeError.
     """
+    if url is not None and not isinstance(url, str):
+        raise TypeError(f"a URL is text, such as mqks://localhost, not {url!r}")
     try:
         parts = urlsplit(url or default())
         port = PORT if parts.port is None else parts.port
     except ValueError:
-        raise ConfigurationError("the URL is malformed, or its port is no number") from None
+        raise ConfigurationError(
+            "the URL is invalid, or its port is not a number, as in mqks://host:25000"
+        ) from None
     given = (parts.username, parts.password)
     if parts.password is not None and not parts.username:
-        raise ConfigurationError("the URL has a password without a user")
+        raise ConfigurationError(
+            "the URL has a password without a user: write mqks://USER:PASSWORD@HOST"
+        )
     credentials = tuple(unquote(word) for word in given if word)
     client_name = _client_name(parts.query)
     if parts.fragment:
         raise ConfigurationError("a URL of MQKS has no fragment: write # as %23")
     if parts.scheme == "mqks+unix":
         if parts.hostname or parts.path in ("", "/"):
-            raise ConfigurationError("a mqks+unix URL has three slashes and a path")
+            raise ConfigurationError(
+                "the URL has no path of a socket, as in mqks+unix:///run/mqks.sock"
+            )
         path = unquote(parts.path)
         return Address("", 0, path, credentials=credentials, client_name=client_name)
     if parts.scheme not in ("mqks", "mqkss"):
         raise ConfigurationError("the URL must start with mqks://, mqkss:// or mqks+unix://")
     if not parts.hostname or parts.path not in ("", "/"):
-        raise ConfigurationError("the URL must have a host and no path")
+        raise ConfigurationError("the URL must have a host and no path, as in mqks://host:25000")
     tls = parts.scheme == "mqkss"
     return Address(parts.hostname, port, tls=tls, credentials=credentials, client_name=client_name)
 

@@ -1,13 +1,13 @@
-"""A blocking connection on which one waits for each answer: bytes out, replies in, in their order.
+"""A blocking connection: requests out, replies in, in their order.
 
-The one rule: a wire with which something went wrong is of no more use.
+The one rule: after an error, a wire is not used again.
 """
 
 from collections.abc import Sequence
 from io import BufferedReader
 from typing import cast
 
-from mqks.client import requests
+from mqks.client import failures, requests
 from mqks.client.blocking_connection import open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
@@ -30,9 +30,11 @@ class Wire:
     def __init__(self, address: Address, options: Options) -> None:
         self._name = requests.set_name(options.client_name) if options.client_name else b""
         self._socket = open_socket(address, options)
+        self._hint = "" if address.tls else f"; {failures.TLS_HINT}"
+        """Until the first answer."""
         self.settimeout = self._socket.settimeout
         self.settimeout(options.timeout_s)
-        # Small reads come out of its buffer, large ones go past it: straight into our memory.
+        # Small reads use its buffer; large ones bypass it.
         self._replies = cast(BufferedReader, self._socket.makefile("rb", BUFFER_BYTES))
         self._line_bytes_max = options.reply_bytes_max
 
@@ -81,10 +83,11 @@ class Wire:
         """The next line, without its end. Raises ProtocolViolation for one that is too long."""
         line = self._replies.readline(self._line_bytes_max + 1)
         if line.endswith(b"\n"):
+            self._hint = ""
             return line[:-1]
         if len(line) > self._line_bytes_max:
             raise ProtocolViolation("the peer sent a line longer than reply_bytes_max")
-        raise ConnectionLost("the server closed the connection")
+        raise ConnectionLost(f"the server closed the connection{self._hint}")
 
     def fill(self, memory: memoryview) -> None:
         """Fill the memory with what comes next, without a copy in between."""

@@ -58,6 +58,7 @@ _add(
     "mqks publish user.new - --once --id-prefix a < a.txt",
 )
 _add(MESSAGES, "consume", messages.consume, "mqks consume mailer user.new --count 10 --json")
+_add(MESSAGES, "tail", messages.tail, "mqks tail 'order.*' --json")
 _add(MESSAGES, "peek", messages.peek, "mqks peek mailer --limit 5 --event 'user.*'")
 _add(MESSAGES, "requeue", messages.requeue, "mqks requeue worker-1 --all")
 _add(MESSAGES, "cancel", queues.cancel, "mqks cancel jobs reminder-17 --yes")

@@ -1,4 +1,4 @@
-"""Questions to a server: ping, eval. The one rule: asking changes nothing."""
+"""`mqks ping` and `mqks eval`. The one rule: they change nothing on the server."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from mqks.commands.options import AsJson, Url, printable, tell
 
 
 def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Tell whether a server answers, and how fast."""
+    """Show whether a server answers, and how fast."""
     from mqks.client import urls
 
     with connected(url, timeout) as client:
@@ -25,15 +25,19 @@ def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> N
 
 def evaluate(
     expression: Annotated[
-        str, typer.Argument(metavar="EXPRESSION", help="As len(state.queues); see protocol.md.")
+        str,
+        typer.Argument(
+            metavar="EXPRESSION",
+            help="An expression such as len(state.queues); see docs/protocol.md.",
+        ),
     ],
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Print what an expression over the server's state gives: a text as it is, else JSON."""
+    """Print the value of an expression over the server's state, as text or JSON."""
     with connected(url, timeout) as client:
-        # In a list a text is JSON, too, and not to be taken for a number.
+        # In a list, a text is JSON, too, and cannot be mistaken for a number.
         answer = client.evaluate(f"[({expression})]" if as_json else expression)
     if as_json:
         tell({"value": json.loads(answer)[0]}, as_json)

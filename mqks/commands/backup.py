@@ -1,6 +1,6 @@
-"""`mqks backup`, `verify` and `compact`: a database file as a whole.
+"""`mqks backup`, `verify` and `compact`: operations on a database file.
 
-The one rule: the first two may be used at any time, the third only while nobody serves the file.
+The one rule: the first two may run at any time, the third only while no server uses the file.
 """
 
 import os
@@ -17,14 +17,14 @@ PAGE_BYTES = 4096
 
 
 def backup(
-    to: Annotated[Path, typer.Argument(metavar="TO", help="The file to make.")],
+    to: Annotated[Path, typer.Argument(metavar="TO", help="The file to create.")],
     db: Database = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace TO if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace TO if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a database, served or not, and verify the copy.
+    """Copy a database, also of a running server, and verify the copy.
 
-    All that was confirmed before is in it. It gets its name when it is whole.
+    The copy has everything that was confirmed before. It gets its name when it is complete.
     """
     from mqks.journal.sqlite.backup import backup  # here, so that --help does not load the journal
 
@@ -59,13 +59,13 @@ def verify(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check that a database is whole; exit code 65 if it is not."""
+    """Check that a database is undamaged; exit code 65 if it is damaged."""
     from mqks.journal.sqlite.verify import verify  # here, as above
 
     with progress("Verifying"):
         verdict = verify(file)
     if verdict.is_served:
-        note(f"{file} is served: SQLite's structure was not looked at")
+        note(f"{file} is in use by a server: SQLite's structure was not checked")
     if verdict.torn:
         note(verdict.torn)
     damage = [{"place": place, "what": what} for place, what in verdict.damage]
@@ -81,7 +81,7 @@ def verify(
         tell(
             told,
             as_json,
-            f"{file} is whole: {verdict.queues:,} queues, {verdict.messages:,} messages, "
+            f"{file} is undamaged: {verdict.queues:,} queues, {verdict.messages:,} messages, "
             f"{verdict.facts.segments:,} segments",
         )
     else:
@@ -91,7 +91,7 @@ def verify(
 
 
 def compact(db: Database = None, as_json: AsJson = False) -> None:
-    """Make the file of a stopped server as small as it can be."""
+    """Shrink the file of a stopped server to its minimum."""
     import anyio
 
     from mqks.journal.sqlite.compact import compact  # here, as above
@@ -100,6 +100,8 @@ def compact(db: Database = None, as_json: AsJson = False) -> None:
     try:
         before, after = anyio.run(compact, settings, lambda line: typer.echo(line, err=True))
     except DatabaseLocked as error:
-        raise DatabaseLocked(f"{error}, which compacts by itself while it is idle") from None
+        raise DatabaseLocked(
+            f"{error}; a running server compacts its file automatically while it is idle"
+        ) from None
     sizes = {"db": str(settings.db), "bytes_before": before, "bytes_after": after}
     tell(sizes, as_json, f"{settings.db}: {before:,} bytes before, {after:,} after")

@@ -1,4 +1,4 @@
-"""`mqks bench`: how fast a running server is, in a few seconds."""
+"""`mqks bench`: measures a running server in a few seconds."""
 
 from typing import Annotated
 
@@ -10,24 +10,29 @@ from mqks.commands.options import AsJson, Url, table, tell
 
 def bench(
     works: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORK]...", help="By default all of them.")
+        list[str] | None,
+        typer.Argument(metavar="[WORK]...", help="The measurements; all by default."),
     ] = None,
     url: Url = None,
-    count: Annotated[int, typer.Option(min=20, max=10_000_000, help="Messages.")] = 100_000,
-    payload_bytes: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of each.")] = 100,
+    count: Annotated[
+        int, typer.Option(min=20, max=10_000_000, help="Number of messages.")
+    ] = 100_000,
+    payload_bytes: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Bytes of each message.")
+    ] = 100,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure a running server: stream, acked, confirm, confirm-one, fanout, latency.
 
-    It uses queues of its own and deletes them in the end.
+    It creates its own queues, and deletes them at the end.
     """
     from mqks.bench import WORKS, Bench  # here, so that --help need not load them
     from mqks.client import urls
 
     options = limited(timeout)
     if unknown := set(works or []) - WORKS.keys():
-        raise typer.BadParameter(f"no work {min(unknown)}; there are {', '.join(WORKS)}")
+        raise typer.BadParameter(f"unknown measurement {min(unknown)}; use {', '.join(WORKS)}")
     address = urls.parse(url)
     told = {}
     for work in works or WORKS:

@@ -1,7 +1,6 @@
-"""How commands reach a server.
+"""Connections of commands to a server.
 
-The one rule: a command waits for nothing without a limit, and least of all for a server that is
-not there.
+The one rule: a command never waits without a limit, and fails at once if no server listens.
 """
 
 import sys
@@ -16,12 +15,12 @@ if TYPE_CHECKING:
     from mqks.client.options import Options
 
 REASON_S = 2.0
-"""How long the server may take to tell why it refused something."""
+"""How long the server may take to send the reason of an error."""
 TIMEOUT_S_MAX = 1e6
-"""Eleven days; a socket takes no endless number."""
+"""Eleven days; a socket does not accept infinity."""
 
 Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How long the server may take to answer.")
+    float, typer.Option(metavar="SECONDS", help="How long the server may take to reply.")
 ]
 
 
@@ -30,7 +29,7 @@ def limited(timeout_s: float) -> "Options":
     from mqks.client.options import Options, default_name  # here, so that --help does not load it
 
     if not timeout_s > 0:
-        raise typer.BadParameter("a timeout is a number of seconds above 0")
+        raise typer.BadParameter(f"--timeout {timeout_s:g} is not a number of seconds above 0")
     timeout_s = min(timeout_s, TIMEOUT_S_MAX)
     command = "-".join(sys.argv[1:2])
     return Options(
@@ -43,7 +42,7 @@ def limited(timeout_s: float) -> "Options":
 
 
 def checked(name: str) -> str:
-    """A name that may stand in a request as a word of its own. Raises InvalidRequest."""
+    """A name that is valid as a word of a request. Raises InvalidRequest."""
     from mqks.client import requests  # here, as above
 
     requests.name(name)

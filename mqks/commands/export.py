@@ -1,4 +1,4 @@
-"""`mqks export`: its options; `transfer.exporting` tells what the lines say."""
+"""`mqks export`: its options; `transfer.exporting` describes the lines."""
 
 import json
 import sys
@@ -16,19 +16,20 @@ def export(
     context: typer.Context,
     url: Url = None,
     db: Database = None,
-    messages: Annotated[bool, typer.Option("--messages", help="The messages, too.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="Also export messages.")] = False,
     queue: Annotated[
-        list[str] | None, typer.Option("--queue", metavar="QUEUE", help="Only this one; repeat.")
+        list[str] | None,
+        typer.Option("--queue", metavar="QUEUE", help="Only this queue. Repeatable."),
     ] = None,
     timeout: Timeout = 30.0,
 ) -> None:
-    """Write queues, bindings and, if asked, messages as JSON lines.
+    """Write queues, bindings and optionally messages as JSON lines.
 
-    From a server while it runs, or from the file of one that does not.
+    Reads from a running server, or from the file of a stopped one.
     """
     from mqks.transfer.exporting import lines  # here, so that --help need not load them
 
-    # On a terminal the bar would stand between the lines.
+    # On a terminal, the bar would be mixed with the lines.
     bar = nullcontext(lambda more: None) if sys.stdout.isatty() else progress("Exporting")
     with source_of(context, url, db, timeout) as opened, bar as advance:
         for row in lines(opened, messages, queue or []):

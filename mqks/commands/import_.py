@@ -1,4 +1,4 @@
-"""`mqks import`: its options; `transfer.importing` tells how it is done."""
+"""`mqks import`: its options; `transfer.importing` does the work."""
 
 import os
 import stat
@@ -17,24 +17,27 @@ from mqks.errors import ImportFailed
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="An export; - reads the input.", readable=False),
+        typer.Argument(metavar="FILE", help="An export; - reads stdin.", readable=False),
     ],
     url: Url = None,
     queue: Annotated[
-        list[str] | None, typer.Option("--queue", metavar="QUEUE", help="Only this one; repeat.")
+        list[str] | None,
+        typer.Option("--queue", metavar="QUEUE", help="Only this queue. Repeatable."),
     ] = None,
     event: Annotated[
         str | None,
-        typer.Option(metavar="EVENT", help="Give all messages this event in place of their own."),
+        typer.Option(metavar="EVENT", help="Publish all messages with this event."),
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Also into queues that exist.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Also import into queues that exist.")
+    ] = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Bring an export into a running server: queues, messages, bindings and rules.
+    """Add an export to a running server: queues, messages, bindings and rules.
 
-    Exit code 65 tells the line that is wrong; those before it are imported. With --event they
-    reach their queue alone, whatever other queues are bound to.
+    On exit code 65, an invalid line is named; the lines before it are imported. With --event,
+    messages are added only to their own queue, whatever other queues are bound to.
     """
     from mqks.client import requests  # here, so that --help need not load them
     from mqks.client.dialogue import Dialogue
@@ -63,6 +66,6 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def _size(source: BinaryIO) -> int | None:
-    """Bytes of a file; of a pipe nobody knows."""
+    """The bytes of a file; None for a pipe."""
     about = os.fstat(source.fileno())
     return about.st_size if stat.S_ISREG(about.st_mode) else None

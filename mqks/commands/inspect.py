@@ -1,4 +1,4 @@
-"""`mqks inspect`: look into a server, or into the file of one that does not run.
+"""`mqks inspect`: shows the state of a running server, or of the file of a stopped one.
 
 The one rule: looking changes nothing and consumes nothing.
 """
@@ -20,7 +20,17 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Database, Url, duration, note, table, tell
+from mqks.commands.options import (
+    AsJson,
+    Database,
+    Url,
+    duration,
+    note,
+    printable,
+    shortened,
+    table,
+    tell,
+)
 from mqks.errors import InspectionFailed, MqksError
 from mqks.inspection.text import data_as_text
 from mqks.protocol.masks import name_masks
@@ -46,14 +56,15 @@ CONNECTION = (
 UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
+ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
 Name = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=complete.queues)
+    str, typer.Argument(metavar="QUEUE", help="The queue.", autocompletion=complete.queues)
 ]
 
 app = typer.Typer(
-    help="Look into a server, or into its database while it does not run. Consumes nothing.",
+    help="Show the state of a server, or of the file of a stopped one. Consumes nothing.",
     epilog="Example: mqks inspect queues --db mqks.db --sort ready",
     no_args_is_help=True,
 )
@@ -71,8 +82,8 @@ class Sort(StrEnum):
 
 
 def _command(example: str) -> Callable[[Callable[..., None]], None]:
-    """Make a command of a function that tells what is in a source, `as_json` or not. Around the
-    arguments and options of its own stand those that all have in common."""
+    """Make a command of a function that prints a part of a source, `as_json` or not, by adding the
+    arguments and options that all of these commands have."""
 
     def register(look: Callable[..., None]) -> None:
         def run(
@@ -102,9 +113,11 @@ def _command(example: str) -> Callable[[Callable[..., None]], None]:
 def queues(
     source: "Source",
     as_json: bool,
-    sort: Annotated[Sort, typer.Option(help="All but name: the most first.")] = Sort.NAME,
+    sort: Annotated[
+        Sort, typer.Option(help="Order; except for name, the largest first.")
+    ] = Sort.NAME,
 ) -> None:
-    """List the queues: what waits in them, who consumes them."""
+    """List the queues with their messages and consumers."""
     rows = source.queues()
     if sort is not Sort.NAME:
         rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
@@ -122,7 +135,7 @@ def queues(
 
 @_command("mqks inspect queue mail")
 def queue(source: "Source", as_json: bool, name: Name) -> None:
-    """Tell all of one queue, with its events and consumers."""
+    """Show everything about one queue, with its events and consumers."""
     row = source.queue(name)
     _object(row if as_json else row | {"policy": _policy(row.get("policy", {}))}, as_json)
 
@@ -131,7 +144,7 @@ def queue(source: "Source", as_json: bool, name: Name) -> None:
 def bindings(
     source: "Source",
     as_json: bool,
-    event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this one.")] = None,
+    event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this event.")] = None,
 ) -> None:
     """List which queues get which events, by name or by mask."""
     _list(source.bindings(event), BINDING, as_json)
@@ -154,21 +167,23 @@ def messages(
     source: "Source",
     as_json: bool,
     name: Name,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
-    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="The most rows.")] = 20,
+    after: Annotated[
+        int, typer.Option(min=0, metavar="SEQ", help="Only messages with higher numbers.")
+    ] = 0,
     event_mask: Annotated[
         str | None,
         typer.Option(
-            metavar="MASK", help="Only these events: * is anything without a dot, ** all."
+            metavar="MASK", help="Only events that match: * is any text without a dot, ** any text."
         ),
     ] = None,
     scheduled: Annotated[
-        bool, typer.Option("--scheduled", help="Only those that wait for their time.")
+        bool, typer.Option("--scheduled", help="Only scheduled messages.")
     ] = False,
-    data: Annotated[bool, typer.Option("--data", help="Show their data, too.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="Also show the data.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Do not cut data on a terminal.")] = False,
 ) -> None:
-    """List the messages of a queue, unacked ones as well, without consuming them."""
+    """List the messages of a queue, including unacked ones, without consuming them."""
     from mqks.client.requests import encoded  # here, so that --help need not load it
 
     matches = name_masks([encoded(event_mask or "**")])
@@ -185,55 +200,57 @@ def unacked(
     as_json: bool,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[QUEUE]", help="Only of this.", autocompletion=complete.queues),
+        typer.Argument(
+            metavar="[QUEUE]", help="Only of this queue.", autocompletion=complete.queues
+        ),
     ] = None,
 ) -> None:
-    """List the messages that consumers hold, or held when the server ended."""
+    """List unacked messages of consumers, or those when the server ended."""
     _list(source.unacked(name), UNACKED, as_json)
 
 
 @_command("mqks inspect journal --json")
 def journal(source: "Source", as_json: bool) -> None:
-    """Tell of the journal on disk."""
+    """Show the journal on disk."""
     _object(source.journal(), as_json)
 
 
 @_command("mqks inspect stats --json")
 def stats(source: "Source", as_json: bool) -> None:
-    """Tell how much there is of everything, and what was done since the start."""
+    """Show totals, and counters since the start."""
     _object(source.totals(), as_json)
 
 
 @app.command(epilog="Example: mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db")
 def error(
-    id: Annotated[str, typer.Argument(metavar="ID", help="As in the reply: m1 error ID.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The id in the reply `m1 error ID`.")],
     url: Url = None,
     db: Database = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what stands behind one error reply."""
+    """Show the reason of an error reply."""
     where, rows = _errors(url, db, timeout, 1, id)
     for row in rows:
         return _object(row, as_json)
-    raise InspectionFailed(f"{where}: no error {id}; only the last ones are kept")
+    raise InspectionFailed(f"{where}: no error {id}; the server retains only the last ones")
 
 
 @app.command(epilog="Example: mqks inspect errors --db mqks.db --limit 5 --json")
 def errors(
     url: Url = None,
     db: Database = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")] = 20,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the latest errors, the newest first."""
     _, rows = _errors(url, db, timeout, limit)
-    table(rows, ERROR, as_json=as_json)
+    table(rows if as_json else map(_shortened, rows), ERROR, as_json=as_json)
 
 
 def reason_of(error_id: str) -> str | None:
-    """Why a server refused something, if its database is the one that is meant here."""
+    """The reason of a refused request, if `inspect` would read the database of its server."""
     from mqks.inspection.stopped import errors_of  # here, so that --help need not load them
 
     with suppress(MqksError):
@@ -254,7 +271,7 @@ def reason_of(error_id: str) -> str | None:
 def source_of(
     context: typer.Context, url: str | None, db: Path | None, timeout_s: float
 ) -> "Source":
-    """What was named: a flag means more than a variable, a URL more than a file."""
+    """The source: an option has precedence over a variable, and a URL over a file."""
     from mqks.inspection.live import Live  # here, as above
     from mqks.inspection.stopped import source_of
 
@@ -330,6 +347,11 @@ def _policy(told: Row) -> list[str]:
         f"{field}={_text(each['value'])}" + (f" (as {each['name']})" if "name" in each else "")
         for field, each in told.items()
     ]
+
+
+def _shortened(row: Row) -> Row:
+    """An error in one line: clients may have sent anything. `inspect error` shows all of it."""
+    return row | {name: shortened(printable(row[name]), width) for name, width in ERROR_WIDTHS}
 
 
 def _duration(seconds: float | None) -> str | None:

@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -25,15 +25,26 @@ import typer
 from mqks.commands import complete
 from mqks.commands.connection import Timeout, checked, connected
 from mqks.commands.existing import check_consumer, check_queue
-from mqks.commands.options import AddMask, AsJson, EventMask, Url, printable, progress, tell
+from mqks.commands.options import (
+    AddMask,
+    AsJson,
+    EventMask,
+    Older,
+    Replace,
+    Url,
+    counted,
+    note,
+    printable,
+    progress,
+    tell,
+)
 from mqks.errors import BadData, TimedOut
 from mqks.inspection.text import data_as_text
 from mqks.limits import PREFETCH
 from mqks.protocol.lines import LineSplitter
-from mqks.protocol.masks import name_masks
 
 if TYPE_CHECKING:
-    from mqks.client.blocking import BlockingClient, BlockingConsumer
+    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
     from mqks.client.messages import Message, Peeked
     from mqks.client.requests import Terms
 
@@ -46,26 +57,30 @@ PEEK_ROWS = 100
 
 
 def publish(
-    event: Annotated[str, typer.Argument(metavar="EVENT", help="Queues bound to it get a copy.")],
+    event: Annotated[
+        str, typer.Argument(metavar="EVENT", help="The event; each queue bound to it gets a copy.")
+    ],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="The message, or - for one a line from stdin.")
+        str,
+        typer.Argument(metavar="DATA", help="The data, or - for one message per line of stdin."),
     ],
     url: Url = None,
     confirm: Annotated[
-        bool, typer.Option(help="Wait until the server has it on disk, or only until it is sent.")
+        bool, typer.Option(help="Wait for the confirm, or only until it is sent.")
     ] = True,
-    id: Annotated[str | None, typer.Option(metavar="ID", help="The message's id.")] = None,
+    id: Annotated[str | None, typer.Option(metavar="ID", help="The message id.")] = None,
     id_prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="With -: the ids are PREFIX-1, PREFIX-2 …")
+        str | None, typer.Option(metavar="PREFIX", help="With -: ids are PREFIX-1, PREFIX-2 …")
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="The server drops what it has had under the same id.")
+        bool,
+        typer.Option("--once", help="Drop it if the server already had a message with this id."),
     ] = False,
     mandatory: Annotated[
         bool, typer.Option("--mandatory", help="An error if no queue is bound to the event.")
     ] = False,
     delay: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It joins its queues so much later.")
+        float | None, typer.Option(metavar="SECONDS", help="Add it to its queues after this time.")
     ] = None,
     at: Annotated[
         str | None,
@@ -74,7 +89,7 @@ def publish(
         ),
     ] = None,
     ttl: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It is dead when it waited so long.")
+        float | None, typer.Option(metavar="SECONDS", help="It is dead after this time in a queue.")
     ] = None,
     meta: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute. Repeatable.")
@@ -109,7 +124,7 @@ def publish(
 
 
 def _time(text: str | None) -> "datetime | float | None":
-    """A time zone that is not told is that of this machine."""
+    """A time; the default zone is that of this machine."""
     if text is None:
         return None
     with suppress(ValueError):
@@ -139,7 +154,7 @@ def _publish_lines(
     mandatory: bool,
     terms: "Terms",
 ) -> int:
-    """Publish the lines of stdin and give their number. Raises BadData and RequestFailed."""
+    """Publish the lines of stdin; returns their number. Raises BadData and RequestFailed."""
     from mqks.client.errors import PublishFailed, RequestFailed
     from mqks.client.options import Options
     from mqks.client.requests import publish_flags
@@ -224,21 +239,20 @@ def _progress_of_stdin() -> AbstractContextManager[Callable[[int], object]]:
 
 
 def consume(
-    queue: Annotated[
-        str,
-        typer.Argument(
-            metavar="QUEUE", help="It is made if it is missing.", autocompletion=complete.queues
-        ),
-    ],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind the queue to these alone."),
+        typer.Argument(metavar="[EVENT]...", help="Bind the queue to these, too."),
     ] = None,
     url: Url = None,
     add: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the queue if it does not exist.")
+    ] = False,
     manual_ack: Annotated[
         bool,
         typer.Option(
@@ -294,19 +308,24 @@ def consume(
     if timeout is not None and not timeout > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
-    with (
-        connected(url, client_name=client_name) as client,
-        client.consume(
-            queue,
-            events or (),
-            add=add or (),
-            add_mask=add_mask or (),
-            manual_ack=manual_ack,
-            delete_when_unused=rule,
-            prefetch=prefetch,
-            meta=meta,
-        ) as consumer,
-    ):
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(url, client_name=client_name))
+        if not create:
+            check_queue(client, queue, "; --create creates it")
+        consumer = stack.enter_context(
+            client.consume(
+                queue,
+                events or (),
+                add=add or (),
+                add_mask=add_mask or (),
+                replace=replace,
+                create=create,
+                manual_ack=manual_ack,
+                delete_when_unused=rule,
+                prefetch=prefetch,
+                meta=meta,
+            )
+        )
         output = _Output(consumer)
         form = (
             _json_with_meta
@@ -336,6 +355,91 @@ def consume(
                 left -= len(batch)
 
 
+def tail(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUEUE|EVENT...", help="A queue, or events and masks as order.* or **."
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="What joins this queue.")
+    ] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EVENT", help="Only this event or mask. Repeatable."),
+    ] = None,
+    url: Url = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End when none has come for so long."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages as they flow, without consuming them, until Ctrl-C.
+
+    A name is a queue if there is one, and else an event or a mask. A slow reader misses messages
+    and is told how many. With --json a line has id, event, meta and data, or dropped.
+    """
+    if timeout is not None and not timeout > 0:
+        raise typer.BadParameter("a timeout is a number of seconds above 0")
+    if not (names or queue or event):
+        raise typer.BadParameter("name a queue, an event or a mask; ** is all events")
+    with connected(url) as client:
+        if queue is None and names and _is_queue(client, names[0]):
+            queue, *names = names
+        with client.tail(*(names or ()), *(event or ()), queue=queue) as shown:
+            _show(shown, count, timeout, as_json)
+
+
+def _is_queue(client: "BlockingClient", name: str) -> bool:
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load it
+
+    with suppress(RequestFailed):
+        return "*" not in name and bool(client.request("range", checked(name)))
+    return False
+
+
+def _show(shown: "BlockingTail", count: int | None, timeout: float | None, as_json: bool) -> None:
+    output = _Output(shown)
+
+    def dropped(more: int) -> None:
+        if as_json:
+            output.write(json.dumps({"dropped": more}).encode() + b"\n", is_awaited=False)
+        else:
+            note(f"{more} messages dropped: they came faster than they were read")
+
+    shown.on_dropped = dropped
+    form = _json_of_tail if as_json else _line_of_tail
+    left = count
+    while left is None or left > 0:
+        try:
+            batch = next(shown.batches(left, timeout), [])
+        except TimeoutError:
+            if left is None:
+                return
+            raise TimedOut(f"no message for {timeout:g} s, {left} of {count} are missing") from None
+        if not batch:
+            output.end()
+        output.write(b"".join(map(form, batch)), is_awaited=False)
+        left = None if left is None else left - len(batch)
+
+
+def _json_of_tail(message: "Message") -> bytes:
+    told: dict[str, Any] = {"id": message.id, "event": message.event, "meta": message.meta}
+    return json.dumps(told | data_as_text(message.data)).encode() + b"\n"
+
+
+def _line_of_tail(message: "Message") -> bytes:
+    """Event and data; a terminal must not be steered."""
+    if not sys.stdout.isatty():
+        return os.fsencode(message.event) + b" " + message.data + b"\n"
+    return f"{printable(message.event)}  {printable(os.fsdecode(message.data))}\n".encode()
+
+
 class _Output:
     """Stdout, and what may end it at any time: its reader goes, or a signal comes.
 
@@ -344,7 +448,7 @@ class _Output:
     more, it has read all.
     """
 
-    def __init__(self, consumer: "BlockingConsumer") -> None:
+    def __init__(self, consumer: "BlockingConsumer | BlockingTail") -> None:
         self._consumer = consumer
         self._is_writing = False
         self._signal = 0
@@ -429,6 +533,8 @@ def peek(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 20,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
     event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
     scheduled: Annotated[
         bool, typer.Option("--scheduled", help="Only those that wait for their time.")
     ] = False,
@@ -440,23 +546,29 @@ def peek(
 
     Each is printed as by consume; --json adds its sequence number, to go on with --after.
     """
-    matches = name_masks([os.fsencode(event or "**")])
     form = _shown if sys.stdout.isatty() else _raw
     with connected(url, timeout) as client:
         check_queue(client, queue)
         while limit:
-            rows = PEEK_ROWS if event else min(limit, PEEK_ROWS)
-            page = client.peek(queue, after=after, limit=rows, scheduled=scheduled)
-            if not page:
+            rows = min(limit, PEEK_ROWS)
+            found = client.peek(
+                queue,
+                after=after,
+                limit=rows,
+                scheduled=scheduled,
+                event=event,
+                id=id,
+                older_s=older,
+            )
+            if not found:
                 break
-            found = [each for each in page if matches(os.fsencode(each.event))][:limit]
             if as_json:
                 for each in found:
                     typer.echo(json.dumps({"seq": each.seq} | _row(each)))
             else:
                 sys.stdout.buffer.write(b"".join(map(form, found)))
             limit -= len(found)
-            after = page[-1].seq
+            after = found[-1].seq
 
 
 def requeue(
@@ -470,16 +582,24 @@ def requeue(
         list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Which it has unacked.")
     ] = None,
     all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
+    event: EventMask = None,
+    older: Older = None,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Put unacked messages of a consumer back into their queue, at its end."""
-    if all_messages == bool(messages):
-        raise typer.BadParameter("name messages, or all of them with --all")
+    are_some = event is not None or older is not None
+    if all_messages + bool(messages) + are_some != 1:
+        raise typer.BadParameter("name messages, or --event or --older, or all of them with --all")
     with connected(url, timeout) as client:
-        ids = [checked(each) for each in messages or ()] or ["--all"]
         check_consumer(client, checked(consumer))
+        if are_some:
+            count = client.requeue(consumer, event=event, older_s=older)
+            told = {"consumer": consumer, "event": event, "older_s": older, "requeued": count}
+            tell(told, as_json, counted(count, "requeued"))
+            return
+        ids = [checked(each) for each in messages or ()] or ["--all"]
         for each in ids:
             client.request("reject", "--confirm", consumer, each)
     tell({"consumer": consumer, "messages": messages}, as_json)

@@ -1,7 +1,7 @@
-"""What the commands share: option types, and how rows, questions and progress are shown.
+"""Common parts of the commands: option types, and output of rows, questions and progress.
 
-The one rule: a terminal gets what is nice to look at, a pipe gets what is easy to read for a
-program, and neither gets control characters that a client has sent.
+The one rule: a terminal gets output for people, a pipe gets output for programs, and a terminal
+never gets control characters that a client has sent.
 """
 
 import json
@@ -20,45 +20,58 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="MQKS_URL",
-        help="The server, mqks://127.0.0.1:25000 unless told.",
+        help="The server; by default mqks://127.0.0.1:25000.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-# What can't be read is told by whoever opens it, as with any other file.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+# An unreadable file is reported when it is opened, as with any other file.
 Database = Annotated[
     Path | None,
-    typer.Option("--db", metavar="PATH", help="The database; as for serve.", readable=False),
+    typer.Option("--db", metavar="PATH", help="The database file, as for serve.", readable=False),
 ]
 AddMask = Annotated[
     list[str] | None,
-    typer.Option(metavar="MASK", help="Bind it to what matches, too, as logs.**. Repeatable."),
+    typer.Option(metavar="MASK", help="Add a mask such as logs.** to the bindings. Repeatable."),
+]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="The events replace all bindings, for every consumer."),
 ]
 EventMask = Annotated[
     str | None,
-    typer.Option(metavar="MASK", help="Only these events: * is anything without a dot, ** all."),
+    typer.Option(
+        metavar="MASK", help="Only events that match: * is any text without a dot, ** any text."
+    ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+MessageId = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="Only messages with this id.")
+]
+Older = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="SECONDS", help="Only messages that arrived this long ago."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Row = Mapping[str, Any]
 
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 PAGE_ROWS, PAGE_CHARACTERS = 1000, 1 << 20
-"""What is printed at a time, so that much to tell neither waits nor fills the memory."""
+"""Printed at a time, so that long output starts early and needs little memory."""
 FOLDED_TEXT, FOLDED_HEADER = 10, 6
-"""Characters to which a ruled table narrows its columns; with less room rows are told singly."""
+"""The narrowest columns of a table, in characters; with less space, rows are printed singly."""
 
 
 def printable(text: object) -> str:
-    """What a client sent must not steer the terminal: control characters are escaped."""
+    """Text for a terminal: control characters from clients are escaped."""
     if text is None:
         return "-"
-    # Bytes that are no UTF-8 came as surrogates.
+    # Bytes that are not UTF-8 are surrogates.
     text = str(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def duration(seconds: float) -> str:
-    """A time span for people, of two units at most: 0.25s, 42s, 3m20s, 5h07m, 12d03h."""
+    """A time span with at most two units: 0.25s, 42s, 3m20s, 5h07m, 12d03h."""
     for (unit, length), (next_unit, next_length) in pairwise(UNITS):
         if seconds >= length:
             rest = seconds % length // next_length
@@ -67,28 +80,28 @@ def duration(seconds: float) -> str:
 
 
 def note(text: object) -> None:
-    """Print a line on stderr, beside what is told."""
+    """Print a line on stderr."""
     typer.echo(printable(f"mqks: {text}"), err=True)
 
 
 def tell(result: Row, as_json: bool, line: str = "") -> None:
-    """Print what a command has done: one JSON object, or a line for people where there is one."""
+    """Print the result of a command: one JSON object, or a line for people if there is one."""
     if as_json or line:
         typer.echo(json.dumps(result) if as_json else line)
 
 
 def counted(count: int, done: str) -> str:
-    """To how many messages something was done."""
+    """As in `3 messages purged`."""
     return f"{count} message{'' if count == 1 else 's'} {done}"
 
 
 def table(
     rows: Iterable[Row], columns: Sequence[str], *, as_json: bool = False, cut: str = ""
 ) -> None:
-    """Print rows: all they hold as JSON lines, or these columns, aligned; ruled on a terminal.
+    """Print rows: all their fields as JSON lines, or these columns, aligned; ruled on a terminal.
 
-    They are printed as they come, some at a time. `cut` names the column that a terminal shows
-    only as far as its width goes.
+    They are printed in pages as they arrive. `cut` names the column that is cut to the width of the
+    terminal.
     """
     if as_json:
         for row in rows:
@@ -112,7 +125,7 @@ def table(
 
 
 def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Some rows at a time; one page without any where there are none."""
+    """Pages of rows; one empty page if there are none."""
     page: list[Row] = []
     size, is_first = 0, True
     for row in rows:
@@ -149,7 +162,7 @@ def _ruled(
     room = console.width - 3 * len(columns) - 1
     lengths = [list(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
     widths = list(map(max, lengths))
-    # Numbers stay whole, while headings and text may be folded.
+    # Numbers are never folded; headings and text may be.
     least = [
         max(min(header, FOLDED_HEADER), *numbers) if is_right else min(width, FOLDED_TEXT)
         for (header, *numbers), width, is_right in zip(lengths, widths, right, strict=True)
@@ -169,37 +182,37 @@ def _ruled(
     )
     for line in cells:
         if cut is not None:
-            line[cut] = _shortened(line[cut], widths[cut])
-        ruled.add_row(*map(Text, line))  # As Text, brackets are not taken for markup.
+            line[cut] = shortened(line[cut], widths[cut])
+        ruled.add_row(*map(Text, line))  # As Text, brackets are not markup.
     console.print(ruled)
     return None
 
 
 def _one_by_one(columns: Sequence[str], cells: list[list[str]], width: int | None) -> None:
-    """Each row as lines, one for each column, cut to a width if one is given."""
+    """Print each row as lines, one for each column, cut to `width` if given."""
     names = max(map(len, columns))
     for line in cells:
         for column, cell in zip(columns, line, strict=True):
             text = f"{column.ljust(names)}  {cell}"
-            typer.echo(text if width is None else _shortened(text, width))
+            typer.echo(text if width is None else shortened(text, width))
         typer.echo()
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is destroyed, unless told so or nobody sits there; "no" ends it."""
+    """Ask for confirmation, unless `yes` or stdin is not a terminal; "no" aborts the command."""
     if not yes and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)
 
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr, of which nothing shows unless that is a terminal.
+    """A progress bar on stderr, if that is a terminal.
 
-    Gives the function that is told how much more is done; without a `total` the bar has no end.
+    Yields a function to call with the progress made; without a `total` the bar has no end.
     """
     if not sys.stderr.isatty():
         yield lambda more: None

@@ -1,11 +1,11 @@
-"""`mqks pipeline`: what flows through the broker becomes a lake, and a lake flows back.
+"""`mqks pipeline`: archive a queue into a lake, report, and replay.
 
-The one rule: Spark is imported when a job runs and not before, and what it is missing is said in
-one line.
+The one rule: Spark is imported only when a job runs, and what is missing is printed as one line.
 """
 
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.connection import explained
-from mqks.commands.options import AsJson, Row, Url, duration, table, tell
+from mqks.commands.options import AsJson, Row, Url, confirm, duration, note, table, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def instant(text: str) -> datetime:
-    """A time in ISO 8601, in UTC unless it tells its zone."""
+    """A time in ISO 8601, in UTC unless it has a zone."""
     try:
         told = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time: 2026-11-20T12:00 is") from None
+        raise typer.BadParameter(f"{text!r} is not a time such as 2026-11-20T12:00") from None
     return told if told.tzinfo else told.replace(tzinfo=UTC)
 
 
@@ -46,19 +46,21 @@ Queue = Annotated[
     str,
     typer.Argument(
         metavar="QUEUE",
-        help="The queue; nobody else consumes it.",
+        help="The queue; it must have no consumers.",
         autocompletion=complete.queues,
     ),
 ]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
-LakeOrNone = Annotated[Path | None, typer.Argument(metavar="[LAKE]", help="Its directory.")]
+LakeOrNone = Annotated[
+    Path | None, typer.Argument(metavar="[LAKE]", help="The directory of the lake.")
+]
 Start = Annotated[
     datetime | None,
-    typer.Option(parser=instant, metavar="TIME", help="From then on: 2026-11-20T12:00, UTC."),
+    typer.Option(parser=instant, metavar="TIME", help="Arrivals from 2026-11-20T12:00 (UTC)."),
 ]
 End = Annotated[
     datetime | None,
-    typer.Option(parser=instant, metavar="TIME", help="Up to then, and not then."),
+    typer.Option(parser=instant, metavar="TIME", help="Arrivals before this time."),
 ]
 Master = Annotated[
     str | None,
@@ -68,7 +70,7 @@ Master = Annotated[
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. Repeatable."),
 ]
 
 
@@ -77,53 +79,51 @@ def archive(
     queue: Queue,
     lake: LakePath,
     url: Url = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when what is there now is in the lake.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when everything is archived.")] = False,
     format: Annotated[
         Literal["parquet", "delta"], typer.Option(help="Plain files, or a Delta table.")
     ] = "parquet",
     by: Annotated[
         Literal["event", "day"],
-        typer.Option(help="A directory for each event of a day, or one for each day."),
+        typer.Option(help="One directory per day and event, or per day."),
     ] = "event",
     schema: Annotated[
         str | None,
         typer.Option(
             metavar="DDL|FILE",
             help="Parse JSON payloads into the column data: 'user string, n bigint', or a file"
-            " with that or with Spark's JSON schema.",
+            " with DDL or Spark's JSON schema.",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Messages of a batch at most.")] = 1_000_000,
+    batch: Annotated[int, typer.Option(min=1, help="The most messages of a batch.")] = 1_000_000,
     interval: Annotated[
-        float, typer.Option(min=0, help="Seconds after which fewer make a batch.")
+        float, typer.Option(min=0, help="Seconds after which a smaller batch is written.")
     ] = 10.0,
     roll: Annotated[
-        float, typer.Option(min=0, help="Seconds that small files wait to be merged.")
+        float, typer.Option(min=0, help="Seconds before small files are merged; 0: never.")
     ] = 300.0,
     trim: Annotated[
-        bool, typer.Option("--trim/--no-trim", help="Drop from the queue what the lake has.")
+        bool, typer.Option("--trim/--no-trim", help="Drop archived messages from the queue.")
     ] = True,
     fail_on_data_loss: Annotated[
         bool,
         typer.Option(
             "--fail-on-data-loss/--no-fail-on-data-loss",
-            help="Refuse to go on when something else took messages from the queue.",
+            help="End with 65 if messages are gone that were not archived.",
         ),
     ] = True,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move a queue's messages into Parquet files or a Delta table, each of them once.
+    """Move the messages of a queue into Parquet files or a Delta table, each exactly once.
 
-    It goes on until it is stopped with SIGTERM or SIGINT, unless --once is given.
+    Runs until SIGTERM or SIGINT, unless --once is given.
     """
     with _job("archive", master, conf, url) as spark:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
-        from mqks.pipeline.lake import LAKES
+        from mqks.pipeline.lake import LAKES, has_files_without_data
         from mqks.pipeline.wire import Server
 
         job = Archive(
@@ -153,6 +153,12 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
+        if schema and messages and format == "parquet" and has_files_without_data(lake):
+            note(
+                f"older files of {lake} have no column data: read the lake in Spark with the "
+                "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "
+                "is missing (docs/pipeline.md, Payloads)"
+            )
 
 
 @app.command(epilog="Example: mqks pipeline report lake --window 3600 --html report.html")
@@ -162,7 +168,7 @@ def report(
         str | None,
         typer.Option(
             metavar="QUEUE",
-            help="Report on what waits in this queue instead.",
+            help="Report on the messages in this queue instead.",
             autocompletion=complete.queues,
         ),
     ] = None,
@@ -170,28 +176,28 @@ def report(
     start: Start = None,
     end: End = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="Seconds of a window; chosen to fit by default.")
+        int | None, typer.Option(min=1, help="Seconds of a window; automatic by default.")
     ] = None,
     sent_field: Annotated[
         str | None,
         typer.Option(
-            metavar="FIELD", help="The payload's field with the time it was sent, for the delay."
+            metavar="FIELD", help="Field of the payload with the time it was sent, for delays."
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with charts.")
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts.")
     ] = None,
     parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the windows as Parquet.")
+        Path | None, typer.Option(metavar="FILE", help="Write the windows to a Parquet file.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Events to show.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Number of events to show.")] = 20,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what went through: events, windows, delays, and what fell silent.
+    """Count the messages of a lake by event and window, with delays and silent events.
 
-    The lake is read, or with --queue what waits in a queue, which stays as it is.
+    With --queue, reports on the messages in a queue, without consuming them.
     """
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
@@ -228,20 +234,28 @@ def replay(
         str, typer.Option(metavar="MASK", help="Only these events; * and ? as in file names.")
     ] = "*",
     speed: Annotated[
-        str, typer.Option(metavar="NUMBER|max", help="1 is the pace in which they came.")
+        str, typer.Option(metavar="NUMBER|max", help="1: the original pace; 10: ten times faster.")
     ] = "max",
     name: Annotated[
         str,
-        typer.Option(help="Of this replay: the same one goes on, another one replays all again."),
+        typer.Option(
+            help="Name of this replay. The same name continues it; another one starts again."
+        ),
     ] = "replay",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and publish nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count messages, and publish nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also into queues that the lake was archived from.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish what is in a lake again, each message once, in the order it came.
+    """Publish the messages of a lake again, each exactly once, in their order of arrival.
 
-    A replay that was stopped or killed goes on when it is started again.
+    The same command continues a replay that was stopped or killed. A replay into the broker that
+    the lake is archived from adds the messages to the lake a second time: it needs --yes.
     """
     times = _speed(speed)
     with _job("replay", master, conf, url, lake) as spark:
@@ -261,6 +275,9 @@ def replay(
         if dry_run:
             counts = [{"event": event, "messages": count} for event, count in job.counts(spark)]
             table(counts, ["event", "messages"], as_json=as_json)
+        if not yes and (queues := job.archived_here(spark)):
+            _warn_of_doubles(lake, queues, dry_run=dry_run)
+        if dry_run:
             return
         began_s = time.monotonic()
         for progress in job.run(spark, stop_on_signal()):
@@ -273,8 +290,28 @@ def replay(
                 )
 
 
+def _warn_of_doubles(lake: Path, queues: list[str], *, dry_run: bool) -> None:
+    """Raises ReplayDoubles, unless somebody at a terminal wants it."""
+    from mqks.pipeline.errors import ReplayDoubles  # here, so that --help need not load them
+
+    told = (
+        f"{lake} was archived from {', '.join(queues)} of this very server: if the replay reaches "
+        "that queue and it is archived again, the lake has each of these messages twice, under "
+        "different ids and offsets"
+    )
+    if dry_run:
+        note(f"{told}; without --dry-run this needs --yes")
+    elif sys.stdin.isatty():
+        note(told)
+        confirm("Replay?", False)
+    else:
+        raise ReplayDoubles(
+            f"{told}. Replay into another server (--url) or unbind the queue, or give --yes"
+        )
+
+
 def _show(report: "Report", top: int) -> None:
-    """What a terminal has room for; `--json` tells all."""
+    """Print a summary; `--json` has everything."""
 
     def shown(**row: Any) -> Row:
         return {name: _shown(value) for name, value in row.items()}
@@ -317,7 +354,7 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = 0
     if not 0 < speed < math.inf:
-        raise typer.BadParameter(f"the speed {text!r} is neither max nor a number above 0")
+        raise typer.BadParameter(f"--speed {text!r} is not max or a number above 0, such as 10")
     return speed
 
 
@@ -329,8 +366,8 @@ def _job(
     url: str | None,
     lake: Path | None = None,
 ) -> "Iterator[SparkSession]":
-    """A session of Spark that ends with the job, over a lake that must be there if one is given;
-    what the server refused is explained."""
+    """A Spark session that ends with the job. The lake, if given, must exist. Errors of the server
+    get their reason."""
     from mqks.client.errors import RequestFailed  # here, so that --help need not load them
     from mqks.pipeline import job
 
@@ -348,5 +385,7 @@ def _job(
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+        raise typer.BadParameter(
+            f"--conf {text!r} is not NAME=VALUE, such as spark.driver.memory=2g"
+        )
     return name, value

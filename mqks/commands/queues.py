@@ -15,6 +15,9 @@ from mqks.commands.options import (
     AddMask,
     AsJson,
     EventMask,
+    MessageId,
+    Older,
+    Replace,
     Url,
     Yes,
     confirm,
@@ -24,7 +27,7 @@ from mqks.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from mqks.client.requests import Policy
+    from mqks.client.requests import Choice, Policy
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)]
 Messages = Annotated[
@@ -38,18 +41,16 @@ def subscribe(
     queue: Queue,
     events: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...")] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a queue if it is missing, and bind it to these events and masks alone.
-
-    Masks without events are added to what it is bound to.
-    """
+    """Create a queue if it does not exist, and bind it to these events and masks, too."""
     if not (events or add_mask):
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with connected(url, timeout) as client:
-        client.subscribe(queue, events or (), add_mask=add_mask or ())
+        client.subscribe(queue, events or (), add_mask=add_mask or (), replace=replace)
     tell({"queue": queue, "events": events or [], "masks": add_mask or []}, as_json)
 
 
@@ -57,7 +58,7 @@ def rebind(
     queue: Queue,
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind it to these alone."),
+        typer.Argument(metavar="[EVENT]...", help="Bind it to these, too."),
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Unbind this. Repeatable.")
@@ -70,12 +71,20 @@ def rebind(
         list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
+    replace: Replace = False,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change the events a queue is bound to; with none named, unbind all of them."""
+    """Change the events and masks that a queue is bound to.
+
+    --replace without events unbinds it from all.
+    """
+    if replace and not (events or add or add_mask):
+        confirm(f"Unbind {printable(queue)} from all its events?", yes)
+    elif not (events or remove or remove_mask or add or add_mask):
+        raise typer.BadParameter("name an event or a mask; --replace alone unbinds all")
     with connected(url, timeout) as client:
         check_queue(client, queue, f"; mqks subscribe {queue} EVENT creates it")
         if not (events or remove or remove_mask or add or add_mask):
@@ -83,10 +92,10 @@ def rebind(
             events = []
         client.rebind(
             queue,
-            replace=events,
+            replace=events or [] if replace else None,
             remove=remove or (),
             remove_mask=remove_mask or (),
-            add=add or (),
+            add=[*(add or ()), *(() if replace else events or ())],
             add_mask=add_mask or (),
         )
     tell({"queue": queue}, as_json)
@@ -97,17 +106,26 @@ def purge(
     scheduled: Annotated[
         bool, typer.Option("--scheduled", help="Also those that wait for their time.")
     ] = False,
+    event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
+    limit: Limit = None,
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop all messages that wait in a queue; unacked ones stay with their consumers."""
+    """Drop messages that wait in a queue; unacked ones stay with their consumers."""
+    choice: Choice = {"event": event, "id": id, "older_s": older, "limit": limit}
+    are_some = any(value is not None for value in choice.values())
+    if scheduled and are_some:
+        raise typer.BadParameter("--scheduled is for all messages; mqks cancel takes ids")
     which = "wait in or are scheduled for" if scheduled else "wait in"
+    some = "the chosen ones of the" if are_some else "all"
     with connected(url, timeout) as client:
         check_queue(client, queue)
-        confirm(f"Drop all messages that {which} {printable(queue)}?", yes)
-        count = client.purge(queue, scheduled=scheduled)
+        confirm(f"Drop {some} messages that {which} {printable(queue)}?", yes)
+        count = client.purge(queue, scheduled=scheduled, **choice)
     tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
 
@@ -166,6 +184,8 @@ def move(
         ),
     ],
     event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -174,7 +194,7 @@ def move(
     """Move messages that wait in one queue to the end of another."""
     with connected(url, timeout) as client:
         check_queue(client, source)
-        count = client.move(source, to, event=event, limit=limit)
+        count = client.move(source, to, event=event, id=id, older_s=older, limit=limit)
     tell({"from": source, "to": to, "moved": count}, as_json, counted(count, "moved"))
 
 
@@ -192,6 +212,8 @@ def redrive(
         ),
     ] = None,
     event: EventMask = None,
+    id: MessageId = None,
+    older: Older = None,
     limit: Limit = None,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -200,19 +222,19 @@ def redrive(
     """Put dead letters back into the queues where they died, their counts at zero."""
     with connected(url, timeout) as client:
         check_queue(client, queue)
-        count = client.redrive(queue, to=to, event=event, limit=limit)
+        count = client.redrive(queue, to=to, event=event, id=id, older_s=older, limit=limit)
     tell({"queue": queue, "to": to, "redriven": count}, as_json, counted(count, "redriven"))
 
 
 def trim(
     queue: Queue,
-    seq: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="The first number to stay.")],
+    seq: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="The first number to retain.")],
     url: Url = None,
     yes: Yes = False,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop the messages that wait in a queue below a number."""
+    """Drop the ready messages of a queue with numbers below SEQ."""
     with connected(url, timeout) as client:
         check_queue(client, queue)
         confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
@@ -223,44 +245,47 @@ def trim(
 def set_queue(
     queue: Queue,
     retries: Annotated[
-        str | None, typer.Option(metavar="N", help="A message rejected so often is dead.")
+        str | None, typer.Option(metavar="N", help="Rejects after which a message is dead.")
     ] = None,
     losses: Annotated[
         str | None,
-        typer.Option(metavar="N", help="So is one whose consumer was lost so often."),
+        typer.Option(metavar="N", help="Lost consumers after which a message is dead."),
     ] = None,
     backoff: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIRST[,MAX]", help="Seconds before a rejected message comes back, doubled."
-        ),
+        typer.Option(metavar="FIRST[,MAX]", help="Pause before a redelivery; doubles up to MAX."),
     ] = None,
     dead_letters: Annotated[
         str | None,
         typer.Option(
-            metavar="QUEUE", help="Where dead messages go.", autocompletion=complete.queues
+            metavar="QUEUE", help="The queue for dead messages.", autocompletion=complete.queues
         ),
     ] = None,
     ttl: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="How long a message may wait.")
+        str | None, typer.Option(metavar="SECONDS", help="Time to live of a message.")
     ] = None,
     messages_max: Annotated[
-        str | None, typer.Option(metavar="N", help="How many messages may wait.")
+        str | None, typer.Option(metavar="N", help="The most messages in the queue.")
     ] = None,
     bytes_max: Annotated[
-        str | None, typer.Option(metavar="N", help="How many bytes may wait.")
+        str | None, typer.Option(metavar="N", help="The most bytes in the queue.")
     ] = None,
     overflow: Annotated[
         str | None,
-        typer.Option(metavar="reject|drop", help="What happens to publishes above that."),
+        typer.Option(
+            metavar="reject|drop", help="At a limit: reject publishes, or drop the oldest."
+        ),
     ] = None,
     single_consumer: Annotated[
-        str | None, typer.Option(metavar="yes|no", help="Serve one consumer at a time.")
+        str | None, typer.Option(metavar="yes|no", help="Deliver to one consumer at a time.")
     ] = None,
     ack_timeout: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="How long an ack may take.")
+        str | None,
+        typer.Option(metavar="SECONDS", help="Ack timeout, after which a message is redelivered."),
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Clear all that is not given.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Clear fields that are not given.")
+    ] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Create the queue if it does not exist.")
     ] = False,
@@ -297,7 +322,7 @@ def delete_queue(
     when_unused: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0, help="Only when it has had no consumer for so long."
+            metavar="SECONDS", min=0, help="Delete it after this time without a consumer."
         ),
     ] = None,
     url: Url = None,

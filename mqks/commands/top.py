@@ -1,7 +1,6 @@
-"""`mqks top`: a running server at a glance, again and again.
+"""`mqks top`: a live view of a running server.
 
-The one rule: it only looks, with a few `stats` requests each time, and leaves the terminal as it
-found it.
+The one rule: it only reads, with a few `stats` requests for each view, and restores the terminal.
 """
 
 import json
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 
 ROWS_MAX = 10_000
-"""Queues and consumers looked at each time, the first by name."""
+"""Queues and consumers that are read for each view, the first by name."""
 PATIENCE_S = 2.0
-"""A server that does not answer for so long is told as not connected."""
+"""A server that does not reply within this time is shown as not connected."""
 RATE_WIDTH, WORD_WIDTH, GAP = 26, 12, 2
-"""Characters, when a terminal is narrow."""
+"""Widths in characters, for a narrow terminal."""
 Row = dict[str, Any]
 
 
@@ -54,19 +53,21 @@ ORDERS: dict[Sort, Callable[[Row], Any]] = {
 
 def top(
     url: Url = None,
-    sort: Annotated[Sort, typer.Option(help="The order of the queues.")] = Sort.READY,
+    sort: Annotated[Sort, typer.Option(help="Order of the queues.")] = Sort.READY,
     interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds from one look to the next.")
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two views.")
     ] = 2.0,
-    count: Annotated[int, typer.Option(min=0, help="End after so many looks; 0: never.")] = 0,
+    count: Annotated[
+        int, typer.Option(min=0, help="End after this number of views; 0: never.")
+    ] = 0,
     rows: Annotated[
-        int, typer.Option(min=1, max=ROWS_MAX, help="Queues told, and consumers.")
+        int, typer.Option(min=1, max=ROWS_MAX, help="The most queues, and consumers, to show.")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a running server: rates, queues, consumers, journal. q or Ctrl-C ends it.
+    """Show rates, queues, consumers and the journal of a server, live; q or Ctrl-C ends it.
 
-    Rates are those since the look before; the first one has none.
+    Rates are those since the last view; the first view has none.
     """
     from mqks.client.options import Options  # here, so that --help need not load them
     from mqks.inspection.sample import sample
@@ -87,7 +88,7 @@ def top(
 
 
 def _first(seen: Row, sort: Sort, rows: int) -> Row:
-    """With the first rows of each list."""
+    """The view with only the first rows of each list."""
     if not seen["connected"]:
         return seen
     queues = sorted(seen["queues"], key=ORDERS[sort])[:rows]
@@ -96,7 +97,7 @@ def _first(seen: Row, sort: Sort, rows: int) -> Row:
 
 
 def _fit(seen: Row, height: int) -> Row:
-    """No more than a screen has room for; of what the other lines leave, queues get two thirds."""
+    """The view cut to the height of the screen; queues get two thirds of the space for lists."""
     if not seen["connected"]:
         return seen
     room = max(3, height - 12)
@@ -109,12 +110,12 @@ def _fit(seen: Row, height: int) -> Row:
 
 Show = Callable[[Row], object]
 Pause = Callable[[float], bool]
-"""Wait so many seconds; whether to end."""
+"""Waits this number of seconds; returns whether to end."""
 
 
 @contextmanager
 def _shown(as_json: bool) -> Iterator[tuple[Show, Pause]]:
-    """How looks are shown: as lines of JSON, on the whole screen, or one after the other."""
+    """Shows views as lines of JSON, on the whole screen, or one after the other."""
     from rich import get_console
     from rich.live import Live
 
@@ -140,7 +141,7 @@ def _shown(as_json: bool) -> Iterator[tuple[Show, Pause]]:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    """As an exception, so that the terminal is given back."""
+    """Raise, so that the terminal is restored."""
     raise typer.Exit(128 + number)
 
 
@@ -151,7 +152,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Pause]:
-    """A pause that q ends: keys come one by one and are not shown."""
+    """A pause that q ends. Keys are read singly, without echo."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -169,7 +170,7 @@ def _keys() -> Iterator[Pause]:
 
     try:
         tty.setcbreak(terminal)
-        # A Ctrl-Z would leave the shell on our screen.
+        # Ctrl-Z would show the shell on our screen.
         attributes = termios.tcgetattr(terminal)
         attributes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(terminal, termios.TCSANOW, attributes)
@@ -253,7 +254,7 @@ def _table(
     spare: tuple[str, ...] = (),
     show_header: bool = True,
 ) -> "RenderableType":
-    """As wide as it may be; `spare` are columns to leave out, the first ones first."""
+    """A table within the width; `spare` are columns to omit if necessary, in this order."""
     from rich.table import Column, Table
     from rich.text import Text
 

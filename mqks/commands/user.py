@@ -1,4 +1,4 @@
-"""`mqks user`: who may connect, and what they may do.
+"""`mqks user`: users and their permissions.
 
 The one rule: a password is never an argument, where others of the machine could see it; a token is
 shown once, and is nowhere after that.
@@ -31,7 +31,7 @@ from mqks.users import (
 )
 
 app = typer.Typer(
-    help="Change the file of users. A running server reads it again on SIGHUP.",
+    help="Change the file of users. A running server reloads it on SIGHUP.",
     epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users",
     no_args_is_help=True,
 )
@@ -44,29 +44,30 @@ SHOWN = {True: "yes", False: "no"}
 
 UsersFile = Annotated[
     Path | None,
-    typer.Option("--users", metavar="PATH", help="The file; as for serve.", readable=False),
+    typer.Option(
+        "--users", metavar="PATH", help="The file of users, as for serve.", readable=False
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.users)]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="PATH", help="Take its first line as password; - is stdin.", readable=False
+        metavar="PATH", help="File with the password in its first line; - is stdin.", readable=False
     ),
 ]
 Masks = list[str] | None
-Publish = Annotated[
-    Masks, typer.Option(metavar="MASK", help="Events it may publish; may be repeated.")
-]
+Publish = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may publish. Repeatable.")]
 Consume = Annotated[Masks, typer.Option(metavar="MASK", help="Queues it may consume.")]
 Read = Annotated[
     Masks, typer.Option(metavar="MASK", help="Queues it may read without consuming them.")
 ]
 Bind = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may bind to its queues.")]
 Monitoring = Annotated[
-    bool, typer.Option("--monitoring", help="It may inspect everything but messages.")
+    bool, typer.Option("--monitoring", help="It may inspect everything except messages.")
 ]
 Admin = Annotated[
-    bool, typer.Option("--admin", help="It may delete and purge queues; with --monitoring.")
+    bool,
+    typer.Option("--admin", help="It may delete and purge queues, and what --monitoring allows."),
 ]
 Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
@@ -77,7 +78,7 @@ def add(
     users: UsersFile = None,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
     password_file: PasswordFile = None,
-    token: Annotated[bool, typer.Option("--token", help="Make a token, and print it.")] = False,
+    token: Annotated[bool, typer.Option("--token", help="Create a token, and print it.")] = False,
     publish: Publish = None,
     consume: Consume = None,
     read: Read = None,
@@ -93,14 +94,14 @@ def add(
     all events.
     """
     if not (password or password_file or token):
-        raise typer.BadParameter("one of --password, --password-file and --token is needed")
+        raise typer.BadParameter("give --password, --password-file or --token")
     if password and password_file:
-        raise typer.BadParameter("--password and --password-file exclude each other")
+        raise typer.BadParameter("--password and --password-file cannot be used together")
     path = _path(users)
     _check("name", name)
     name_bytes_max = load({"users": users}, os.environ).name_bytes_max
     if len(name.encode()) > name_bytes_max:
-        raise typer.BadParameter(f"the name may have {name_bytes_max} bytes at most")
+        raise typer.BadParameter(f"the name is longer than {name_bytes_max} bytes")
     _check_masks(publish, consume, read, bind)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""
@@ -129,7 +130,7 @@ def list_(
     users: UsersFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List users and what they may do; no secrets, and no hashes of them."""
+    """List users and their permissions, without passwords, tokens and their hashes."""
     entries = users_file.read(_path(users))
     rows = [_row(entry, as_lists=as_json) for entry in entries]
     table(rows, COLUMNS, as_json=as_json)
@@ -160,7 +161,7 @@ def grant(
     eval: Eval = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a user do more than before; its password and token stay."""
+    """Add permissions to a user; the password and token do not change."""
     given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     _check_masks(*given.values())
     with _changed(users, name) as (user, _):
@@ -186,7 +187,7 @@ def revoke(
     eval: Eval = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take from a user some of what `list` shows, mask for mask; password and token stay."""
+    """Remove permissions from a user, mask by mask as `list` shows them."""
     given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     with _changed(users, name) as (user, _):
         for what, masks in given.items():
@@ -211,7 +212,7 @@ def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None
 
 @app.command(epilog="Example: mqks user token alice --users mqks.users")
 def token(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
-    """Give a user a new token, and print it; the old one is worth nothing."""
+    """Create a new token for a user, and print it; the old one becomes invalid."""
     new = secrets.token_hex(TOKEN_BYTES)
     with _changed(users, name) as (user, _):
         user.token = hash_token(new)
@@ -225,7 +226,7 @@ def password(
     password_file: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a user a new password, which is asked for; the old one is worth nothing."""
+    """Ask for a new password of a user; the old one becomes invalid."""
     path = _path(users)
     _find(path, users_file.read(path), name)  # Before somebody thinks of a password in vain.
     new = _hash(_password(password_file))
@@ -236,7 +237,7 @@ def password(
 
 @contextmanager
 def _changed(users: Path | None, name: str) -> Iterator[tuple[User, list[User]]]:
-    """A user among all of them; what is changed of either is written in the end."""
+    """A user, and all users; changes are written at the end."""
     path = _path(users)
     with users_file.locked(path):
         entries = users_file.read(path)

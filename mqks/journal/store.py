@@ -126,7 +126,7 @@ class Store(Protocol):
         `metadata.damage`."""
 
     async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
-        """Write the metadata anew, and set aside its damaged rows and these segments."""
+        """Rewrite the metadata, and set aside its damaged rows and these segments."""
 
     async def begin(self) -> None:
         """Accept what was loaded: from here on the store may be written. A store that is closed

@@ -1,12 +1,12 @@
-"""From a queue into the lake: each message once, whatever is killed, whenever.
+"""From a queue into the lake: each message exactly once, whatever is killed at whatever time.
 
-A batch is a Spark job over a stretch of the queue's numbers. Each task reads its part from the
-broker and writes Parquet files into the lake's staging; the driver makes them part of the lake
-together with the number the next batch begins with, in one atomic write. A batch that dies before
-that write has left nothing but litter, and the next one may be cut differently; one that dies after
-it is finished when the lake is opened again. Tasks may therefore run twice, or go on as zombies.
+A batch is a Spark job over a range of the queue's numbers. Each task reads its part from the broker
+and writes Parquet files into the lake's staging. The driver makes them part of the lake, together
+with the first number of the next batch, in one atomic write. A batch that dies before that write
+leaves only files to delete, and the next batch may have another size. A batch that dies after it is
+finished when the lake is opened again. Tasks may therefore run twice, or outlive their driver.
 
-The one rule: the queue is trimmed only up to what the lake says it has.
+The one rule: the queue is trimmed only up to the number that the lake has committed.
 """
 
 import logging
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 BATCH_MESSAGES = 1_000_000
 INTERVAL_S = 10.0
 IDLE_S = 0.05
-"""Between two looks at a queue with nothing new, at least."""
+"""The shortest pause between two checks of a queue with nothing new."""
 ROLL_S = 300.0
 FILES_MANY = 1000
-"""Of one batch: each costs a sync, and so does its directory, and all who read look at each."""
+"""Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
@@ -60,19 +60,19 @@ class Progress:
     """Everything below is in the lake."""
     messages: int
     unparsed: int
-    """Of these, how many did not fit the given schema; their `data` is null."""
+    """The number of these that do not fit the schema; their `data` is null."""
     files: int
     bytes: int
     waiting: int
-    """Messages in the lake that do not show yet."""
+    """Messages in the lake that are not visible yet."""
     seconds: float
     lag: int
-    """Numbers between what is in the lake and the end of the queue."""
+    """How many numbers the lake is behind the end of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the tasks of a batch need to know; pickles."""
+    """What the tasks of a batch need; pickles."""
 
     reader: QueueReader
     queue: str
@@ -91,7 +91,7 @@ class _Batch:
                 yield from reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail)
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
-        """Write messages into the lake's staging, and tell the files."""
+        """Write messages into the lake's staging; yields the files."""
         return stage(self.staging, map(self._complete, messages), by_event=self.by_event)
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
@@ -122,29 +122,29 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A queue to be archived, and how."""
+    """The settings of an archive."""
 
     queue: str
     server: Server
     once: bool = False
-    """End at what the queue held at the start."""
+    """End when everything that the queue held at the start is archived."""
     batch_messages: int = BATCH_MESSAGES
     interval_s: float = INTERVAL_S
-    """Fewer than a batch are archived when they have waited so long."""
+    """A smaller batch is archived after this time."""
     schema: "StructType | None" = None
-    """What JSON payloads look like; they are parsed into the column `data`."""
+    """The schema of JSON payloads, which are parsed into the column `data`."""
     roll_s: float = ROLL_S
-    """Small files wait so long at most for others to be merged with, and do not show meanwhile."""
+    """The longest time before small files are merged; until then they are not visible."""
     trim: bool = True
     fail_on_data_loss: bool = True
-    """Refuse to go on when messages went from the queue that the lake does not have."""
+    """End with DataLost if messages are missing from the queue that the lake does not have."""
 
     def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
-        """Archive until stopped, or with `once` until what was there is in the lake.
+        """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
-        `lake` is entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
-        (messages are gone, or an older state of the database was put back) and whatever a job of
-        Spark fails with.
+        `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
+        (messages are missing, or an older state of the database was restored) and whatever a Spark
+        job fails with.
         """
         reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
         run = _Run(self, spark, lake, reader)
@@ -155,7 +155,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """An archive at work."""
+    """A running archive."""
 
     job: Archive
     spark: "SparkSession"
@@ -185,7 +185,7 @@ class _Run:
         return self.lake.roll(partial(_merge, self.spark, self.lake.staging), age_s)
 
     def _look(self) -> tuple[LogRange, int]:
-        """The queue, and the number of its first message that the lake does not have.
+        """The range of the queue, and the number of its first message that the lake does not have.
 
         Raises DataLost.
         """
@@ -198,16 +198,16 @@ class _Run:
             return log, log.first
         other = log.next if log.at is None else log.at
         if other < done:
-            # Numbers that the lake has came, or will come, again for other messages: these must be
-            # neither taken for archived nor trimmed.
+            # Numbers that the lake has were, or will be, used again for other messages: these must
+            # neither count as archived nor be trimmed.
             raise DataLost(
-                f"the lake has the queue {queue} up to {done}, and from {other} on the queue"
-                " is another one: an older state of the database was put back"
+                f"the lake has the queue {queue} up to {done}, but the messages of the queue from"
+                f" {other} on are others: an older state of the database was restored"
             )
         if log.first > done:
             lost(
-                f"messages {done} to {log.first - 1} of the queue {queue} went before they"
-                " were archived: something else trims or consumes it",
+                f"messages {done} to {log.first - 1} of the queue {queue} are gone and were not"
+                " archived: another program consumes or trims this queue",
                 self.job.fail_on_data_loss,
             )
         return log, max(done, log.first)
@@ -218,7 +218,7 @@ class _Run:
         files = self._stage(epoch, start, end)
         self.lake.commit(queue, epoch, end, files)
         if self.lake.by_event and len(files) > FILES_MANY:
-            _log.warning("%d files for one batch: --by day makes one for each day", len(files))
+            _log.warning("%d files in one batch: --by day writes one for each day", len(files))
         if self.job.trim:
             self._trim(epoch, end)
         after = self.reader.range()
@@ -237,7 +237,7 @@ class _Run:
         )
 
     def _stage(self, epoch: str, start: int, end: int) -> list[File]:
-        """Run one batch as a Spark job; gives what it has staged."""
+        """Run one batch as a Spark job; returns the staged files."""
         context = self.spark.sparkContext
         batch = _Batch(
             reader=self.reader,
@@ -258,7 +258,7 @@ class _Run:
         return [File(*row) for row in staged.collect()]
 
     def _trim(self, epoch: str, number: int) -> None:
-        """Trim the queue, unless it was made anew: other messages have these numbers then."""
+        """Trim the queue, unless it was created again: then other messages have these numbers."""
         try:
             self.reader.trim(number, epoch)
         except RequestFailed:
@@ -267,7 +267,7 @@ class _Run:
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
-    """With `data`: the JSON payload by this schema, or null where the payload does not fit it."""
+    """Add `data`: the JSON payload parsed with this schema, or null if it does not fit."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
@@ -284,6 +284,6 @@ def _merge(spark: "SparkSession", staging: Path, groups: list[list[str]]) -> lis
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """A stretch of numbers in at most so many parts of about one size, none of them empty."""
+    """A range of numbers in at most `parts` parts of about the same size, none of them empty."""
     step = -(-(end - start) // parts)
     return [(low, min(low + step, end)) for low in range(start, end, step)]

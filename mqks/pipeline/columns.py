@@ -1,6 +1,6 @@
-"""The columns of `format("mqks")`, and how the text of a `read` reply becomes them.
+"""The columns of `format("mqks")`, and how the text of a `read` reply is split into them.
 
-The one rule: nothing here costs Python per message; numpy finds the edges, Arrow copies.
+The one rule: no Python code runs per message; numpy finds the edges, Arrow copies.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ _EVENT_BYTES = len(b"event=")
 def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     r"""Messages `{id} event={event} {data}\n` as columns.
 
-    Each row of `runs` is the first number, the count and the arrival in microseconds since 1970 of
-    some consecutive messages. Raises ValueError when the text is something else.
+    Each row of `runs` has the first number, the count and the arrival (microseconds since 1970) of
+    consecutive messages. Raises ValueError if the text is something else.
 
     Finding the edges costs 90 to 150 ns for a message of 100 bytes, the copies 50 ns.
     """
@@ -70,14 +70,14 @@ def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa
 def _pieces(text: memoryview, rows: int) -> Any:
     """Six pieces of each message that touch: id, ` event=`, event, space, data, newline.
 
-    They share the text, and cost an offset each; taking every sixth of them makes a column.
+    They share the text and cost one offset each; every sixth of them is a column.
     """
     raw = np.frombuffer(text, np.uint8)
     marks = np.flatnonzero((raw == _NEWLINE) | (raw == _SPACE))
     newlines = np.flatnonzero(raw[marks] == _NEWLINE)
     ends = marks[newlines]
     if len(ends) != rows or (rows and ends[-1] != len(raw) - 1):
-        raise ValueError(f"{len(ends)} messages came instead of {rows}")
+        raise ValueError(f"{len(ends)} messages came, not {rows}")
     # The first two marks behind each newline are spaces: neither id nor event has one.
     firsts = np.concatenate(([0], newlines[:-1] + 1))[:rows]
     if rows and np.diff(newlines, prepend=-1).min() < 3:
@@ -95,7 +95,7 @@ def _pieces(text: memoryview, rows: int) -> Any:
 
 
 def _text(names: Any) -> Any:
-    r"""Names as strings; a byte that is no UTF-8 is written as `\xff`, so that names stay apart."""
+    r"""Names as strings; a byte that is not UTF-8 is written as `\xff`, to keep names distinct."""
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:

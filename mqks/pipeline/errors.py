@@ -1,41 +1,42 @@
-"""What the pipeline raises on purpose.
+"""The exceptions of the pipeline, with their exit codes.
 
     MqksError
     └── PipelineError       70
-        ├── DataLost        65  messages that were to be read are gone, or the queue was made anew
-        ├── BadOption       78  an option of format("mqks") is unknown or bad (a ValueError, too)
-        ├── BadRow          65  a row that the protocol cannot say (a ValueError, too)
-        ├── JavaMissing     69  Spark needs Java, and there is none that will do
-        ├── ExtraMissing    69  a package that is not installed is needed
-        ├── JobFailed       70  a job of Spark failed
-        ├── ServerAway      69  there is no server, or not for long enough
+        ├── DataLost        65  messages to read are gone, or the queue was created again
+        ├── BadOption       78  an option of format("mqks") is unknown or bad (also a ValueError)
+        ├── BadRow          65  a row that the protocol does not allow (also a ValueError)
+        ├── JavaMissing     69  Java is missing or too old for Spark
+        ├── ExtraMissing    69  a required package is not installed
+        ├── JobFailed       70  a Spark job failed
+        ├── ServerAway      69  the server cannot be reached
         ├── LakeInUse       69  another process writes to the lake
-        └── LakeUnfit       65  the lake is of another format, not shared, or of no use as it is
+        ├── ReplayDoubles   65  the replayed messages would be archived again
+        └── LakeUnfit       65  the lake has another format, is not shared, or cannot be used
 
-The one rule: the message is a single line for the person who has to act on it.
+The one rule: the message is a single line that says what is wrong and what to do.
 """
 
 from mqks.errors import MqksError
 
 
 class PipelineError(MqksError):
-    """The root of what the pipeline raises."""
+    """The base class."""
 
 
 class DataLost(PipelineError, exit_code=65):
-    """Messages between two offsets are gone; `failOnDataLoss=false` goes on with what is there."""
+    """Messages between two offsets are gone; `failOnDataLoss=false` continues without them."""
 
 
 class BadOption(PipelineError, ValueError, exit_code=78):
-    """An option or column that the source does not know, or a value it cannot use."""
+    """An unknown option or column, or an invalid value."""
 
 
 class BadRow(PipelineError, ValueError, exit_code=65):
-    """A row that the protocol cannot say; the message names the row and the reason."""
+    """A row that the protocol does not allow; the message names the row and the reason."""
 
 
 class JavaMissing(PipelineError, exit_code=69):
-    """There is no Java, or it is too old."""
+    """Java was not found, or it is too old."""
 
 
 class ExtraMissing(PipelineError, exit_code=69):
@@ -43,16 +44,20 @@ class ExtraMissing(PipelineError, exit_code=69):
 
 
 class JobFailed(PipelineError):
-    """A job of Spark failed; the message has the reason of the task that failed."""
+    """A Spark job failed; the message has the reason of the failed task."""
 
 
 class ServerAway(PipelineError, exit_code=69):
-    """The server could not be reached for as long as the retries last."""
+    """The server could not be reached within all retries."""
 
 
 class LakeInUse(PipelineError, exit_code=69):
-    """Another process writes to the lake: two archives at once would undo each other's work."""
+    """Another process writes to the lake; two archives would overwrite each other's state."""
+
+
+class ReplayDoubles(PipelineError, exit_code=65):
+    """A replay into a queue that the lake was archived from."""
 
 
 class LakeUnfit(PipelineError, exit_code=65):
-    """There is no such lake, it is of another format, or its file system lacks what is needed."""
+    """The lake does not exist, has another format, or its file system lacks a required feature."""

@@ -1,6 +1,6 @@
-"""A job of Spark as a process of its own: its session, its signals, and why it failed.
+"""A Spark job in its own process: its session, its signals, and the reason of its failure.
 
-The one rule: what Spark tells in a thousand lines is raised as one.
+The one rule: Spark's long traces are raised as one line.
 """
 
 import json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def check_extra() -> None:
-    """Raises ExtraMissing where the packages of the extra are not installed."""
+    """Raises ExtraMissing if the packages of the extra are not installed."""
     for needed in ("jinja2", "numpy", "pandas", "pyarrow", "pyspark"):
         if find_spec(needed) is None:
             raise ExtraMissing(
@@ -44,7 +44,7 @@ def check_extra() -> None:
 def session_of(
     name: str, master: str | None, settings: Mapping[str, str]
 ) -> "Iterator[SparkSession]":
-    """A session that ends with the job. Raises what the job failed with: RequestFailed, ServerAway,
+    """A session that ends with the job. Raises the reason of a failure: RequestFailed, ServerAway,
     JobFailed, and others of `pipeline.errors`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -67,14 +67,14 @@ def session_of(
         try:
             if spark is not None:
                 spark.stop()
-        except (Py4JError, OSError):  # Then whatever was said before followed from that.
-            raise JobFailed("Spark's process of Java is gone") from None
+        except (Py4JError, OSError):  # An error before this one was a consequence of it.
+            raise JobFailed("Spark's Java process has died") from None
 
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """SIGINT and SIGTERM take effect at the end: a process of Java whose driver ends while it
-    starts would stay for ever."""
+    """SIGINT and SIGTERM take effect at the end: a Java process whose driver ends while it starts
+    would run forever."""
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda number, frame: came.append(number))
@@ -99,14 +99,14 @@ _ADVICE = {
     ),
     r'Cannot run program "(.+?)"': "the workers have no Python {}; " + _WORKERS_PYTHON,
     r"on a stopped SparkContext": (
-        "Spark was stopped, or there is no master at that URL: its own lines tell which"
+        "Spark was stopped, or there is no master at that URL; see Spark's own lines above"
     ),
 }
-"""What goes wrong where the workers are other machines, and what is to be done about it."""
+"""Errors that occur if the workers are other machines, and what to do about them."""
 
 
 def failure(text: str) -> Exception:
-    """What a job of Spark failed with; what a task had with the server stays what it is."""
+    """The reason of a failed Spark job; errors from the server keep their type."""
     for pattern, advice in _ADVICE.items():
         if found := re.search(pattern, text):
             return JobFailed(advice.format(*found.groups()))
@@ -127,16 +127,16 @@ def failure(text: str) -> Exception:
 
 
 def _reason(text: str) -> str:
-    """Of what Spark tells, the line that a task died with, or else the first."""
+    """The line of Spark's text with the error of the task, or else the first line."""
     raised = re.findall(
         r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit): .+)$", text, re.M
     )
     lines = [line for line in raised if not line.startswith(("org.apache.", "java.", "py4j."))]
-    return (lines or raised or text.strip().splitlines() or ["Spark does not say why"])[0]
+    return (lines or raised or text.strip().splitlines() or ["Spark gave no reason"])[0]
 
 
 def schema_of(text: str | None) -> "StructType | None":
-    """A schema of Spark from DDL, or from a file with that or with its JSON. Raises BadOption."""
+    """A Spark schema from DDL, or from a file with DDL or JSON. Raises BadOption."""
     if text is None:
         return None
     from pyspark.sql.types import StructType
@@ -150,18 +150,21 @@ def schema_of(text: str | None) -> "StructType | None":
     except Exception as error:
         raise BadOption(f"the schema cannot be read: {_reason(str(error))}") from None
     if not isinstance(schema, StructType):
-        raise BadOption(f"the schema is no list of columns: {text[:80]!r}")
+        raise BadOption(
+            f"the schema is not a list of columns such as 'user string, n bigint': {text[:80]!r}"
+        )
     return schema
 
 
 def check_is_there(lake: Path) -> None:
-    """Before Spark takes seconds to start."""
+    """Raises LakeUnfit before Spark takes seconds to start."""
     if not lake.is_dir():
-        raise LakeUnfit(f"{lake}: there is no lake")
+        raise LakeUnfit(f"there is no lake at {lake}")
 
 
 def stop_on_signal() -> Event:
-    """Set by the first SIGTERM or SIGINT: the batch under way is finished. The second one ends."""
+    """Set by the first SIGTERM or SIGINT, so that the current batch is finished. The second one
+    ends the process."""
     stop = Event()
 
     def on_signal(number: int, frame: object) -> None:

@@ -1,16 +1,17 @@
 """The lake: Parquet files under `date=…/event=…/` or `date=…/`, plain or as a Delta table.
 
     LAKE/date=2026-11-20/event=order.new/{first}-{last}-{id}.parquet
-    LAKE/_mqks/state.json      how far each queue is archived; what waits, and what is being moved
-    LAKE/_mqks/staging/        files that wait to be merged with others, and litter; their names end
-                               in nothing, since many a program takes all `**/*.parquet`
-    LAKE/_mqks/lock            held by whoever writes to the lake
+    LAKE/_mqks/state.json      how far each queue is archived; staged files, and moves in progress
+    LAKE/_mqks/staging/        files to be merged, and files of no commit; their names have no
+                               suffix, since many programs read all `**/*.parquet`
+    LAKE/_mqks/lock            held by the process that writes to the lake
 
-A file that shows never changes and never goes, so that a program which lists the lake at any moment
-and opens the files at any later one finds each row once. Small files are merged before they show.
+A visible file never changes and is never deleted, so a program that lists the lake at any time and
+opens the files at any later time finds each row once. Small files are merged before they are
+visible.
 
-The one rule: files and how far their queue has been read become part of the lake in ONE atomic
-write. Tasks write only into `staging`; what no commit names is litter and is swept away.
+The one rule: files, and how far their queue was read, become part of the lake in ONE atomic write.
+Tasks write only into `staging`; files there that no commit names are deleted.
 """
 
 import fcntl
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqks.durable import sync
@@ -53,26 +55,26 @@ _DDL = (
 )
 
 PIECE_BYTES = 128 * 1024 * 1024
-"""A task that has gathered this much writes it: its memory has a bound whatever messages weigh."""
+"""A task writes a file when it has collected this much, which limits its memory."""
 SMALL_BYTES = 4 * 1024 * 1024
-"""A file below that size waits for others of its directory, until they have it together."""
+"""Smaller files stay in staging until those of a directory have this size together."""
 DELTA_COMPACTION = 16
-"""A Delta table is compacted every so many versions."""
+"""A Delta table is compacted each time after this number of versions."""
 
 CONTROL = "_mqks"
-"""Hidden from Spark and Arrow, which pass over names that begin so."""
+"""Spark and Arrow ignore names that begin with an underscore."""
 SHARED = "a lake is one directory that all machines of a cluster share"
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
-"""What Spark escapes in the name of a directory, and everyone undoes."""
+"""Characters that Spark escapes in directory names, and every reader unescapes."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-"""A directory of that name has no event at all, say those who read it."""
+"""Readers take a directory with this name for a null event."""
 _EVENT_BYTES_MAX = 200
 """A directory's name may have 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One that a task has staged: its name, where it belongs, what is in it."""
+    """A staged file: its name, its directory, and its content."""
 
     name: str
     date: str
@@ -83,7 +85,7 @@ class File:
     first: int
     last: int
     arrived_us: int
-    """When the latest of its messages came, in microseconds since 1970."""
+    """The arrival of its latest message, in microseconds since 1970."""
     unparsed: int = 0
     """Rows whose payload did not fit the schema."""
 
@@ -93,10 +95,10 @@ class File:
 
 
 def directory(date: str, event: str) -> str:
-    """Where the messages of a day and an event lie, below the lake.
+    """The directory of the messages of a day and an event, relative to the lake.
 
-    An event too long for a directory's name is cut and told apart by its hash, as is one that
-    readers would take for none; the column `topic` has it whole.
+    An event that is too long for a directory name, or that readers would take for null, is cut and
+    gets a hash; the column `topic` has the complete event.
     """
     if not event:
         return f"date={date}"
@@ -111,7 +113,7 @@ def directory(date: str, event: str) -> str:
 def stage(
     staging: Path, batches: Iterable[pa.RecordBatch], *, by_event: bool = True
 ) -> Iterator[File]:
-    """Write messages with the columns of a file into `staging`, a file for each day and event, or
+    """Write messages with the columns of a file into `staging`: one file for each day and event, or
     for each day."""
     gathered: list[pa.RecordBatch] = []
     size = 0
@@ -162,12 +164,12 @@ def _new_name(first: int, last: int) -> str:
 
 
 def _shown(name: str) -> str:
-    """The name of a staged file where it shows."""
+    """The name of a staged file in its final directory."""
     return f"{name}.parquet"
 
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
-    """A Parquet file that is on the disk when this returns; gives its size in bytes."""
+    """Write and sync a Parquet file; returns its size in bytes."""
     if not path.parent.is_dir():
         raise LakeUnfit(f"{path.parent} is not on the machine {socket.gethostname()}: {SHARED}")
     with path.open("wb") as file:
@@ -187,9 +189,9 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
 
 
 def merge(staging: Path, names: list[str]) -> list[str]:
-    """Write the rows of some staged files of one directory into one, without holding them all.
+    """Merge staged files of one directory into one, without holding all rows in memory.
 
-    Gives its name; those of the files themselves when their columns do not go together.
+    Returns its name, or the names of the files themselves if their columns are incompatible.
     """
     if len(names) == 1:
         return names
@@ -205,7 +207,7 @@ def merge(staging: Path, names: list[str]) -> list[str]:
 
 
 def _row_groups(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Tables of some size: a small file each would make small row groups."""
+    """Larger tables: one for each small file would result in small row groups."""
     gathered: list[pa.Table] = []
     for file in files:
         with pq.ParquetFile(file) as parquet:
@@ -219,7 +221,7 @@ def _row_groups(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With the columns of the others; those it does not have are null."""
+    """The table with all columns of the schema; missing ones are null."""
     columns = [
         table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type)
         for field in schema
@@ -228,12 +230,12 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 Merge = Callable[[list[list[str]]], Iterable[list[str]]]
-"""Does with each group of files what `merge` does."""
+"""Calls `merge` for each group of files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A file that is in the lake and does not show yet."""
+    """A file that is in the lake and not visible yet."""
 
     name: str
     directory: str
@@ -244,11 +246,10 @@ class Waiting:
 
 
 class Lake:
-    """A plain directory of Parquet files, open for writing; a context that holds its lock.
+    """A directory of Parquet files, open for writing; a context manager that holds its lock.
 
-    `by_event` is whether the messages of a day have a directory for each event, and stays as it was
-    when the lake was made. Whatever a crash has left half done is finished on entry. Raises
-    LakeInUse and LakeUnfit.
+    `by_event`: whether a day has one directory for each event. It cannot change after the lake was
+    created. Entry finishes what a crash has interrupted. Raises LakeInUse and LakeUnfit.
     """
 
     def __init__(self, path: Path, *, by_event: bool = True) -> None:
@@ -279,7 +280,7 @@ class Lake:
 
     def _recover(self) -> None:
         if (self.path / "_delta_log").exists():
-            raise LakeUnfit(f"{self.path} is a Delta table: give --format delta")
+            raise LakeUnfit(f"{self.path} is a Delta table: use --format delta")
         with suppress(FileNotFoundError):
             kept = json.loads((self.control / "state.json").read_bytes())
             self._keep(by_event=kept.get("by_event", True))
@@ -289,14 +290,14 @@ class Lake:
     def _keep(self, *, by_event: bool) -> None:
         if by_event != self.by_event:
             by = "event" if by_event else "day"
-            raise LakeUnfit(f"{self.path} has its directories by {by}: give --by {by}")
+            raise LakeUnfit(f"{self.path} was created with --by {by}: use --by {by}")
 
     def _finish(self) -> None:
-        """Do what the last commit still had to do, and sweep."""
+        """Finish the last commit, and delete files of no commit."""
         self.staging.mkdir(exist_ok=True)
         self._place(self._state["moves"])
-        # What nobody names belongs to nobody. A task of a killed run that still writes there makes
-        # litter again, and no more than that: only commits move files.
+        # A task of a killed run may still write here; this does no harm, since only commits move
+        # files.
         self._sweep({file.name for file in self.staging.iterdir()})
 
     def _sweep(self, names: set[str]) -> None:
@@ -312,14 +313,14 @@ class Lake:
         return number
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
-        """When the latest message came that the lake has of this queue; None before the first."""
+        """The arrival of the latest message of this queue in the lake; None before the first."""
         time_us: int | None = self._state["arrived"].get(epoch)
         return time_us
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        """Make staged files part of the lake: everything below `number` is in it now.
+        """Make staged files part of the lake: everything below `number` is in it then.
 
-        Large ones show at once, small ones wait for `roll`.
+        Large files become visible at once, small files when `roll` merges them.
         """
         self._check_is_here(file.name for file in files)
         queues = dict(self._state["queues"])
@@ -334,20 +335,20 @@ class Lake:
         self._write(waiting, moves, queues=queues, arrived=arrived)
 
     def _check_is_here(self, names: Iterable[str]) -> None:
-        """Or a worker's own directory of the same name would have what the queue then forgets."""
+        """If not, a worker has written elsewhere, and trimming the queue would lose messages."""
         if not all((self.staging / name).exists() for name in names):
             raise LakeUnfit(f"{self.path}: what the workers wrote is not here: {SHARED}")
 
     def _arrived(self, queue: str, epoch: str, files: Sequence[File]) -> dict[str, int]:
-        """By epoch, what `arrived_us` is with these files; an epoch is of one queue."""
+        """The new `arrived_us` with these files, by epoch; an epoch belongs to one queue."""
         times = [file.arrived_us for file in files]
         if (before := self.arrived_us(queue, epoch)) is not None:
             times.append(before)
         return {epoch: max(times)} if times else {}
 
     def roll(self, run: Merge, age_s: float) -> int:
-        """Merge what waits and let it show, where it is large enough together or has waited so
-        long; gives the rows that wait on."""
+        """Merge staged files and make them visible, if those of a directory are large or old enough
+        together; returns the number of rows that stay in staging."""
         places: dict[str, list[Waiting]] = {}
         for file in self._waiting():
             places.setdefault(file.directory, []).append(file)
@@ -356,7 +357,7 @@ class Lake:
             place: files
             for place, files in places.items()
             if sum(file.bytes for file in files) >= SMALL_BYTES
-            # What waits since the future was committed before the clock was put back.
+            # A time in the future was stored before the clock was set back.
             or not now_s - age_s < min(file.since_s for file in files) <= now_s
         }
         if due:
@@ -372,9 +373,8 @@ class Lake:
         return sum(file.rows for file in self._waiting())
 
     def _write(self, waiting: list[Waiting], moves: list[tuple[str, str]], **changes: Any) -> None:
-        """The commit, and then the moves that it names. After a crash they are done again, which
-        changes nothing where they were done; they are on the disk before the next commit forgets
-        them."""
+        """Write the commit, then do the moves that it names. After a crash they are repeated, which
+        has no effect on those already done. They are synced before the next commit forgets them."""
         sync(self.staging)
         changes |= {"waiting": list(map(astuple, waiting)), "moves": moves}
         state = self._state | changes
@@ -397,16 +397,16 @@ class Lake:
 
 
 class DeltaLake(Lake):
-    """The same as a Delta table: its log is what commits, and application transactions in it
-    tell how far a queue has been read. Files are moved to where they belong before the commit;
-    only the log tells what is in the table.
+    """The same as a Delta table: an entry of its log is the commit, and application transactions in
+    it record how far a queue was read. Files are moved before the commit; only the log defines what
+    is in the table.
 
     The table has the columns of its first commit.
     """
 
     def _recover(self) -> None:
         if (self.control / "state.json").exists():
-            raise LakeUnfit(f"{self.path} is a lake of plain Parquet files: give --format parquet")
+            raise LakeUnfit(f"{self.path} is a lake of plain Parquet files: use --format parquet")
         self._finish()
         self._table = delta_table(self.path)
         if self._table is not None:
@@ -449,7 +449,7 @@ class DeltaLake(Lake):
         self._sync_log()
 
     def _check(self, schema: pa.Schema) -> None:
-        """One file whose payloads have another type, and nobody can read the table any more."""
+        """A single file with another type of payload would make the table unreadable."""
         from deltalake import Schema
 
         try:
@@ -463,11 +463,11 @@ class DeltaLake(Lake):
             if types.get(field.name, field.type) != field.type:
                 raise LakeUnfit(
                     f"{self.path}: the column {field.name} of this table has another type:"
-                    " archive into another one"
+                    " archive into another table"
                 )
 
     def roll(self, run: Merge, age_s: float) -> int:
-        """Nothing waits: a table's files can be replaced under its readers."""
+        """Nothing stays in staging: files of a table can be replaced while it is read."""
         from deltalake import WriterProperties
 
         # Compactions are versions, too, so that the next one is some commits away.
@@ -483,7 +483,7 @@ class DeltaLake(Lake):
         return 0
 
     def _sync_log(self, first: int | None = None) -> None:
-        """The broker forgets what the table has: the log must be on the disk before that."""
+        """The log must be synced before the queue is trimmed."""
         log, last = self.path / "_delta_log", self._table.version()
         entries = range(last if first is None else first, last + 1)
         for entry in (*(log / f"{number:020}.json" for number in entries), log, self.path):
@@ -491,16 +491,16 @@ class DeltaLake(Lake):
 
 
 def delta_table(path: Path) -> Any:
-    """The table, or None where there is none yet. Raises ExtraMissing."""
+    """The table, or None if there is none yet. Raises ExtraMissing."""
     try:
         from deltalake import DeltaTable
     except ImportError:
-        raise ExtraMissing("Delta tables need: pip install 'mqks[delta]'") from None
+        raise ExtraMissing("Delta tables need another package: pip install 'mqks[delta]'") from None
     return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
 
 
 def _addition(file: File, partitions: list[str]) -> Any:
-    """What the log of a table tells of a file."""
+    """The entry of a file in the log of a table."""
     from deltalake.transaction import AddAction
 
     return AddAction(
@@ -525,8 +525,8 @@ LAKES = {"parquet": Lake, "delta": DeltaLake}
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those around it, all on the disk when this returns: what lies in one
-    is gone with its name."""
+    """Create a directory and its parents, and sync them: a file is lost with the name of its
+    directory."""
     made = [path, *path.parents]
     made = made[: [each.exists() for each in made].index(True)]
     path.mkdir(parents=True, exist_ok=True)
@@ -535,7 +535,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file: after a crash there is the old one or the new one, whole."""
+    """Replace a file: after a crash it has the complete old or the complete new content."""
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
         file.write(content)
@@ -548,14 +548,19 @@ def write_atomically(path: Path, content: bytes) -> None:
 def messages(spark: "SparkSession", path: Path) -> "DataFrame":
     """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
 
-    The event is the column `topic`: unlike the directory it has every event whole.
+    The event is the column `topic`; the directory may have it cut.
     """
     if (path / "_delta_log").is_dir():
         files = [str(file) for file in delta_table(path).file_uris()]
     elif path.is_dir():
         files = [str(path.absolute())]
     else:
-        raise LakeUnfit(f"{path}: there is no lake")
+        raise LakeUnfit(f"there is no lake at {path}")
     if not files:
         return spark.createDataFrame([], _DDL)
     return spark.read.schema(_DDL).parquet(*files, basePath=str(path.absolute()))
+
+
+def has_files_without_data(path: Path) -> bool:
+    """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
+    return "data" not in ds.dataset(path, partitioning="hive").schema.names

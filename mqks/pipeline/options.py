@@ -1,6 +1,6 @@
-"""The options of `format("mqks")`: read, checked, and told apart from what was only mistyped.
+"""The options of `format("mqks")`: parsed and checked, with hints for typing errors.
 
-The one rule: an option that would do nothing is refused, and no message holds a credential.
+The one rule: an option without effect is refused, and no error contains a credential.
 """
 
 import difflib
@@ -31,7 +31,7 @@ READ_OPTIONS = (
 )
 WRITE_OPTIONS = (*_SERVER, "topic")
 _SPARKS_OWN = ("checkpointLocation", "queryName")
-"""What Spark hands on to a sink although it is for Spark alone."""
+"""Options for Spark itself that Spark also passes to a sink."""
 
 Offset = str | int
 """`earliest`, `latest` or a number."""
@@ -39,11 +39,11 @@ Offset = str | int
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to begin or end."""
+    """A start or an end."""
 
     offset: Offset
     epoch: str = ""
-    """For which the number was told; empty where nobody said."""
+    """The epoch of the number; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ReadOptions:
     server: Server = field(repr=False)
     queue: str
     start: Place | None = None
-    """None: `earliest` for a batch, `latest` for a stream, as Kafka has it."""
+    """None: `earliest` for a batch, `latest` for a stream, as with Kafka."""
     end: Place | None = None
     start_time_us: int | None = None
     offsets_per_trigger: int = OFFSETS_PER_TRIGGER
@@ -71,7 +71,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     given = _given(options, READ_OPTIONS)
     queue = given.get("queue")
     if queue is None:
-        raise BadOption("the option queue is missing: which queue is to be read?")
+        raise BadOption('the option queue is missing: add .option("queue", NAME)')
     _name("queue", queue)
     time_ms = _number(given, "startingTimestamp", 0, 2**53)
     most = _number(given, "maxOffsetsPerTrigger", 1, 2**53)
@@ -99,7 +99,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """A hint at what may have been meant, or nothing."""
+    """A hint with the nearest known name, or an empty text."""
     by_key = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_key, 1)
     return f"; did you mean {by_key[found[0]]}?" if found else ""
@@ -108,7 +108,7 @@ def near(word: str, known: Iterable[str]) -> str:
 def _given(
     options: Mapping[str, str], known: tuple[str, ...], passed_over: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """The options by their right names. Spark knows no upper and lower case in them."""
+    """The options by their exact names; Spark ignores their case."""
     right = {name.lower(): name for name in (*known, *passed_over)}
     given = {}
     for name, value in options.items():
@@ -128,20 +128,20 @@ def _server(given: Mapping[str, str]) -> Server:
 
 
 def _url(given: Mapping[str, str]) -> str:
-    """One URL from what was told apart, or the default where nothing was."""
+    """One URL from the single options, or the default without any."""
     apart = [name for name in ("host", "port", "token", "user", "password", "tls") if name in given]
     if "url" in given or not apart:
         if apart:
-            raise BadOption(f"the option url says it all, so {apart[0]} has no place beside it")
+            raise BadOption(f"the options url and {apart[0]} cannot be used together")
         url = given.get("url") or urls.default()
     else:
         credentials = ""
         if "token" in given:
             if "user" in given or "password" in given:
-                raise BadOption("the option token has no place beside user and password")
+                raise BadOption("the option token cannot be used with user and password")
             credentials = quote(given["token"], safe="") + "@"
         elif ("user" in given) != ("password" in given):
-            raise BadOption("the options user and password go together")
+            raise BadOption("the options user and password must be used together")
         elif "user" in given:
             credentials = ":".join(quote(given[name], safe="") for name in ("user", "password"))
             credentials += "@"
@@ -158,7 +158,7 @@ def _url(given: Mapping[str, str]) -> str:
 
 def _place(given: Mapping[str, str], name: str, queue: str) -> Place | None:
     """A place from `earliest`, `latest`, a number, Kafka's {"queue": {"0": number}} with -2 for
-    earliest and -1 for latest, or an offset as a query's progress tells it."""
+    earliest and -1 for latest, or an offset as in the progress of a query."""
     text = given.get(name)
     if text is None:
         return None
@@ -189,7 +189,7 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-        raise BadOption(f"{name} is {text[:80]!r}, which is no number from {least} to {most}")
+        raise BadOption(f"{name} is {text[:80]!r}, which is not a number from {least} to {most}")
     return int(text)
 
 

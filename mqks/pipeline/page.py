@@ -1,7 +1,7 @@
-"""A report as one HTML page that opens without a network: its charts are SVG drawn here.
+"""A report as one HTML page that needs no network, with SVG charts.
 
-The one rule: everything a chart shows stands in a table of the page, too, for those who do not see
-it; what clients sent is escaped, and the page may run no script and fetch nothing.
+The one rule: a table of the page has everything that a chart shows, for those who cannot see it.
+Text from clients is escaped, and the page may not run scripts or load anything.
 """
 
 import math
@@ -17,12 +17,12 @@ from jinja2.filters import do_filesizeformat
 from mqks.pipeline.report import Report
 
 SERIES_MAX = 7
-"""Events with a colour of their own; the others share one."""
+"""Events with their own colour; the others share one."""
 TOP = 20
 WIDTH, HEIGHT = 960, 300
 LEFT, BOTTOM, TOP_MARGIN, LABEL_WIDTH = 70, 28, 10, 130
 BAR_WIDTH_MAX = WIDTH - 370
-"""Of a lying bar, beside its name and what it tells."""
+"""Of a horizontal bar, next to its name and its value."""
 
 
 def page(report: Report) -> str:
@@ -54,7 +54,7 @@ def page(report: Report) -> str:
 
 
 def _over_time(report: Report) -> dict[str, Any] | None:
-    """Standing bars, one for each window, an event upon the other; None without messages."""
+    """Stacked vertical bars, one for each window; None without messages."""
     names = [event.event for event in report.events[:SERIES_MAX]]
     index = {name: number for number, name in enumerate(names)}
     if len(report.events) > SERIES_MAX:
@@ -124,7 +124,7 @@ def _delays(report: Report) -> dict[str, Any]:
 
 
 def _bars(bars: Sequence[tuple[str, float, str]]) -> list[dict[str, Any]]:
-    """Lying bars: a name, a length and what stands at its end."""
+    """Horizontal bars: a name, a length and the text at the end."""
     most = max((value for _, value, _ in bars), default=0) or 1
     return [
         {"name": name, "wide": max(BAR_WIDTH_MAX * value / most, 1), "told": told}
@@ -133,7 +133,7 @@ def _bars(bars: Sequence[tuple[str, float, str]]) -> list[dict[str, Any]]:
 
 
 def _round_up(number: int) -> int:
-    """The next of 1, 2, 4, 5, 8, 10, 20, …: quarters of it are round, too."""
+    """The next of 1, 2, 4, 5, 8, 10, 20, …, whose quarters are round, too."""
     power = int(10 ** math.floor(math.log10(max(number, 1))))
     return min(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= number)
 

@@ -1,7 +1,7 @@
-"""A queue as a log: where it begins and ends, its messages as Arrow record batches, trimming it.
+"""A queue as a log: its range, its messages as Arrow record batches, trimming.
 
-Reading settles nothing, and a lost connection is made again: reading goes on with the next number,
-so that no row comes twice and none is left out.
+Reading acks nothing. After a lost connection it continues with the next number, so that no row is
+read twice and none is omitted.
 
 The one rule: a reader pickles, without its connection.
 """
@@ -29,16 +29,16 @@ _log = logging.getLogger("mqks.pipeline")
 
 
 class LogRange(NamedTuple):
-    """What a queue holds at a moment."""
+    """The range of a queue at one time."""
 
     epoch: str
-    """Changes when the queue or its database is made anew; numbers mean nothing across epochs."""
+    """Changes when the queue or its database is created again; numbers are valid in one epoch."""
     first: int
-    """The lowest living number; `next` when there is none."""
+    """The lowest number of a message; `next` without messages."""
     next: int
-    """Above every durable message."""
+    """The number after the last durable message."""
     at: int | None = None
-    """The first living message that arrived at or after the time asked for, or `next`."""
+    """The first message that arrived at or after the given time, or `next`."""
 
 
 class _Page(NamedTuple):
@@ -49,11 +49,11 @@ class _Page(NamedTuple):
 
 
 class QueueReader:
-    """Reads one queue; `url` and `server` tell where it is, `schema` which columns are wanted.
+    """Reads one queue, at `url` or `server`; `schema` has the columns to read.
 
-    `fetch_rows` bounds one reply; the server bounds it to about 4 MiB, too. Calls raise
-    RequestFailed when the server refuses them (no such queue), AuthenticationFailed, and OSError
-    once the server is away for longer than its retries last.
+    `fetch_rows` limits one reply; the server also limits it to about 4 MiB. Calls raise
+    RequestFailed if the server refuses them (no such queue), AuthenticationFailed, and OSError if
+    the server cannot be reached within all retries.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class QueueReader:
         self.close()
 
     def close(self) -> None:
-        """Drop the connection; the next call makes another."""
+        """Close the connection; the next call opens another."""
         self._connection.close()
 
     def range(self, at_us: int | None = None) -> LogRange:
-        """What the queue holds now; `at_us` are microseconds since 1970."""
+        """The range of the queue now; `at_us` are microseconds since 1970."""
         at = b"" if at_us is None else b" --at=%d" % at_us
         reply = self._ask(b"r range %b%b \n" % (self._queue, at), "range")
         fields = _fields(reply)
@@ -103,18 +103,18 @@ class QueueReader:
         )
 
     def trim(self, seq: int, epoch: str | None = None) -> None:
-        """Settle durably every waiting message below this number; with an `epoch`, only while the
-        queue has that one, and else RequestFailed is raised."""
+        """Durably drop all ready messages below this number. With an `epoch`, raises RequestFailed
+        if the queue has another one."""
         self._ask(b"r %b\n" % requests.trim(self._name, seq, epoch), "trim")
 
     def read(
         self, start: int, end: int, *, epoch: str | None = None, fail_on_data_loss: bool = True
     ) -> Iterator[pa.RecordBatch]:
-        """The living messages from `start` up to, not including, `end`; fewer when the log ends.
+        """The messages from `start` up to, not including, `end`; fewer if the log ends before.
 
-        With an `epoch` it is checked that numbers still mean what they meant then, that the log
-        does reach to `end`, and that what is missing was not trimmed away: raises DataLost, or
-        warns and goes on with what is there.
+        With an `epoch`, it is checked that the queue still has this epoch, that the log reaches
+        `end`, and that missing messages were not trimmed. If not, raises DataLost, or logs a
+        warning and continues with what exists.
         """
         try:
             while start < end:
@@ -122,7 +122,7 @@ class QueueReader:
                     self.close()  # Another reading was left in its middle.
                 page = self._connection.again(partial(self._page, start, end))
                 if epoch is not None and page.epoch != epoch:
-                    lost(f"the queue {self._name} was made anew", fail_on_data_loss)
+                    lost(f"the queue {self._name} was deleted and created again", fail_on_data_loss)
                     return
                 if epoch is not None and (gap := _gap(page, start)) is not None:
                     self._check_gap(gap, page.next, fail_on_data_loss)
@@ -139,8 +139,8 @@ class QueueReader:
                 self.close()
 
     def _page(self, start: int, end: int, wire: Wire) -> _Page:
-        """The next reply, its successor asked for before its text is taken: the server makes that
-        one ready while this one is split."""
+        """The next reply. The one after it is requested before its text is read, so that the server
+        prepares it while this one is split."""
         if self._connection.ahead != (start, end):
             self._send_read(wire, start, end)
         self._connection.ahead = None
@@ -170,8 +170,8 @@ class QueueReader:
         self._connection.ahead = start, end
 
     def _check_gap(self, gap: int, after: int, fail: bool) -> None:
-        """Numbers are missing in the middle where others consumed from the queue, and that is no
-        loss; what lies below the first living message was trimmed before it was read."""
+        """Missing numbers in the middle were consumed by others, which is not a loss. Those below
+        the first message were trimmed before they were read."""
         with QueueReader(None, self._name, server=self._connection.server) as other:
             first = other.range().first
         if first > gap:
@@ -198,7 +198,7 @@ def _fields(words: bytes) -> dict[str, str]:
 
 
 def _gap(page: _Page, start: int) -> int | None:
-    """The first number that the page should hold and does not."""
+    """The first number that is missing from the page."""
     expected = np.concatenate(([start], page.runs[:, 0] + page.runs[:, 1]))
     there = np.append(page.runs[:, 0], page.next)
     holes = np.flatnonzero(there > expected)
@@ -206,8 +206,8 @@ def _gap(page: _Page, start: int) -> int | None:
 
 
 def lost(what: str, fail: bool) -> None:
-    """Raises DataLost, or warns."""
+    """Raise DataLost, or log a warning."""
     if fail:
         flag = "failOnDataLoss=false (--no-fail-on-data-loss)"
-        raise DataLost(f"{what}; {flag} goes on with what is there")
-    _log.warning("%s; going on with what is there", what)
+        raise DataLost(f"{what}; {flag} continues without them")
+    _log.warning("%s; continuing without them", what)

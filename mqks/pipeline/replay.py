@@ -12,6 +12,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -24,8 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client import requests, urls
+from mqks.client.errors import RequestFailed
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL, make_directory, messages, write_atomically
+from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.wire import Server
@@ -77,6 +80,16 @@ class Replay:
         """Messages of each event, most first."""
         counted = self.rows(spark).groupBy("topic").count().collect()
         return sorted(((r[0], r[1]) for r in counted), key=lambda pair: (-pair[1], pair[0]))
+
+    def archived_here(self, spark: "SparkSession") -> list[str]:
+        """Queues of the server from which the lake has what is to be replayed. Where they get it,
+        an archive adds it to the lake again, as messages of other ids and offsets."""
+        found = []
+        for queue, epoch in sorted(self.rows(spark).select("queue", "epoch").distinct().collect()):
+            with suppress(RequestFailed), QueueReader(None, queue, server=self.server) as reader:
+                if reader.range().epoch == epoch:
+                    found.append(queue)
+        return found
 
     def run(self, spark: "SparkSession", stop: Event) -> Iterator[Progress]:
         """Replay what is left, in the order of arrival, until done or stopped.

@@ -1,6 +1,6 @@
-"""What went through the queues: counts per event and window, delays, events that fell silent.
+"""A report: counts per event and window, delays, silent events.
 
-The one rule: a report reads and changes nothing, neither in the lake nor in the queue.
+The one rule: a report only reads, and changes neither the lake nor the queue.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 WINDOWS_S = (1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800)
-"""What is chosen from when no window is given: the first that makes at most so many windows."""
+"""The default is the first of these that results in at most WINDOWS_WANTED windows."""
 WINDOWS_WANTED, WINDOWS_MAX = 72, 10_000
 SENT_MAX_S = 253_402_300_800
-"""The year 10000: payloads that tell a time beyond, or before 1970, tell none."""
+"""The year 10000. Later times in payloads, and those before 1970, are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Messages of one event in one window of time."""
+    """The messages of one event in one window."""
 
     start: datetime
     queue: str
@@ -38,26 +38,26 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Messages of one event in the whole time."""
+    """All messages of one event."""
 
     event: str
     messages: int
     bytes: int
     """Of data."""
     ids: int
-    """How many different ones."""
+    """The number of distinct ids."""
     first: datetime
     last: datetime
 
     @property
     def retries(self) -> int:
-        """Messages whose id had been there before: published again."""
+        """Messages with an id that the event already had: published again."""
         return self.messages - self.ids
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Seconds from one end to the other, of the messages of a queue that tell both."""
+    """Delays in seconds of the messages of a queue that have both times."""
 
     queue: str
     messages: int
@@ -74,7 +74,7 @@ class Report:
     end: datetime
     window_s: int
     delay_of: str
-    """What the delays are measured between."""
+    """The two ends of the delays."""
     windows: list[Window]
     events: list[Event]
     """Most messages first."""
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def silent(self) -> list[Event]:
-        """Events that were there before the last window and are not in it."""
+        """Events with messages before the last window and none in it."""
         return [event for event in self.events if event.last < self.last_window]
 
     @property
@@ -106,7 +106,7 @@ class Report:
 
 
 def waiting(spark: "SparkSession", queue: str, url: str | None) -> "DataFrame":
-    """What waits in a queue now, with the columns that a report needs."""
+    """The messages in a queue now, with the columns for a report."""
     from pyspark.sql import functions as F
 
     options = {"queue": queue} | ({"url": url} if url else {})
@@ -115,7 +115,7 @@ def waiting(spark: "SparkSession", queue: str, url: str | None) -> "DataFrame":
 
 
 def between(rows: "DataFrame", start: datetime | None, end: datetime | None) -> "DataFrame":
-    """Those that arrived from `start` up to, not including, `end`."""
+    """The rows that arrived from `start` up to, not including, `end`."""
     from pyspark.sql import functions as F
 
     for limit, is_start in ((start, True), (end, False)):
@@ -134,9 +134,9 @@ def report(
 ) -> Report:
     """Report on messages with the columns of a lake's files.
 
-    Delays are measured from the time that the payload's field `sent_field` tells (a JSON number of
-    seconds, milliseconds or microseconds since 1970, or a text as in ISO 8601) to the arrival at
-    the broker; without one, from there to the archive. Raises BadOption.
+    Delays are measured from the time in the payload's field `sent_field` (a JSON number of seconds,
+    milliseconds or microseconds since 1970, or ISO 8601 text) to the arrival at the broker; without
+    it, from the arrival to the archive. Raises BadOption.
     """
     from pyspark.sql import functions as F
 
@@ -157,7 +157,9 @@ def report(
     end = max((event.last for event in events), default=now)
     window_s = window_s or _window_s(end - start)
     if (end - start).total_seconds() / window_s > WINDOWS_MAX:
-        raise BadOption(f"windows of {window_s} s would be more than {WINDOWS_MAX:,}")
+        raise BadOption(
+            f"windows of {window_s} s: there would be more than {WINDOWS_MAX:,}; use longer ones"
+        )
     window_us = window_s * 10**6
     window = F.floor(_us(F.col("timestamp")) / window_us)
     windows = [
@@ -195,7 +197,7 @@ def _delays(rows: "DataFrame", sent_field: str | None) -> list[Delay]:
 
 
 def _sent_s(field: str) -> "Column":
-    """Seconds since 1970 that a field of the payload tells, or null."""
+    """The time in a field of the payload, in seconds since 1970, or null."""
     from pyspark.sql import functions as F
 
     text = F.get_json_object(F.col("value").cast("string"), f"$.{field}")

@@ -1,6 +1,6 @@
-"""The Spark session of the ready-made jobs: small-machine settings, this interpreter, the source.
+"""The Spark session of the jobs: settings for a small machine, this Python, the data source.
 
-The one rule: whoever has a session of their own needs nothing from here but the registration.
+The one rule: another session needs nothing from here but the registration of the source.
 """
 
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
-JAVA_NEEDED = f"needs Java {JAVA_MIN}: on Debian apt install openjdk-{JAVA_MIN}-jre-headless"
+JAVA_NEEDED = f"needs Java {JAVA_MIN}; on Debian: apt install openjdk-{JAVA_MIN}-jre-headless"
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -37,9 +37,9 @@ LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.propert
 
 
 def session(master: str | None = None, **conf: Any) -> "SparkSession":
-    """A session in which `format("mqks")` is known; `local[*]` unless told otherwise.
+    """A session with `format("mqks")`; `master` is `local[*]` by default.
 
-    Settings of Spark go by their names, dots and all: `session(**{"spark.driver.memory": "2g"})`.
+    Pass settings of Spark by their names: `session(**{"spark.driver.memory": "2g"})`.
     Raises JavaMissing.
     """
     check_java()
@@ -68,15 +68,15 @@ def session(master: str | None = None, **conf: Any) -> "SparkSession":
 
 
 def workers_python(master: str | None, conf: Mapping[str, Any]) -> str:
-    """On this machine this interpreter: another one need not have mqks, or not this one. On a
-    cluster it may lie elsewhere, where Spark is usually told to look for it."""
+    """On this machine the running Python, since another one may have no mqks or another version. On
+    a cluster it may have another path, from Spark's usual settings."""
     told = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     is_here = master is not None and master.startswith("local")
     return told if told and not is_here else sys.executable
 
 
 def check_java() -> None:
-    """Raises JavaMissing where Spark would find no Java, or one that is too old."""
+    """Raises JavaMissing if Spark would find no Java, or one that is too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     try:
@@ -85,7 +85,7 @@ def check_java() -> None:
             [java or "java", "-version"], capture_output=True, text=True, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError):
-        raise JavaMissing(f"there is no Java here, and Spark {JAVA_NEEDED}") from None
+        raise JavaMissing(f"Java was not found: Spark {JAVA_NEEDED}") from None
     version = re.search(r'version "(\d+)', told)
     if version is None or int(version[1]) < JAVA_MIN:
         raise JavaMissing(f"Java {version[1] if version else '?'} is too old: Spark {JAVA_NEEDED}")

@@ -1,7 +1,7 @@
-"""Rows published as messages, each once, however often Spark runs a task.
+"""Publishes rows as messages, each exactly once, however often Spark runs a task.
 
-The one rule: a row's id follows from what is in the row and never from its place in the plan, which
-may be another one when a task is run again.
+The one rule: the id of a row depends on its content and never on its position in the plan, which
+may differ when a task is repeated.
 """
 
 import secrets
@@ -31,19 +31,19 @@ from mqks.pipeline.options import WriteOptions, near
 from mqks.pipeline.wire import Connection, Server
 
 WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
-"""Sent before their confirms are read. The confirms of so much fit into what the server holds for a
-slow reader, so that neither side waits for the other for ever."""
+"""Sent before their confirms are read. The confirms fit into what the server buffers for a slow
+reader, so that the two sides never wait for each other."""
 
 _BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
 _BAD_IN_DATA = r"[\t\n]"
 _REASONS = {
-    _BAD_IN_NAME: "must not be empty, start with two dashes, or have a space or control character",
-    _BAD_IN_DATA: "must not have a tab or newline",
+    _BAD_IN_NAME: "must not be empty, begin with two dashes, or contain spaces or control bytes",
+    _BAD_IN_DATA: "must not contain a tab or newline",
 }
 
 
 class Publisher:
-    """Publishes columns of messages, each id once."""
+    """Publishes columns of messages, each id exactly once."""
 
     def __init__(self, server: Server) -> None:
         self._connection = Connection(server)
@@ -58,9 +58,9 @@ class Publisher:
         self.close()
 
     def publish(self, ids: Any, events: Any, values: Any) -> None:
-        """Publish binary arrays of ids, events and data; returns when all of it is on disk.
+        """Publish binary arrays of ids, events and data; returns when all are stored on disk.
 
-        After a lost connection everything unconfirmed is sent again: the server drops what it has.
+        After a lost connection, everything unconfirmed is sent again; the server drops duplicates.
         Raises BadRow, which counts rows from 0; RequestFailed, which names the id; OSError.
         """
         size = ids.nbytes + values.nbytes
@@ -124,7 +124,7 @@ class _Writer:
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise BadOption("a queue cannot be overwritten: write in the mode append")
+            raise BadOption('a queue cannot be overwritten: add .mode("append") before .save()')
         names = schema.fieldNames()
         for field in schema:
             if field.name not in FIELDS:
@@ -134,9 +134,11 @@ class _Writer:
             ):
                 raise BadOption(f"the column {field.name} is neither binary nor string")
         if "value" not in names:
-            raise BadOption("a column value is needed: the data of each message")
+            raise BadOption("the column value is missing: the data of each message")
         if "topic" not in names and options.topic is None:
-            raise BadOption("a column or an option topic is needed: the event of each message")
+            raise BadOption(
+                "the event of each message is missing: add a column topic, or the option topic"
+            )
         self._options = options
         self._run = secrets.token_hex(8)
 
@@ -155,7 +157,7 @@ class _Writer:
                     publisher.publish(ids, events, values)
                 except BadRow as bad:
                     raise BadRow(
-                        f"of partition {partition}, behind its first {rows} rows: {bad}"
+                        f"partition {partition}, after its first {rows} rows: {bad}"
                     ) from None
                 rows += len(batch)
         return Published()
@@ -204,5 +206,5 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         words = ("sql.streaming.queryId", "streaming.sql.batchId")
         told = [context.getLocalProperty(word) for word in words] if context else []
         if not all(told) or not told:
-            raise PipelineError("Spark does not tell the query and batch of this task")
+            raise PipelineError("Spark has not set the query and batch of this task")
         return self._publish(iterator, " ".join(map(str, told)))

@@ -6,8 +6,8 @@
 A stream's offset is {"epoch": text, "offset": number}: the next number to read, and the epoch in
 which it means something.
 
-The one rule: what a batch holds depends on its two offsets alone, so that Spark may plan and read
-it as often as it likes, in whatever process.
+The one rule: the content of a batch depends only on its two offsets, so that Spark may plan and
+read it any number of times, in any process.
 """
 
 import logging
@@ -75,7 +75,7 @@ Offset = dict[str, Any]
 
 
 class MqksDataSource(DataSource):
-    """A queue of an MQKS server; docs/spark.md tells the options and columns."""
+    """A queue of an MQKS server; docs/spark.md lists the options and columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -98,7 +98,7 @@ class MqksDataSource(DataSource):
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("mqks")` known to a session."""
+    """Register `format("mqks")` in a session."""
     spark.dataSource.register(MqksDataSource)
 
 
@@ -159,7 +159,8 @@ class _Query:
     def _broken(self, epoch: str, start: int, log: LogRange) -> str:
         """Why the log cannot go on from this offset; empty where it can."""
         if epoch != log.epoch:
-            return f"the queue {self.options.queue} was made anew since {start} was read"
+            queue = self.options.queue
+            return f"the queue {queue} was deleted and created again after {start} was read"
         if start > log.next:
             return f"the queue {self.options.queue} ends at {log.next}, and {start} was seen before"
         return ""
@@ -177,7 +178,9 @@ class BatchReader(_Query, DataSourceReader):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
         if self.options.start == Place(LATEST):
-            raise BadOption("startingOffsets is latest, behind which a batch finds nothing")
+            raise BadOption(
+                "startingOffsets is latest, but a batch ends there: use earliest or a number"
+            )
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
@@ -204,7 +207,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
         if self.options.end is not None:
-            raise BadOption("endingOffsets has no place in a stream, which does not end")
+            raise BadOption("endingOffsets cannot be used for a stream, which has no end")
         self._target: LogRange | None = None
         self._planner: QueueReader | None = None
 
@@ -307,9 +310,9 @@ def _resolved(option: str, place: Place, log: LogRange) -> int:
         return log.next
     number = int(place.offset)
     if place.epoch not in ("", log.epoch):
-        raise BadOption(f"{option} is of an epoch that is over: the queue was made anew")
+        raise BadOption(f"{option} has an old epoch: the queue was deleted and created again")
     if number > log.next:
-        raise BadOption(f"{option} is {number}, and the queue ends at {log.next}")
+        raise BadOption(f"{option} is {number}, but the queue ends at {log.next}")
     return number
 
 

@@ -1,6 +1,6 @@
-"""How the pipeline reaches a server, and how often it tries.
+"""How the pipeline connects to a server, and how often it retries.
 
-The one rule: a wire with which something went wrong is of no more use; a connection makes another.
+The one rule: after an error a wire is not used again; the connection opens another.
 """
 
 import logging
@@ -26,45 +26,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where the server is and how patient to be with it; pickles, so that tasks can take it."""
+    """The address of the server, timeouts and retries; pickles, so that tasks can have it."""
 
     url: str | None = field(default=None, repr=False)
-    """As in `mqks.client.urls`; the default is found here, and not where a task runs."""
+    """As in `mqks.client.urls`; the default is that of the driver, not of the task."""
     ca: str | None = None
-    """A file of certificate authorities to trust instead of the system's."""
+    """A file with the certificate authorities to trust instead of the system's."""
     connect_timeout_s: float = 10.0
     reply_timeout_s: float = 60.0
-    """Silence after which a reply does not come any more."""
+    """Time without data after which a reply counts as lost."""
     retries: int = 10
-    """Attempts to connect again before a lost connection is an error; delays double up to 5 s."""
+    """Attempts to reconnect before a lost connection is an error; delays double up to 5 s."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", self.url or urls.default())
 
 
 class Connection:
-    """A wire that is made when it is needed, and again when it is lost; it pickles without."""
+    """Opens a wire when it is needed, and again when it is lost; pickles without it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.ahead: object = None
-        """The request that was sent before its time, its reply not taken yet."""
+        """The request that was sent ahead, and whose reply was not read yet."""
         self._wire: Wire | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"server": self.server, "ahead": None, "_wire": None}
 
     def close(self) -> None:
-        """Drop the wire; what comes next makes another."""
+        """Close the wire; the next call opens another."""
         wire, self._wire, self.ahead = self._wire, None, None
         if wire is not None:
             wire.close()
 
     def again(self, call: Callable[[Wire], T]) -> T:
-        """Do it, on a new wire each time the old one is lost.
+        """Make the call, on a new wire each time the old one is lost.
 
-        Raises what the call raises, ConnectionLost when the server is away for longer than its
-        retries last, and AuthenticationFailed when it refuses the credentials.
+        Raises what the call raises, ConnectionLost if the server cannot be reached within all
+        retries, and AuthenticationFailed if it refuses the credentials.
         """
         retries = self.server.retries
         for attempt in range(retries + 1):
@@ -79,7 +79,7 @@ class Connection:
                     where = f"{urls.parse(self.server.url)} from {socket.gethostname()}"
                     raise ConnectionLost(f"{where}: {error}") from None
                 delay_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(attempt, 64))
-                _log.warning("connecting to the server again in %g s: %s", delay_s, error)
+                _log.warning("reconnecting to the server in %g s: %s", delay_s, error)
                 time.sleep(delay_s)
             except BaseException:
                 self.close()
@@ -88,7 +88,7 @@ class Connection:
 
 
 def connected(server: Server) -> Wire:
-    """A wire that the server has greeted."""
+    """A connected and authenticated wire."""
     address = urls.parse(server.url)
     options = Options(
         timeout_s=server.connect_timeout_s,

@@ -17,9 +17,12 @@ from mqks.limits import (
     DURATION_S_MAX,
     MASK_BYTES_MAX,
     MASKS_MAX,
+    PEEK_ROWS_MAX,
     SEQ_MAX,
+    TAIL_NAMES_MAX,
     TIME_S_MAX,
 )
+from mqks.protocol.masks import check_bound
 from mqks.protocol.meta import check_meta
 
 ALL = b"--all"
@@ -32,6 +35,7 @@ CONFIRM_ANYWHERE = frozenset(
 """Actions that accept it anywhere; the others only as the first argument."""
 META = b"--meta"
 SCHEDULED = b"--scheduled"
+EXISTING, KEEP = b"--existing", b"--keep"
 
 
 class Request(NamedTuple):
@@ -54,6 +58,8 @@ class Publish(NamedTuple):
     ttl_us: int = 0
     """0: the message has no TTL."""
     meta: bytes = b""
+    to: bytes | None = None
+    """The queue that gets it; None: those that are bound to the event."""
 
 
 class Settle(NamedTuple):
@@ -66,6 +72,16 @@ class Settle(NamedTuple):
     retries: int | None = None
     backoff: "Backoff | None" = None
     """Both apply where the policy of the queue has no value."""
+    selection: "Selection | None" = None
+
+
+class Selection(NamedTuple):
+    """Some messages of a queue: those of which all this is true."""
+
+    event_mask: bytes | None = None
+    message_id: bytes | None = None
+    older_us: int | None = None
+    """They came so long ago."""
 
 
 class Move(NamedTuple):
@@ -73,8 +89,21 @@ class Move(NamedTuple):
 
     source: bytes
     to: bytes | None
-    event_mask: bytes | None = None
+    selection: Selection | None = None
     limit: int | None = None
+
+
+class WantedTail(NamedTuple):
+    queue: bytes | None
+    events: list[bytes]
+    masks: list[bytes]
+
+
+class Purge(NamedTuple):
+    queue: bytes
+    selection: Selection | None
+    limit: int | None
+    scheduled: bool
 
 
 class SetQueue(NamedTuple):
@@ -116,6 +145,10 @@ class Consume:
     prefetch: int = 0
     """The maximum of unacked messages; 0: as many as the server allows."""
     meta: bool = False
+    existing: bool = False
+    """The queue must exist already."""
+    keep: bool = False
+    """A queue that exists keeps its bindings and its rule."""
 
 
 @dataclass(slots=True)
@@ -183,20 +216,33 @@ def parse_publish(rest: bytes) -> Publish:
         found.get(AT, 0),
         found.get(TTL, 0),
         found.get(META, b""),
+        found.get(TO),
     )
 
 
 def parse_subscribe(rest: bytes) -> Rebind:
-    """Events replace the bindings; masks are added."""
-    plain, flag, masked = (b" %b " % rest).partition(b" --add-mask ")
-    queue, *events = _names("subscribe", "queue", plain)
-    # The flag may come twice.
-    masks = _names("subscribe", "mask", masked.replace(b" --add-mask ", b" ")) if flag else []
-    if not (events or masks):
+    """What it changes: plain events replace, the others are added."""
+    arguments = iter(_arguments(rest))
+    request = Rebind(_queue("subscribe", arguments))
+    events: list[bytes] = []
+    names, flag = events, b""
+    for argument in arguments:
+        if argument in (b"--add", b"--add-mask"):
+            if flag and not names:
+                break
+            names, flag = request.add if argument == b"--add" else request.add_masks, argument
+        else:
+            if argument[:2] == b"--":
+                _refuse_flag("subscribe", argument)
+            names.append(argument)
+    if flag and not names:
+        raise BadRequest(f"subscribe: {shown(flag)} needs at least one argument")
+    if not (events or request.add or request.add_masks):
         raise BadRequest(
             "subscribe: an event or a mask is missing, as in: subscribe orders order.new"
         )
-    return Rebind(queue, replace=events or None, add_masks=masks)
+    request.replace = events or None
+    return request
 
 
 def parse_consume(rest: bytes) -> Consume:
@@ -225,6 +271,7 @@ def parse_consume(rest: bytes) -> Consume:
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
     request.prefetch, request.meta = found.get(PREFETCH, 0), META in found
+    request.existing, request.keep = EXISTING in found, KEEP in found
     if request.prefetch and not request.manual_ack:
         raise BadRequest("consume: --prefetch needs --manual-ack")
     if masks and not request.add_masks:
@@ -276,13 +323,18 @@ def parse_reject(rest: bytes) -> Settle:
     if b" --" not in rest and rest[:2] != b"--":
         return Settle(*parse_settle("reject", rest))
     words, found = _pull("reject", rest, REJECT_FLAGS)
-    if DEAD in found and len(found) > 1:
-        raise BadRequest("reject: --dead cannot be used together with other flags")
+    if DEAD in found and found.keys() & {DELAY, RETRIES, BACKOFF}:
+        raise BadRequest(
+            "reject: --dead cannot be used together with --delay, --retries, --backoff"
+        )
     if DELAY in found and BACKOFF in found:
         raise BadRequest("reject: --delay and --backoff cannot be used together")
+    selection = _selection(found)
+    if selection and ALL not in words:
+        raise BadRequest("reject: --event, --id and --older are only possible with --all")
     target = _one_or_all("reject", "consumer id", words)
     limits = found.get(RETRIES), found.get(BACKOFF)
-    return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits)
+    return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits, selection)
 
 
 def parse_release(rest: bytes) -> Settle:
@@ -325,7 +377,56 @@ def _move(action: str, words: list[bytes], count: int, found: dict[bytes, Any]) 
     source, to = words[0], found.get(TO) if count == 1 else words[1]
     if source == to:
         raise BadRequest(f"{action}: source and target are both {shown(source)}")
-    return Move(source, to, found.get(EVENT), found.get(LIMIT))
+    return Move(source, to, _selection(found), found.get(LIMIT))
+
+
+def parse_purge(rest: bytes) -> Purge:
+    words, found = _pull("purge", rest, {**MOVE_FLAGS, SCHEDULED: None})
+    name = _only_queue("purge", words)
+    selection, scheduled = _selection(found), SCHEDULED in found
+    if scheduled and (selection or LIMIT in found):
+        raise BadRequest(
+            "purge: --scheduled cannot be used together with other flags; cancel takes an id"
+        )
+    return Purge(name, selection, found.get(LIMIT), scheduled)
+
+
+def parse_tail(rest: bytes) -> WantedTail:
+    """A word with a star is a mask."""
+    words, found = _pull("tail", rest, {QUEUE: _any_name})
+    for word in words:
+        _refuse_flag("tail", word)
+    queue = found.get(QUEUE)
+    if queue is None and not words:
+        raise BadRequest("tail: an event, a mask or --queue is missing, as in: tail order.*")
+    if len(words) > TAIL_NAMES_MAX:
+        raise BadRequest(
+            f"tail: {len(words)} events and masks are given, the limit is {TAIL_NAMES_MAX}"
+        )
+    masks = [word for word in words if b"*" in word]
+    for mask in masks:
+        check_bound(mask)
+    return WantedTail(queue, [word for word in words if b"*" not in word], masks)
+
+
+def parse_peek(rest: bytes) -> tuple[bytes, dict[bytes, int], Selection | None]:
+    """The queue, the flags with numbers (`--scheduled` among them), and what is to be shown."""
+    words, found = _pull("peek", rest, PEEK_FLAGS)
+    return _only_queue("peek", words), found, _selection(found)
+
+
+def _only_queue(action: str, words: list[bytes]) -> bytes:
+    name = _queue(action, iter(words))
+    for word in words[1:]:
+        _refuse_flag(action, word)
+        raise BadRequest(f"{action}: surplus argument {shown(word)}")
+    return name
+
+
+def _selection(found: Mapping[bytes, Any]) -> Selection | None:
+    if not found.keys() & SELECTION_FLAGS.keys():
+        return None
+    return Selection(found.get(EVENT), found.get(ID), found.get(OLDER))
 
 
 def parse_set_queue(rest: bytes) -> SetQueue:
@@ -554,6 +655,21 @@ def _name(value: bytes) -> bytes:
     return value
 
 
+def _any_name(value: bytes) -> bytes:
+    """Of a queue that exists: what stands in a line is a name, whatever it holds."""
+    if not value:
+        raise BadRequest("a name is missing")
+    if value.startswith(b"--"):
+        raise BadRequest(f"{shown(value)} is a flag, not a name")
+    return value
+
+
+def _message_id(value: bytes) -> bytes:
+    if not value:
+        raise BadRequest("a message id is missing")
+    return value
+
+
 def _mask(value: bytes) -> bytes:
     if not 0 < len(value) <= MASK_BYTES_MAX:
         raise BadRequest(f"the mask has {len(value)} bytes; it must have 1 to {MASK_BYTES_MAX}")
@@ -583,6 +699,7 @@ def _number(least: int, most: int) -> Reader:
 
 DELAY, AT, TTL, DEAD = b"--delay", b"--at", b"--ttl", b"--dead"
 TO, EVENT, LIMIT, RESET = b"--to", b"--event", b"--limit", b"--reset"
+ID, OLDER, AFTER, QUEUE = b"--id", b"--older", b"--after", b"--queue"
 PREFETCH, BACKOFF, DEAD_LETTERS = b"--prefetch", b"--backoff", b"--dead-letters"
 RETRIES = b"--retries"
 
@@ -593,15 +710,33 @@ PUBLISH_FLAGS: dict[bytes, Reader | None] = {
     AT: _time_us,
     TTL: _duration_us,
     META: check_meta,
+    TO: _any_name,
 }
-CONSUME_FLAGS: dict[bytes, Reader | None] = {PREFETCH: _number(1, COUNT_MAX), META: None}
+CONSUME_FLAGS: dict[bytes, Reader | None] = {
+    PREFETCH: _number(1, COUNT_MAX),
+    META: None,
+    EXISTING: None,
+    KEEP: None,
+}
+SELECTION_FLAGS: dict[bytes, Reader | None] = {
+    EVENT: _mask,
+    ID: _message_id,
+    OLDER: _delay_us,
+}
 REJECT_FLAGS: dict[bytes, Reader | None] = {
+    **SELECTION_FLAGS,
     DELAY: _delay_us,
     DEAD: None,
     RETRIES: _number(0, COUNT_MAX),
     BACKOFF: _backoff,
 }
-MOVE_FLAGS: dict[bytes, Reader | None] = {EVENT: _mask, LIMIT: _number(1, SEQ_MAX)}
+MOVE_FLAGS: dict[bytes, Reader | None] = {**SELECTION_FLAGS, LIMIT: _number(1, SEQ_MAX)}
+PEEK_FLAGS: dict[bytes, Reader | None] = {
+    **SELECTION_FLAGS,
+    SCHEDULED: None,
+    AFTER: _number(0, SEQ_MAX),
+    LIMIT: _number(1, PEEK_ROWS_MAX),
+}
 POLICY_FLAGS: dict[bytes, Reader] = {
     RETRIES: _number(0, COUNT_MAX),
     b"--losses": _number(0, COUNT_MAX),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read and its data ignored."""
 NOT_SEEN = -1
+TLS_HELLO = b"\x16\x03"
+"""How a client begins that takes the port for one with TLS."""
 TLS_WRITE_BYTES = 64 * 1024
 """A larger write would exceed the limits of a TLS transport, which would not report its size."""
 CLOSE_S = 10.0
@@ -57,6 +59,8 @@ class Client(Resting, asyncio.Protocol):
         """It has not authenticated yet."""
         self.auth_timer: asyncio.TimerHandle | None = None
         self._lingering_bytes = 0
+        self._is_new = True
+        """Nothing has come from it."""
         self._tls = False
         self.ended = False
         """It sends no more, and is closed when its confirms are sent."""
@@ -84,6 +88,11 @@ class Client(Resting, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self.ended:
+            if self._is_new:
+                self._is_new = False
+                if data.startswith(TLS_HELLO) and not self._tls:
+                    self._server.refuse_tls(self)
+                    return
             self._server.receive(self, data)
             return
         self._lingering_bytes += len(data)

@@ -18,6 +18,7 @@ from mqks.broker.pending import NO_MARK, Mark
 from mqks.broker.queue import Queue
 from mqks.broker.ranges import numbers
 from mqks.broker.reads import Read
+from mqks.broker.selection import Chosen
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.queue_log import Page, Piece
@@ -32,6 +33,8 @@ LINES: Final = {"peek", "scheduled"}
 ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\n]*)?")
 """Attributes of a message, followed by internal fields."""
 LOOKED_AT_ONCE: Final = 2048
+SELECTED_FROM: Final = 10_000
+"""Messages that a peek with a selection looks at for one answer."""
 
 
 class Reads:
@@ -91,6 +94,8 @@ class Reads:
             return await self._range(read, index)
         # Replies shrink with the remaining memory, so unread replies cannot use it up.
         size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.shared.outboxes.room // 8))
+        if read.chosen is not None:
+            return await self._selected(read, read.chosen, index, size)
         if read.form == "scheduled":
             return await self._scheduled(read, index, size)
         if read.form == "peek" and (queue := self._queue(read)) and queue.hides_some:
@@ -106,6 +111,39 @@ class Reads:
             due = dict(await done(queue.listed(read.first - 1, read.limit)))
         pieces = await self._journal.log.these(read.queue_id, index, [*due], size)
         return self._lines(read, pieces, due)
+
+    async def _selected(self, read: Read, chosen: Chosen, index: QueueIndex, size: int) -> bytes:
+        """Of the messages that one page holds those that are chosen; where it goes on is told."""
+        queue, due, hidden = self._queue(read), dict[int, int](), set[int]()
+        if read.form == "scheduled":
+            if queue is not None:
+                due = dict(await done(queue.listed(read.first - 1, LOOKED_AT_ONCE)))
+            pieces = await self._journal.log.these(read.queue_id, index, [*due], size)
+            last = max(due, default=0) if len(due) == LOOKED_AT_ONCE else 0
+            shown = sum(piece.total for piece in pieces)
+            if shown < len(due):  # No more fit the page.
+                last = max((piece.first + piece.total - 1 for piece in pieces), default=0)
+        else:
+            page = await self._journal.log.page(
+                read.queue_id, index, read.first, None, SELECTED_FROM, size
+            )
+            pieces = page.pieces
+            last = page.next_seq - 1 if page.next_seq < index.next_seq else 0
+        found = list[Piece]()
+        for piece in pieces:
+            lines = enumerate(piece.text[:-1].split(b"\n"), piece.first)
+            if not chosen.is_old(piece.time_us):
+                continue
+            wanted = await done(chosen.by_body(lines))
+            if queue is not None and queue.hides_some and read.form != "scheduled":
+                hidden = await done(queue.hidden([*wanted]))
+            for seq, line in wanted.items():
+                if seq not in hidden and len(found) < read.limit:
+                    found.append(Piece(seq, 1, piece.time_us, line + b"\n"))
+            if len(found) == read.limit:
+                last = found[-1].first
+                break
+        return self._lines(read, found, due if read.form == "scheduled" else None, last)
 
     async def _unhidden(self, read: Read, index: QueueIndex, queue: Queue, size: int) -> bytes:
         """Messages that the queue does not hide."""
@@ -156,8 +194,13 @@ class Reads:
         return self._broker.queues[read.queue] if self._broker.is_there(read) else None
 
     def _lines(
-        self, read: Read, pieces: Iterable[Piece], due: Mapping[int, int] | None = None
+        self,
+        read: Read,
+        pieces: Iterable[Piece],
+        due: Mapping[int, int] | None = None,
+        last: int = 0,
     ) -> bytes:
+        """`last`: the messages behind this number are still to be looked at."""
         queue = self._queue(read)
         marks: Mapping[int, Mark] = queue.lane.marks if queue is not None else {}
         told = []
@@ -174,7 +217,7 @@ class Reads:
                 if due is not None:
                     event += b",due=%.3f" % (due[seq] / 1e6)
                 told.append(b"%b ok %b %b %b\n" % (read.request_id, message_id, event, data))
-        told.append(read.request_id + b" ok --end\n")
+        told.append(read.request_id + b" ok --end" + (b" after=%d" % last if last else b"") + b"\n")
         return b"".join(told)
 
 

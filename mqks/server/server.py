@@ -242,6 +242,12 @@ class Server:
             self.settings.auth_timeout_s, self._auth_timeout, client
         )
 
+    def refuse_tls(self, client: Client) -> None:
+        """Close at once: a client waits for its handshake as long as for anything."""
+        reason = "this port does not speak TLS: connect with mqks://, or to tls_port"
+        self._broker.refusals.expel(client.connection, reason)
+        self._expelled(client)
+
     def _auth_timeout(self, client: Client) -> None:
         if client.connection.kept is not None:
             # Its password is being verified, or waits for that.
@@ -651,7 +657,7 @@ async def serve(
     other_files = min(OTHER_FILES, open_files // 2)
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
     wanted, default = settings.connections_max, SETTINGS["connections_max"].default
-    # The default is more than most have use for: that a little of it is missing is no news.
+    # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
     log.event("starting", version=__version__, db=settings.db)

@@ -1,9 +1,8 @@
 """Imports an export into a running server.
 
-The messages of a queue are published under their own events, while the queue is bound only to these
-events; all bindings are imported last. A message would also go to any other queue that is bound to
-its event: if the server has one, the import stops before that message. To avoid this, import all
-messages under another event (`--event`) that no queue is bound to.
+A message is published to its queue alone (`publish --to`), under its own id and event and with its
+attributes, whatever else is bound to the event. All bindings come last, so that a new queue gets
+nothing else meanwhile.
 
 Messages get new numbers and times, and their counts start at 0. Scheduled messages keep their due
 time. A dead letter becomes an ordinary message: the reason of its death is not imported. Delete
@@ -34,8 +33,6 @@ BATCH_BYTES: Final = 256 * 1024
 """Requests that are sent before their replies are read."""
 SHORTEST_TTL_S: Final = 0.001
 """The TTL of messages that have expired since the export."""
-BOUND_MAX: Final = 1000
-"""Events that a queue is bound to at the same time while it is filled."""
 
 
 class Line(NamedTuple):
@@ -247,48 +244,16 @@ class Import:
             self._fill(name, found)
 
     def _fill(self, name: bytes, lines: Iterator[Line]) -> None:
-        """Import all messages of one queue; its temporary bindings in `bound` are removed later."""
-        bound: dict[bytes, bool] = {}
-        try:
-            for line in lines:
-                if name not in self._queues:
-                    raise line.wrong("the line of its queue is missing")
-                message_id, data = line.name("id"), line.data()
-                event = self._event or line.name("event")
-                if event not in bound:
-                    if len(bound) >= BOUND_MAX:
-                        self._unbind(name, bound)
-                    bound[event] = self._must_bind(line, name, event)
-                    if bound[event]:
-                        self._ask(line, b"rebind --confirm %b --add %b" % (name, event))
-                flags = line.flags(time.time())
-                publish = b"%b publish --confirm %b%b %b" % (message_id, flags, event, data)
-                self._put(line, publish)
-                self._counts["messages"] += 1
-        finally:
-            self._unbind(name, bound)
-
-    def _must_bind(self, line: Line, name: bytes, event: bytes) -> bool:
-        """Whether the queue must still be bound to this event, which no other queue may have."""
-        names = {
-            requests.encoded(row["queue"])
-            for row in self._rows(b"bindings %b" % event, "queue", "event", "mask")
-            if row["exists"]
-        }
-        if others := names - {name}:
-            raise line.wrong(
-                f"queue {_shown(min(others))} of this server is bound to its event, too; "
-                "unbind it, import under another --event, or import into another server"
-            )
-        return not names
-
-    def _unbind(self, name: bytes, bound: dict[bytes, bool]) -> None:
-        self._flush()
-        for event, is_ours in bound.items():
-            if is_ours:
-                self._ask(self._last, b"rebind --confirm %b --remove %b" % (name, event))
-        bound.clear()
-        self._flush()
+        """All messages of one queue."""
+        for line in lines:
+            if name not in self._queues:
+                raise line.wrong("its queue was not told before")
+            message_id, data = line.name("id"), line.data()
+            event = self._event or line.name("event")
+            flags = line.flags(time.time())
+            request = b"%b publish --confirm --to=%b %b%b %b"
+            self._put(line, request % (message_id, name, flags, event, data))
+            self._counts["messages"] += 1
 
     def _bind(self, lines: Iterator[Line]) -> None:
         for line in self._wanted(lines, "bindings", "queue"):

@@ -13,32 +13,44 @@ from pathlib import Path
 from tests.chaos.play import Chaos
 
 
-def main() -> int:
+def in_a_line(failure: BaseException) -> str:
+    """Type and text: printed before the traceback, of which a log may hold only the begin."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return " ".join(f"{type(failure).__name__}: {failure}".split())
+
+
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("lives", type=int)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     directory = Path(tempfile.mkdtemp(prefix="mqks-chaos-"))
     print(f"seed {arguments.seed}, in {directory}", flush=True)
-    chaos, begin = Chaos(directory, arguments.seed), time.monotonic()
-    for life in range(arguments.lives):
-        try:
+    chaos, begin, life = Chaos(directory, arguments.seed), time.monotonic(), 0
+    try:
+        for life in range(arguments.lives):
             chaos.live(life)
-        except BaseException:
-            print(f"seed {arguments.seed}, life {life}; kept: {directory}", flush=True)
-            raise
-        if life % 10 == 9 or life == arguments.lives - 1:
-            figures = chaos.figures
-            counts = ", ".join(f"{number:,} {what}" for what, number in figures.counts.items())
-            print(
-                f"{time.monotonic() - begin:7.1f} s: {figures.lives} lives, "
-                f"{figures.killed} killed, {figures.stopped} stopped: {counts}",
-                flush=True,
-            )
-    chaos.end(arguments.lives)
+            _report(chaos, begin, life, arguments.lives)
+        chaos.end(arguments.lives)
+    except BaseException as failure:
+        print(in_a_line(failure))
+        print(f"seed {arguments.seed}, life {life}; kept: {directory}", flush=True)
+        raise
     print("all is drained", flush=True)
     shutil.rmtree(directory)
     return 0
+
+
+def _report(chaos: Chaos, begin_s: float, life: int, lives: int) -> None:
+    if life % 10 == 9 or life == lives - 1:
+        figures = chaos.figures
+        counts = ", ".join(f"{number:,} {what}" for what, number in figures.counts.items())
+        print(
+            f"{time.monotonic() - begin_s:7.1f} s: {figures.lives} lives, "
+            f"{figures.killed} killed, {figures.stopped} stopped: {counts}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

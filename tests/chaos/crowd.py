@@ -51,6 +51,8 @@ class Player:
         self.consumers: dict[bytes, Consumer] = {}
         self.coming: dict[bytes, Consumer] = {}
         """Those whose confirm has not come."""
+        self.replaced: list[Consumer] = []
+        """Those whose id another connection has taken, and that said so."""
         self.wire: Wire
         self.lines: list[bytes] = []
         """What the checker knows already, to be sent with whatever comes next."""
@@ -170,6 +172,8 @@ class Player:
 
         def told(word: bytes, rest: bytes) -> bool:
             if word == b"error":
+                if self._is_replaced(name):
+                    return False
                 if not self.plan.full:
                     raise Violation(f"an error for {name!r}")
                 self.checker.refused(request, maybe=True)
@@ -195,6 +199,8 @@ class Player:
     def came(self, name: bytes, word: bytes, rest: bytes) -> None:
         """A line that is no reply."""
         consumer = self.consumers.get(name)
+        if word == b"error" and self._is_replaced(name):
+            return
         if word != b"ok" or (consumer is None and not rest.startswith(b"--update ")):
             raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:200]!r}")
         if rest.startswith(b"--update "):
@@ -209,6 +215,15 @@ class Player:
 
     def given(self, consumer: Consumer, copy: Copy, retry: int) -> None:
         """A message has been delivered."""
+
+    def _is_replaced(self, name: bytes) -> bool:
+        """Whether an error says that another connection has taken this id. It says so once."""
+        consumer = self.consumers.get(name)
+        if consumer is None or not consumer.broken or consumer.link is not self.wire.link:
+            return False
+        is_first = consumer not in self.replaced
+        self.replaced.append(consumer)
+        return is_first
 
     def _updated(self, consumer: Consumer, rest: bytes) -> None:
         words = rest.split(b" ")[1:]

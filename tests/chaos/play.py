@@ -33,7 +33,7 @@ from tests.chaos.crowd import (
 from tests.chaos.hermit import Hermit
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
-from tests.chaos.ward import DEAD, QUEUE, Ward
+from tests.chaos.ward import QUEUES, Ward
 from tests.chaos.wire import WAIT_S, Life, Wire
 from tests.model import MASK
 from tests.server_process import ServerProcess
@@ -66,7 +66,7 @@ class _Looker:
         rules: dict[str, str | None] = {}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.startswith("n.") or name.encode() in (QUEUE, DEAD):
+            if name.startswith("n.") or name.encode() in QUEUES:
                 continue
             rule = row["rule"]
             rules[name] = None if rule is None else _seconds(rule["delay_s"])

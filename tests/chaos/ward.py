@@ -1,9 +1,9 @@
 """Queues with policies: retries, losses, backoff, delays, ttl, prefetch, and dead letters.
 
 `Book` decides, without IO: what may be where, and how soon. A message is in one of the places
-`ready`, `scheduled` and `dead` from its confirm until it was asked to go; a crash may take back
-only what was not confirmed. `Ward` plays: it publishes, takes, rejects, releases, loses, redrives,
-promotes and cancels. The one rule: where timing leaves two answers, both are right.
+`ready`, `scheduled`, `aside` and `dead` from its confirm until it was asked to go; a crash may
+take back only what was not confirmed. `Ward` plays: it publishes, takes, rejects, releases, loses,
+redrives, promotes, moves and cancels. The one rule: where timing leaves two answers, both hold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.chaos.checker import Violation, payload
 from tests.chaos.plan import LifePlan
 from tests.chaos.wire import Gone, Life, Wire
 
-QUEUE, DEAD = b"ward", b"ward.dead"
+QUEUE, ASIDE, DEAD = QUEUES = b"ward", b"ward.aside", b"ward.dead"
+"""Messages are moved aside and back; only the other two have consumers."""
 EVENT = b"ward.new"
 RETRIES, LOSSES, BACKOFF_S, BACKOFF_MAX_S = 3, 2, 0.05, 0.2
 POLICY = f"--retries={RETRIES} --losses={LOSSES} --backoff={BACKOFF_S},{BACKOFF_MAX_S}"
@@ -197,7 +198,7 @@ class Book:
             "dead": patient.killed,
             "ttl": bool(patient.ttl_s) and letter.died >= patient.sent + patient.ttl_s - CLOCK_S,
         }
-        if letter.queue != QUEUE.decode() or not possible.get(letter.reason):
+        if letter.queue.encode() not in (QUEUE, ASIDE) or not possible.get(letter.reason):
             raise Violation(f"{name!r} cannot have died so: {letter} of {patient}")
 
     def compare(self, places: dict[str, list[Peeked]], *, stopped: bool) -> None:
@@ -252,6 +253,7 @@ class Ward:
             places = {
                 "ready": await self._peek(wire, QUEUE.decode()),
                 "scheduled": await self._peek(wire, f"{QUEUE.decode()} --scheduled"),
+                "aside": await self._peek(wire, ASIDE.decode()),
                 "dead": await self._peek(wire, DEAD.decode()),
             }
             try:
@@ -306,10 +308,11 @@ class Ward:
         self._rng = random.Random(f"{plan.seed} {plan.number} ward")
         try:
             wire = await Wire.open(life, "ward-nurse")
-            queue, dead = QUEUE.decode(), DEAD.decode()
+            queue, aside, dead = (name.decode() for name in QUEUES)
             for line in (
                 f"set_queue --confirm {queue} {POLICY} --dead-letters={dead}",
                 f"subscribe --confirm {queue} {EVENT.decode()}",
+                f"set_queue --confirm {aside} --dead-letters={dead}",
                 f"set_queue --confirm {dead}",
             ):
                 await self._ask(wire, line, lambda rest: True)
@@ -452,19 +455,21 @@ class Ward:
     async def _nurse(self, wire: Wire) -> None:
         """Lets dead letters live again, and what is scheduled join its queue or go."""
         rng, book = self._rng, self.book
+        queue, aside, dead = (name.decode() for name in QUEUES)
+        hastes = f"redrive --confirm {dead}", f"promote --confirm {queue} --all"
+        moves = f"move --confirm {queue} {aside}", f"move --confirm {aside} {queue}"
         while True:
             await asyncio.sleep(rng.uniform(0, 0.15))
             what = rng.random()
             if what < 0.4:
-                line = f"redrive --confirm {DEAD.decode()} --limit={rng.choice([1, 10, 1000])}"
-            elif what < 0.6:
-                line = f"promote --confirm {QUEUE.decode()} --all"
-            else:
                 await self._cancel(wire)
-                continue
-            book.hurries()
-            await self._ask(wire, line, lambda rest: True)
-            book.hurried()
+            elif what < 0.6:
+                line = f"{rng.choice(moves)} --limit={rng.choice([1, 10, 1000])}"
+                await self._ask(wire, line, lambda rest: True)
+            else:
+                book.hurries()
+                await self._ask(wire, rng.choice(hastes), lambda rest: True)
+                book.hurried()
 
     async def _cancel(self, wire: Wire) -> None:
         """One of those that wait for their time, if it still does."""

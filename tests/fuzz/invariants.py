@@ -235,6 +235,7 @@ def _check_sums(broker: Broker) -> None:
     theirs = sum(len(each.consumers) for each in broker.connections.values())
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
     timers = sum(queue.timer is not None for queue in broker.queues.values())
+    timers += broker.tails.is_telling
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
     for budget in (shared.unacked, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")

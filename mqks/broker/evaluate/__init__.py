@@ -1,1 +1,1 @@
-"""`_eval`: the language of its expressions, and what they can see."""
+"""`_eval`: the language of its expressions, and the state that they can read."""

@@ -1,9 +1,9 @@
-"""The read-only Python expressions of `_eval`, for looking into a running broker.
+"""The read-only Python expressions of `_eval`, to inspect a running broker.
 
-The one rule: everything is paid for before it is done. An expression has a budget of steps; a node
+The one rule: everything is paid for before it is done. An expression has a budget of steps. A node
 visited, an item taken and 16 characters of text read or built cost a step each, so one number
-bounds time and memory alike. Nothing is lazy but `range`: generator expressions, `zip`,
-`enumerate` and `reversed` give lists. What is not named in this file does not exist.
+limits time and memory. Only `range` is lazy: generator expressions, `zip`, `enumerate` and
+`reversed` return lists. Only what is named in this file exists.
 """
 
 import ast
@@ -30,7 +30,7 @@ class ExpressionError(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one expression may use."""
+    """Limits of one expression."""
 
     source_bytes_max: int = 4096  # Python's parser recurses in C: this much is safe on 1 MiB.
     nodes_max: int = 2000
@@ -44,9 +44,9 @@ Function = Callable[[Any], Work[Any]]
 LIMITS = Limits()
 RESULT_BYTES_MAX = 64 * 1024
 STEP = 2000
-"""Steps after which the time is looked at: a millisecond or two."""
+"""Steps after which the time is checked: a millisecond or two."""
 PARSE_STEPS = 2000
-"""What reading an expression takes from a shared budget, about."""
+"""Approximate steps that parsing an expression takes from a shared budget."""
 
 
 def evaluate(
@@ -56,9 +56,9 @@ def evaluate(
     limits: Limits = LIMITS,
     budget: "Allowance | None" = None,
 ) -> object:
-    """The value of `source`, a Python expression over `names`; raises nothing but ExpressionError.
+    """The value of `source`, a Python expression over `names`; raises only ExpressionError.
 
-    Several expressions may share a `budget` of steps: what one uses, the next has not.
+    Several expressions may share a `budget` of steps.
 
     An object in `names` shows its public attributes that are data. Each is read once per
     expression, because a property may have to copy. Nothing is ever written.
@@ -73,7 +73,7 @@ def evaluating(
     limits: Limits = LIMITS,
     budget: "Allowance | None" = None,
 ) -> Work[object]:
-    """The same in turns. What the names tell may change between two steps."""
+    """The same in turns. The values of names may change between two steps."""
     steps = limits.steps_max if budget is None else budget.steps
     evaluation = _Evaluation(limits, steps)
     try:
@@ -89,18 +89,18 @@ def evaluating(
             yield GOES_ON
     finally:
         if budget is not None:
-            # Some of it may have been spent on what the names have told.
+            # Reading names may have spent some of it.
             budget.steps -= steps - evaluation.steps
 
 
 def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
-    """`value` as one line, without its end: text as it is, anything else as JSON.
+    """`value` as one line, without its end: text unchanged, anything else as JSON.
 
     Control characters are escaped as in JSON. Sets become sorted lists, bytes become text.
     Raises ExpressionError for what JSON cannot hold and for a line of more than `bytes_max`.
     """
     with _refusals():
-        # An item or a character fills a byte at least: out of steps means out of bytes.
+        # An item or a character takes at least a byte: out of steps means out of bytes.
         plain = _plain(value, Allowance(bytes_max, "the result is too long"))
         text = plain if isinstance(value, str) else _json(plain)
         line = text.translate(_ESCAPES).encode("utf-8", "surrogateescape")
@@ -111,7 +111,7 @@ def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns whatever goes wrong into an ExpressionError, and silences Python's warnings."""
+    """Turns all errors into ExpressionError, and silences Python's warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -149,14 +149,14 @@ class Allowance:
             raise ExpressionError(self.refusal)
 
     def items(self, value: Any) -> Any:
-        """Pays for one walk through `value`, and gives it back."""
+        """Pays for one iteration over `value`, and returns it."""
         if not isinstance(value, _ITERABLE):
             raise ExpressionError(f"{type(value).__name__} has no items")
         self.spend(len(value))
         return value
 
     def weigh(self, value: Any, times: int = 1) -> None:
-        """Pays for reading all of `value`, as comparing, hashing and printing it do.
+        """Pays for reading all of `value`, as comparing, hashing and printing do.
 
         Shared parts count each time they occur: ten small lists can spell out 10**20 items.
         """
@@ -165,7 +165,7 @@ class Allowance:
             inner: Any = value.items() if isinstance(value, Mapping) else [value]
             for items in inner:
                 kinds = {*map(type, items)}
-                if kinds == {int}:  # The same at once, about: there may be many.
+                if kinds == {int}:  # About the same in one step: there may be many.
                     bits = sum(map(int.bit_length, items))
                     self.spend((len(items) + bits // 64) * times)
                 elif kinds == {str}:
@@ -175,13 +175,13 @@ class Allowance:
                         self.weigh(item, times)
 
     def search(self, text: str | bytes, needles: Iterable[Any]) -> None:
-        """Pays for looking through `text`; at worst each needle is compared at each place."""
+        """Pays for searching `text`; in the worst case each needle is compared at each place."""
         width = sum(len(needle) for needle in needles if isinstance(needle, str | bytes))
         self.spend(1 + len(text) * (16 + width) // 256)
 
 
 class _Evaluation(Allowance):
-    """One walk through one expression."""
+    """One evaluation of one expression."""
 
     def __init__(self, limits: Limits, steps: int) -> None:
         super().__init__(steps, "the expression takes too many steps")
@@ -267,7 +267,7 @@ class _Evaluation(Allowance):
         raise ExpressionError(f"not known or not allowed: {ast.unparse(node)}"[:200])
 
     def mapping(self, pairs: Iterable[Any]) -> Work[dict[Any, Any]]:
-        """A dict of `pairs`. Keys of one hash are compared in turn, so each pays for the others."""
+        """A dict of `pairs`. Keys with one hash are compared in turn: each pays for the others."""
         result: dict[Any, Any] = {}
         alike: dict[int, int] = {}
         for key, value in pairs:
@@ -285,13 +285,13 @@ class _Evaluation(Allowance):
         return {*(yield from self.mapping((item, None) for item in items))}
 
     def attribute(self, owner: Any, name: str) -> Work[Any]:
-        # What Python itself brings (frames, code, modules) leads out of here by public names.
+        # Python's own objects (frames, code, modules) have public names that lead out of here.
         if name.startswith("_") or type(owner).__module__ == "builtins":
             raise ExpressionError(f"{type(owner).__name__} has no attribute {name}")
         key = id(owner), name
-        if key not in self.attributes:  # The owner is kept too, so that its id stays its own.
+        if key not in self.attributes:  # The owner is stored too, so that its id is not reused.
             value = getattr(owner, name)
-            if isinstance(value, Generator):  # What is large is told in steps.
+            if isinstance(value, Generator):  # Large values are made in steps.
                 value = yield from value
             self.attributes[key] = owner, value
         value = self.attributes[key][1]
@@ -315,7 +315,7 @@ class _Evaluation(Allowance):
     def collect(
         self, loops: list[ast.comprehension], scope: Scope, *parts: ast.expr
     ) -> Work[list[Any]]:
-        """The values of `parts` for each turn of the `for` and `if` clauses."""
+        """The values of `parts` for each iteration of the `for` and `if` clauses."""
         values: list[Any] = []
         yield from self.loop(loops, scope, parts, values)
         return values
@@ -328,9 +328,9 @@ class _Evaluation(Allowance):
         values: list[Any],
         depth: int = 0,
     ) -> Work[None]:
-        """Each turn binds its names in `scope`, ever the same."""
+        """Each iteration binds its names in the same `scope`."""
         if depth == len(loops):
-            self.spend(depth)  # Each turn comes up through all the loops around it.
+            self.spend(depth)  # Each iteration passes all the loops around it.
             for part in parts:
                 values.append((yield from self.visit(part, scope)))
             return
@@ -391,14 +391,14 @@ class _Evaluation(Allowance):
             case ((ast.In() | ast.NotIn()), Mapping() | AbstractSet()):
                 self.weigh(left)
             case ((ast.In() | ast.NotIn()), range()) if type(left) in (int, bool):
-                pass  # All else is compared with each number.
+                pass  # Other values are compared with each number.
             case _:
                 self.weigh(left)
                 self.weigh(right)
         return _OPERATORS[type(op)](left, right)
 
     def function(self, arguments: ast.arguments, body: ast.expr, scope: Scope) -> Function:
-        """A lambda of one argument. Its body is paid for with each call; nothing can name it, so it
+        """A lambda with one argument. Its body is paid for at each call. It has no name, so it
         never calls itself."""
         match arguments:
             case ast.arguments([], [ast.arg(name)], None, [], [], None, []) if name[0] != "_":
@@ -433,12 +433,12 @@ class _Evaluation(Allowance):
                 return (yield from self.mapping(pairs))
             case (("max" | "min" | "sorted"), [first, *rest]):
                 items = self.items(args if rest else first)
-                # Comparing is an eighth of a step, or less, and is done so often for each item.
+                # A comparison is an eighth of a step, or less, and is done this often per item.
                 times = 1 + len(items).bit_length() // 8 if name == "sorted" else 1
                 items = [*items]
                 keys = yield from self.keys(items, options.get("key"), times)
                 args, options = [items], {**options, "key": lambda _: next(keys)}
-            case "sum", [items, *start]:  # Of lists it would take quadratic time.
+            case "sum", [items, *start]:  # For lists it would take quadratic time.
                 numbers = (*self.items(items), *start, *options.values())
                 if not all(issubclass(kind, int | float) for kind in {*map(type, numbers)}):
                     raise ExpressionError("sum adds numbers only")
@@ -455,11 +455,11 @@ class _Evaluation(Allowance):
                 pass  # round(n, -digits) computes 10**digits.
             case _:
                 raise ExpressionError(f"{name} is not a function of these arguments")
-        result = getattr(builtins, name)(*args, **options)  # Only the names above come so far.
+        result = getattr(builtins, name)(*args, **options)  # Only the names above get here.
         return [*result] if isinstance(result, Iterator) else result
 
     def keys(self, items: list[Any], key: Function | None, times: int) -> Work[Iterator[Any]]:
-        """What is compared for each of them, in their order; pays for so many comparisons."""
+        """The value to compare for each item, in order; pays for this many comparisons."""
         values = []
         for item in items:
             value = item if key is None else (yield from key(item))
@@ -513,7 +513,7 @@ _METHODS = (
     (list | tuple, "count index"),
     (set | frozenset, "union intersection difference issubset issuperset"),
 )
-_CODECS = frozenset({"utf-8", "ascii", "latin-1"})  # To look up others may import a module.
+_CODECS = frozenset({"utf-8", "ascii", "latin-1"})  # Others may import a module.
 _REPAIRS = frozenset({"strict", "ignore", "replace", "backslashreplace", "surrogateescape"})
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -546,7 +546,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def _size(value: Any) -> int:
-    """The steps of a shallow copy. This also turns away whatever is not plain data."""
+    """The steps of a shallow copy. This also refuses whatever is not plain data."""
     match value:
         case None | float() | Items() | Flag():
             return 1
@@ -560,7 +560,7 @@ def _size(value: Any) -> int:
 
 
 def _plain(value: Any, budget: Allowance) -> Any:
-    """`value` in terms of JSON."""
+    """`value` as JSON values."""
 
     def plain(items: Iterable[Any]) -> Iterator[Any]:
         for item in items:

@@ -1,8 +1,8 @@
-"""What an expression of `_eval` can see of the broker.
+"""The state of the broker that an expression of `_eval` can read.
 
-The one rule: every attribute is a plain value made when it is asked for, and paid for; changing it
-changes nothing. What is told of each queue, consumer or connection is made when that one is looked
-at.
+The one rule: every attribute is a plain value, made when it is read, and paid for; changing it
+changes nothing in the broker. The value for each queue, consumer or connection is made when that
+one is read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,13 +25,13 @@ def _text(name: bytes) -> str:
 
 
 def _held(consumer: Consumer) -> list[str]:
-    """Ids of the messages that it holds, one as often as it is held."""
+    """Ids of its unacked messages, each as often as it is unacked."""
     later = (repeat(each, len(found)) for each, found in consumer.repeated.items())
     return [*map(_text, consumer.unacked), *map(_text, chain.from_iterable(later))]
 
 
 class View(Mapping[K, V], Generic[K, V]):
-    """What `tell` makes of each of these things, which costs its size."""
+    """The value that `tell` makes for each key; it costs its size."""
 
     __slots__ = ("_pay", "_tell", "_things")
 
@@ -49,7 +49,7 @@ class View(Mapping[K, V], Generic[K, V]):
     def __iter__(self) -> Iterator[Any]:
         for key in list(self._things):
             if key not in self._things:
-                continue  # It went while the expression waited for its next turn.
+                continue  # It was removed while the expression waited for its next turn.
             yield _text(key) if isinstance(key, bytes) else key
 
     def __contains__(self, key: object) -> bool:
@@ -66,14 +66,14 @@ def _bytes(text: str) -> bytes:
 
 
 class State:
-    """Names and meanings are told in `docs/protocol.md`."""
+    """`docs/protocol.md` describes the attributes."""
 
     __slots__ = ("_broker", "_pay")
 
     def __init__(self, broker: Broker, pay: Callable[[int], None]) -> None:
         self._broker = broker
         self._pay = pay
-        """Takes the steps that something costs, and raises when there are no more."""
+        """Pays for steps, and raises if there are no more."""
 
     def _view(self, things: Mapping[Any, Any], tell: Callable[[Any], V]) -> View[Any, V]:
         return View(self._pay, things, tell)
@@ -100,22 +100,22 @@ class State:
 
     @property
     def commands_put(self) -> int:
-        """Commands sent to other workers: there are none."""
+        """Commands sent to other workers: always 0."""
         return 0
 
     @property
     def commands_got(self) -> int:
-        """Commands that came from other workers."""
+        """Commands received from other workers: always 0."""
         return 0
 
     @property
     def commands_to_workers(self) -> dict[int, Items]:
-        """Worker → commands that wait for it: there is no other one."""
+        """Worker → commands that wait for it: there are no other workers."""
         return {}
 
     @property
     def queues(self) -> Mapping[str, Items]:
-        """Queue → its waiting messages, as something that has a length."""
+        """Queue → its ready messages, as an object with a length."""
         return self._view(self._broker.queues, lambda queue: Items(queue.ready))
 
     @property
@@ -125,7 +125,7 @@ class State:
 
     @property
     def queues_to_delete_when_unused(self) -> dict[str, float | None]:
-        """Queue with a delete rule → its delay in seconds, None where there is none."""
+        """Queue with a delete rule → its delay in seconds, None without a delay."""
         self._pay(len(self._broker.queues) // 4)
         return {
             _text(name): rule.delay_s
@@ -167,7 +167,7 @@ class State:
 
     @property
     def consumers_by_queues(self) -> Mapping[str, list[str]]:
-        """Queue → its consumers' ids, in the order they came."""
+        """Queue → ids of its consumers, in order of attachment."""
         return self._view(
             self._broker.queues,
             lambda queue: [_text(consumer.id) for consumer in queue.consumers],
@@ -190,7 +190,7 @@ class State:
 
     @property
     def messages_by_consumer_ids(self) -> Work[dict[str, list[str]]]:
-        """Consumer with manual ack → ids of the messages that it holds."""
+        """Consumer with manual ack → ids of its unacked messages."""
         holding = [each for each in self._broker.consumers.values() if each.manual_ack]
         self._pay(len(self._broker.consumers) // 4)
         ids: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What stands in an expression of `_eval` for things that have methods.
+"""Values of an expression of `_eval` that have methods.
 
 The one rule: a view holds one plain value, and an expression can call those of its methods that
 `expression.py` names, no others.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Items:
-    """So many things that wait, none of which is told."""
+    """A number of waiting things, without the things themselves."""
 
     _count: int
 
@@ -25,7 +25,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Flag:
-    """Whether something is so."""
+    """A boolean."""
 
     _value: bool
 

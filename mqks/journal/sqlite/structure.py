@@ -54,7 +54,7 @@ def schema_damage(db: sqlite3.Connection) -> list[Damage]:
     ((version,),) = db.execute("pragma user_version")
     found = _tables(db)
     damage = [
-        Damage(f"table {name}", "is not as it was made" if name in found else "is missing")
+        Damage(f"table {name}", "differs from the schema" if name in found else "is missing")
         for name, sql in _schema(version).items()
         if found.get(name) != sql
     ]

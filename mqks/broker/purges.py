@@ -1,0 +1,46 @@
+"""`purge` of some messages: those that are chosen leave the queue, wherever in it they are.
+
+The one rule: a message that waits no more when its turn comes, because a consumer has got it, is
+left alone and not counted.
+"""
+
+from collections.abc import Sequence
+
+from mqks.broker.moves import some_bodies, waiting
+from mqks.broker.queue import Queue
+from mqks.broker.selection import Chosen
+from mqks.broker.turns import GOES_ON, Work
+
+
+def purge_some(queue: Queue, chosen: Chosen, limit: int) -> Work[int]:
+    """Drop the chosen ones of the waiting messages, so many at most; return how many."""
+    lane, count = queue.lane, 0
+    for numbers in waiting(lane, lane.next_seq):
+        left: Sequence[int] = chosen.by_age(queue, numbers)
+        while left and count < limit and not lane.deleted:
+            if chosen.needs_bodies:
+                lines, left = yield from some_bodies(queue, left, lane.body)
+                found = [*(yield from chosen.by_body(sorted(lines.items())))]
+            else:
+                found, left = [*left], ()
+            count += _drop(queue, found, limit - count)
+            yield GOES_ON
+            left = [*filter(lane.is_waiting, left)]
+        if count >= limit or lane.deleted:
+            break
+        yield GOES_ON
+    return count
+
+
+def _drop(queue: Queue, numbers: list[int], limit: int) -> int:
+    """Drop those of them that still wait; return how many."""
+    lane = queue.lane
+    if lane.deleted:
+        return 0
+    gone = [number for number in numbers if lane.is_waiting(number)][:limit]
+    for number in gone:
+        lane.take_out(number)
+    lane.settle(gone)
+    if gone:
+        queue.deliver()
+    return len(gone)

@@ -1,0 +1,246 @@
+"""Some messages of a queue: purged, moved, requeued and looked at by event, id and age."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqks import InvalidRequest, RequestFailed, connect_blocking
+from mqks.broker import lane as lane_module
+from mqks.broker.purges import purge_some
+from mqks.broker.selection import Chosen
+from mqks.limits import SEQ_MAX, STEP_MESSAGES
+from mqks.protocol.requests import Selection
+from mqks.testing import Broker
+from tests.fuzz.disk import Disk
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.skins import SKINS
+from tests.test_commands_client import Shell
+from tests.test_moves import World, filled, names
+from tests.waiting import WAIT_S
+
+
+@pytest.fixture(params=SKINS)
+def connect(request: pytest.FixtureRequest) -> Any:
+    return SKINS[request.param]
+
+
+STEPS = st.lists(
+    st.sampled_from(["purge", "purge", "page", "commit", "take", "publish", "give back", "delete"]),
+    max_size=40,
+)
+
+
+@given(steps=STEPS, memory_bytes=st.sampled_from([0, 1 << 20]), limit=st.integers(1, 8))
+def test_a_purge_counts_what_it_drops_whoever_else_takes_messages(
+    steps: list[str], memory_bytes: int, limit: int
+) -> None:
+    """Between two of its steps consumers take messages and give them back, pages come, and the
+    queue may be deleted; what it asks of the disk comes late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane_module, "SCARCE_BYTES", 100)
+        world = World(Disk(), memory_bytes)
+        world.send(b"s subscribe from good bad")
+        world.send(*(b"m%d publish %b x" % (n, (b"good", b"bad")[n % 2]) for n in range(8)))
+        world.commit()
+        queue, published = world.broker.queues[b"from"], count(100)
+        work = purge_some(queue, Chosen(Selection(b"bad"), 0), limit)
+        purged = 0
+        is_deleted = False
+
+        def step() -> None:
+            nonlocal purged
+            try:
+                next(work)
+            except StopIteration as end:
+                purged = end.value or purged
+
+        for what in steps:
+            match what:
+                case "purge":
+                    step()
+                case "page":
+                    world.page()
+                case "commit":
+                    world.commit()
+                case "take":
+                    world.send(b"c consume from --manual-ack --prefetch=2")
+                case "give back":
+                    world.send(b"d delete_consumer c")
+                case "publish":
+                    world.send(b"m%d publish bad x" % next(published))
+                case "delete" if not is_deleted:
+                    world.send(b"x delete_queue from")
+                    is_deleted = True
+        for _ in range(40):
+            step()
+            world.page()
+            world.commit()
+        if is_deleted:
+            return
+        world.send(b"d delete_consumer c")
+        for _ in range(10):
+            world.page()
+            world.commit()
+        left = names(world.messages(b"from"))
+        assert purged <= limit
+        assert 8 + next(published) - 100 - purged == len(left)
+        assert {0, 2, 4, 6} <= {*left}
+        assert queue.ready == len(left)
+
+
+def test_no_step_of_a_purge_drops_more_than_a_thousand() -> None:
+    world = filled(Disk(), 5 * STEP_MESSAGES)
+    queue = world.broker.queues[b"from"]
+    before = queue.ready
+    for _ in purge_some(queue, Chosen(Selection(b"**"), 0), SEQ_MAX):
+        assert before - queue.ready <= STEP_MESSAGES
+        before = queue.ready
+        world.commit()
+        world.page()
+    assert queue.ready == 0
+    assert world.messages(b"from") == []
+
+
+def test_a_mask_is_compared_with_few_events_in_a_step() -> None:
+    lines = [(number, b"m event=e%d x" % number) for number in range(1000)]
+    steps = list(Chosen(Selection(b"e*"), 0).by_body(lines))
+    assert len(steps) > 10
+
+
+@pytest.mark.anyio
+async def test_clients_choose_messages(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["a.x", "a.y", "b"])
+        await client.publish_many(
+            ((event, f"{n}") for n in range(7) for event in ("a.x", "a.y", "b")), id_prefix="m"
+        )
+
+        async def ids(**selection: Any) -> list[str]:
+            return [peeked.id for peeked in await client.peek("q", **selection)]
+
+        assert await ids(event="a.*", limit=3) == ["m-1", "m-2", "m-4"]
+        assert await ids(id="m-3") == ["m-3"]
+        assert await ids(id="m-3", event="a.*") == []
+        assert len(await ids(older_s=0)) == 21
+        assert await ids(older_s=1000) == []
+        assert await client.purge("q", event="b", limit=2) == 2
+        assert await client.purge("q", older_s=1000) == 0
+        assert await client.purge("q", id="m-1") == 1
+        assert await client.move("q", "p", id="m-2") == 1
+        assert await client.move("q", "p", event="*.x", older_s=0) == 6
+        assert await ids(event="b", limit=1) == ["m-9"]
+        async with client.consume("q", manual_ack=True, prefetch=0) as consumer:
+            held = [await consumer.receive(WAIT_S) for _ in range(11)]
+            consumer_id = held[0].consumer_id.decode()
+            assert await client.requeue(consumer_id, event="b") == 5
+            again = [await consumer.receive(WAIT_S) for _ in range(5)]
+            assert {(each.event, each.retry) for each in again} == {("b", 1)}
+            assert await client.requeue(consumer_id, id="m-5") == 1
+            assert await client.requeue(consumer_id, older_s=1000) == 0
+            assert await client.requeue(consumer_id) == 11
+        assert await client.purge("q") == 11
+        for wrong in ({"event": "a b"}, {"id": ""}, {"older_s": -1}):
+            with pytest.raises(InvalidRequest):
+                await client.purge("q", **wrong)
+        with pytest.raises(RequestFailed):
+            await client.purge("q", scheduled=True, event="b")
+
+
+@pytest.mark.anyio
+async def test_peek_finds_one_of_many_on_disk(connect: Any, tmp_path: Path) -> None:
+    """It asks again and again, of a part at a time; what is scheduled is found apart."""
+    with ServerProcess(tmp_path / "mqks.db", "--memory-bytes", "1MiB") as server:
+        async with connect(server.url) as client:
+            await client.subscribe("q", ["common", "rare"])
+            every = (("rare" if n % 9000 == 8999 else "common", "x" * 50) for n in range(30_000))
+            await client.publish_many(every, id_prefix="m")
+            await client.publish("rare", "later", id="later", delay_s=1000, confirm=True)
+            found = await client.peek("q", event="rare", limit=10)
+            assert [each.id for each in found] == ["m-9000", "m-18000", "m-27000"]
+            assert [each.id for each in await client.peek("q", id="m-29999")] == ["m-29999"]
+            assert [
+                each.id for each in await client.peek("q", event="rare", limit=1, after=9000)
+            ] == ["m-18000"]
+            later = await client.peek("q", scheduled=True, event="rare")
+            assert [each.id for each in later] == ["later"]
+            assert await client.peek("q", scheduled=True, event="common") == []
+            assert await client.purge("q", event="rare") == 3
+            assert await client.move("q", "p", id="m-15000") == 1
+            assert await client.purge("q", event="*") == 29_996
+        with LineClient(server.address) as line:
+            told = json.loads(line.ask(b"s stats").removeprefix(b"s ok "))
+            assert told["messages_ready"] == 1
+            assert told["messages_scheduled"] == 1
+
+
+def test_an_answer_of_peek_says_where_it_goes_on(mqks_broker: Broker) -> None:
+    with (
+        connect_blocking(mqks_broker.url) as client,
+        LineClient(("127.0.0.1", mqks_broker.port)) as k,
+    ):
+        client.subscribe("q", ["e"])
+        client.publish_many((("e", "x") for _ in range(10_001)), id_prefix="m")
+        assert k.ask(b"p peek q --id=nobody") == b"p ok --end after=10000"
+        assert k.ask(b"p peek q --id=nobody --after=10000") == b"p ok --end"
+        k.send(b"p peek q --event=e --limit=2\n")
+        assert [k.line().split(b" ")[2] for _ in range(2)] == [b"m-1", b"m-2"]
+        assert k.line() == b"p ok --end after=2"
+        k.send(b"p peek q --limit=1\n")
+        assert k.line().startswith(b"p ok m-1 ")
+        assert k.line() == b"p ok --end", "old clients know no other end"
+
+
+def test_what_is_older(mqks_broker: Broker) -> None:
+    with connect_blocking(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", "old", confirm=True)
+        time.sleep(1.1)
+        client.publish("e", "new", confirm=True)
+        assert [each.text for each in client.peek("q", older_s=1)] == ["old"]
+        assert client.move("q", "p", older_s=1) == 1
+        # What is moved joins the other queue now.
+        assert client.purge("p", older_s=1) == 0
+        assert client.purge("q", older_s=1) == 0
+        assert client.purge("q", older_s=0) == 1
+
+
+def test_commands_choose_messages(db: Path, tmp_path: Path) -> None:
+    with ServerProcess(db) as server, connect_blocking(server.url) as client:
+        shell = Shell(server.url, tmp_path)
+        client.subscribe("q", ["a.x", "b"])
+        for number in range(4):
+            client.publish("a.x", "1", id=f"a{number}", confirm=True)
+            client.publish("b", "2", id=f"b{number}", confirm=True)
+        assert shell("purge", "q", "--event", "a.*", "--limit", 1) == (
+            0,
+            b"1 message purged\n",
+            b"",
+        )
+        assert shell("purge", "q", "--id", "b0") == (0, b"1 message purged\n", b"")
+        assert shell("purge", "q", "--older", 1000) == (0, b"0 messages purged\n", b"")
+        assert shell("move", "q", "p", "--id", "b1") == (0, b"1 message moved\n", b"")
+        assert shell("purge", "q", "--scheduled", "--id", "b1")[0] == 64
+        with client.consume("q", manual_ack=True, prefetch=0) as consumer:
+            held = [consumer.receive(WAIT_S) for _ in range(5)]
+            name = held[0].consumer_id.decode()
+            requeued = shell("requeue", name, "--event", "b")
+            assert requeued == (0, b"2 messages requeued\n", b"")
+            code, out, err = shell("requeue", name, "--older", 0, "--json")
+            assert (code, err) == (0, b"")
+            assert json.loads(out) == {
+                "consumer": name,
+                "event": None,
+                "older_s": 0,
+                "requeued": 5,
+            }
+            for words in ([], ["--all", "--event", "b"], ["m1", "--older", 1]):
+                assert shell("requeue", name, *words)[0] == 64
