@@ -29,6 +29,7 @@ from mqks.commands.options import (
     AddMask,
     AsJson,
     EventMask,
+    MessageId,
     Older,
     Replace,
     Url,
