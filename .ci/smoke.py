@@ -60,7 +60,8 @@ def page(url: str) -> None:
 
 
 def main(mqks: str, directory: str) -> None:
-    command = [mqks, "serve", "--port", "0", "--http-port", "0", "--db", str(Path(directory, "smoke.db"))]
+    database = Path(directory, "smoke.db")
+    command = [mqks, "serve", "--port", "0", "--http-port", "0", "--db", str(database)]
     with subprocess.Popen(
         command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -92,8 +92,8 @@ class BrokerProcess:
     """`mqks serve` as a process; a context in which it runs.
 
     `flags` are added to its command line, `environment` to its environment; the web page is off by
-    default. Between `stop` and `start` the port stays the same. An exception that leaves the context
-    gets the end of the broker's log as a note.
+    default. Between `stop` and `start` the port stays the same. An exception that leaves the
+    context gets the end of the broker's log as a note.
     """
 
     def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:

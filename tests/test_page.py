@@ -336,9 +336,21 @@ def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> 
         assert code(wanted, Sec_Fetch_Site="cross-site") == 403
         assert code(wanted, Host="evil.example") == 421
         assert client.request("stats", "queue", "orders")
+        behind_proxy = {"Origin": "https://broker.example", "Sec_Fetch_Site": "same-origin"}
+        assert code(wanted | {"queue": "other"}, **behind_proxy) == 200
         assert code(wanted) == 200
         with pytest.raises(mqks.RequestFailed):
             client.request("stats", "queue", "orders")
+
+
+def test_behind_tls_the_cookie_is_for_tls_only(server: ServerProcess) -> None:
+    def cookie(**headers: str) -> str:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        with urlopen(Request(web_url(server), headers=named)) as answer:
+            return str(answer.headers["Set-Cookie"])
+
+    assert "; Secure" not in cookie()
+    assert "; Secure" in cookie(X_Forwarded_Proto="https")
 
 
 def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_path: Path) -> None:

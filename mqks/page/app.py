@@ -142,7 +142,7 @@ class Page:
             except ClientError as failure:
                 return self._failed(503, str(failure), session)
             if token is not None:
-                _set_cookie(response, token)
+                _set_cookie(request, response, token)
             return response
 
         return guarded
@@ -151,10 +151,7 @@ class Page:
         """An answer for who asks under another name (DNS rebinding), or from another site."""
         if self._hosts is not None and request.headers.get("host", "") not in self._hosts:
             return self._failed(421, "This host name is not the broker's.")
-        site = request.headers.get("sec-fetch-site", "none")
-        if request.method == "POST" and not (
-            site in ("same-origin", "none") and _has_own_origin(request.headers)
-        ):
+        if request.method == "POST" and not _is_own(request.headers):
             return self._failed(403, "This request came from another site.")
         return None
 
@@ -174,7 +171,8 @@ class Page:
             cookie = await self._sessions.begin(credentials)
         except ClientError as failure:
             return self._shown("login.html", None, 403, reason=refusal(failure))
-        return _set_cookie(_secured(RedirectResponse("/", status_code=303)), cookie)
+        response = _secured(RedirectResponse("/", status_code=303))
+        return _set_cookie(request, response, cookie)
 
     async def _logout(self, request: Request) -> Response:
         if refused := self._foreign(request):
@@ -322,13 +320,18 @@ def _secured(response: Response) -> Response:
     return response
 
 
-def _set_cookie(response: Response, token: str) -> Response:
-    response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+def _set_cookie(request: Request, response: Response, token: str) -> Response:
+    with_tls = request.url.scheme == "https"
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=with_tls)
     return response
 
 
-def _has_own_origin(headers: Headers) -> bool:
-    origin = headers.get("origin")
+def _is_own(headers: Headers) -> bool:
+    """Whether a form came from this page. Behind a proxy only the browser knows the host name that
+    both have."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site in ("same-origin", "none")
     return origin is None or origin.partition("://")[2] == headers.get("host")
 
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from math import inf
 
@@ -481,7 +482,6 @@ class Server:
         return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
-        # Loaded only where it is wanted.
         from mqks.server import http
 
         await http.serve(
@@ -660,6 +660,9 @@ async def serve(
     # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
+    if settings.has_http:
+        # Loaded only where it is wanted, and before there are clients that it would hold up.
+        import_module("mqks.server.http")
     log.event("starting", version=__version__, db=settings.db)
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
