@@ -294,6 +294,14 @@ class Server:
         client.lingers = True
         self._end(client)
 
+    def _close_expelled(self) -> None:
+        """Close the connections that others have expelled."""
+        expelled, self._broker.shared.expelled = self._broker.shared.expelled, []
+        for connection in expelled:
+            client = self._clients.get(connection.id)
+            if client is not None and not client.ended:
+                self._expelled(client)
+
     def _crowded_out(self, client: Client) -> None:
         """Close an unauthenticated client to admit a newer one."""
         reason = "closed to admit a newer connection, because it had not authenticated"
@@ -362,6 +370,8 @@ class Server:
         self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
         self._turn_bytes = 0
         shared = broker.shared
+        if shared.expelled:
+            self._close_expelled()
         touched, shared.touched = shared.touched, []
         end_s = time.monotonic() + CHUNK_S
         for number, connection in enumerate(touched):
