@@ -19,10 +19,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 import mqks
+from mqks.page.live import WATCHERS_MAX
 from mqks.settings import PAGE_PORT
 from mqks.users import User, hash_password
+from tests.line_client import LineClient
 from tests.server_process import ServerProcess
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from axe_playwright_python.sync_playwright import Axe
@@ -268,13 +270,57 @@ def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> 
             consumer.receive()
             page.goto("/consumers")
             expect(page.get_by_role("link", name="orders")).to_be_visible()
-            expect(page.locator("#rows td:nth-child(6)")).to_have_text("1")
+            expect(page.locator("#rows td:nth-child(8)")).to_have_text("1")
             page.goto("/connections")
             expect(page.locator("#rows")).to_contain_text("127.0.0.1:")
+            page.goto("/queue?name=orders")
+            held = page.get_by_role("region", name="Unacked messages")
+            expect(held).to_contain_text("order.new")
         with pytest.raises(mqks.RequestFailed):
             client.request("dance")
         page.goto("/errors")
         expect(page.locator("#rows")).to_contain_text("dance")
+
+
+def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+    with LineClient(server.address) as other:
+        assert other.ask(b"n set_name --confirm worker-7") == b"n ok "
+        assert other.ask(b"c consume --confirm orders --manual-ack") == b"c ok "
+        page.goto("/connections?filter=127.0.0.1")
+        row = page.locator("#rows tr", has_text="worker-7")
+        row.get_by_role("link").click()
+        expect(page.get_by_role("main")).to_contain_text("c of orders, 0 unacked")
+        number = page.url.rpartition("=")[2]
+        sure(page, "Close connection", f"Connection {number} closed.")
+        assert other.line().startswith(b"- error ")
+        with pytest.raises(EOFError):
+            other.line()
+    page.goto("/errors")
+    expect(page.locator("#rows")).to_contain_text("(close_connection)")
+    # The server waits for a moment whether it reads the error.
+    until(lambda: getattr(page.goto(f"/connection?number={number}"), "status", 0) == 404)
+    expect(page.get_by_role("alert")).to_have_text(f"There is no connection {number}.")
+
+
+def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
+    flags = ("--http-port", "0", "--page", "read", "--queues-max", "4")
+    with ServerProcess(db, *flags) as server, client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x", confirm=True)
+        pages = opened(browser, server)
+        page = next(pages)
+        page.goto("/limits")
+        first = page.locator("#rows tr").first
+        expect(first).to_have_text(re.compile(r"queues_max\s*25\.0%\s*1\s*4"))
+        messages = page.locator("#rows tr", has_text="queue_messages_max")
+        expect(messages).to_contain_text("queue orders")
+        client.subscribe("others", ["other.new"])
+        expect(first).to_have_text(re.compile(r"queues_max\s*50\.0%\s*2\s*4"))
+        assert page.get_by_role("link", name="Users").count() == 0
+        for _ in pages:
+            pass
 
 
 def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
@@ -380,6 +426,10 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         expect(page.get_by_role("alert")).to_contain_text("may not look")
         log_in("boss", "open-sesame")
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        page.goto("/users")
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(page.locator("#rows tr").first).to_have_text(re.compile(r"boss\s*\*\*"))
+        assert password not in page.content()
         page.goto("/publish")
         page.get_by_label("Event", exact=True).fill("order.new")
         page.get_by_role("button", name="Publish", exact=True).click()
@@ -419,6 +469,8 @@ def test_screen_readers_keyboards_and_narrow_screens(
             "/queue?name=orders",
             "/consumers",
             "/connections",
+            "/connection?number=1",
+            "/limits",
             "/publish",
         ):
             page.goto(path)
@@ -432,6 +484,45 @@ def test_screen_readers_keyboards_and_narrow_screens(
         page.keyboard.press("Enter")
         assert page.evaluate("location.hash") == "#main"
         context.close()
+
+
+def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
+    host, _, port = web_url(server).removeprefix("http://").partition(":")
+
+    def watch(number: int) -> tuple[socket.socket, Any]:
+        peer = socket.create_connection((host, int(port)), WAIT_S)
+        path = f"/events?table=queues&sort=ready&filter={number % 10}&first={number}"
+        peer.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{cookie}\r\n".encode())
+        lines = peer.makefile("rb")
+        return peer, lines
+
+    with urlopen(web_url(server)) as answer:
+        cookie = f"Cookie: {answer.headers['Set-Cookie'].partition(';')[0]}\r\n"
+    with client_of(server) as client:
+        for number in range(20):
+            client.subscribe(f"queue-{number}", ["order.new"])
+        pages = [watch(number) for number in range(WATCHERS_MAX)]
+        assert {lines.readline() for _, lines in pages} == {b"HTTP/1.1 200 OK\r\n"}
+        more, lines = watch(0)
+        assert lines.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+        more.close()
+        client.publish_many(("order.new", n) for n in range(2_000))
+        for _, lines in pages[:100]:
+            until(lambda lines=lines: b'"2,000"' in lines.readline())  # type: ignore[misc]
+        # Those that are gone, also in the middle of an event, make room for others.
+        for peer, lines in pages:
+            lines.close()
+            peer.close()
+
+        def is_let_in() -> bool:
+            peer, lines = watch(0)
+            with peer, lines:
+                return bool(lines.readline() == b"HTTP/1.1 200 OK\r\n")
+
+        until(is_let_in)
+        assert client.ping("x") == "x"
+    assert "http_failed" not in server.log
+    assert "page_failed" not in server.log
 
 
 def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:

@@ -150,8 +150,9 @@ def policy_values(policy: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _close(client: AsyncClient, form: Form) -> str:
-    await client.request("close_connection", "--confirm", form["connection"])
-    return f"Connection {text(form['connection'])} closed."
+    number = form["connection"]
+    count = await client.request("close_connection", "--confirm", number)
+    return f"Connection {text(number)} closed." if count != "0" else "It was closed already."
 
 
 ACTIONS: Final = {

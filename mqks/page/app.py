@@ -5,8 +5,9 @@ session, and for every change a token that only our own forms know.
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -30,7 +31,8 @@ from mqks.client.messages import Peeked
 from mqks.inspection.text import time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, POLICY_FIELDS, policy_values
-from mqks.page.live import RATES, Live
+from mqks.page.limits import NEEDS, rows
+from mqks.page.live import RATES, ROWS_MAX, Derived, Live, rows_of
 from mqks.page.overview import GROUPS, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 
@@ -52,6 +54,8 @@ STATIC: Final = {
     "icon.svg": "image/svg+xml",
 }
 FORM_BYTES_MAX: Final = 64 * 1024
+HELD_LIMIT: Final = "--limit=100"
+"""Unacked messages of a queue on its page."""
 MESSAGES: Final = 20
 """Messages of a queue on one page."""
 DATA_BYTES_MAX: Final = 4096
@@ -61,22 +65,30 @@ Handler = Callable[[Request, Session], Awaitable[Response]]
 
 
 class Page:
-    """`open_stream` connects to the broker. With `may_act` the page offers what its users may do;
-    otherwise it only shows. `hosts` are the host names, with ports, under which
-    browsers may ask; None: any."""
+    """`open_stream` connects to the broker. `users` returns names and permissions; None: there are
+    no users. `limits` are the values of the settings. With `may_act` the page offers what its users
+    may do; otherwise it only shows. `hosts` are the host names, with ports, under which browsers
+    may ask; None: any."""
 
     def __init__(
         self,
         open_stream: Opener,
         *,
-        with_users: bool,
+        users: Callable[[], Sequence[tables.Row]] | None,
+        limits: Mapping[str, Any],
         may_act: bool,
         hosts: frozenset[str] | None,
     ) -> None:
         self._may_act = may_act
         self._hosts = hosts
-        self._sessions = Sessions(open_stream, with_users=with_users)
-        self.live = Live(self._watching)
+        self._sessions = Sessions(open_stream, with_users=users is not None)
+        derived = {"limits": Derived(NEEDS, partial(rows, limits))}
+        if users is not None:
+            derived["users"] = Derived(frozenset(), lambda sample: users())
+        self._tables = {
+            key: table for key, table in tables.TABLES.items() if users or key != "users"
+        }
+        self.live = Live(self._watching, derived)
         self._environment = Environment(
             loader=PackageLoader("mqks.page"),
             autoescape=select_autoescape(default=True),
@@ -85,7 +97,11 @@ class Page:
             lstrip_blocks=True,
         )
         self._environment.filters["plain"] = tables.text
-        self._environment.globals.update(queue_link=tables.queue_link)
+        self._environment.globals.update(
+            cell=tables.cell,
+            connection_link=tables.connection_link,
+            queue_link=tables.queue_link,
+        )
         root = files("mqks.page") / "static"
         self._static = {name: (root / name).read_bytes() for name in STATIC}
 
@@ -107,9 +123,10 @@ class Page:
             Route("/", self._guarded(self._overview)),
             *(
                 Route(f"/{key}", self._guarded(self._table_of(table)))
-                for key, table in tables.TABLES.items()
+                for key, table in self._tables.items()
             ),
             Route("/queue", self._guarded(self._queue)),
+            Route("/connection", self._guarded(self._connection)),
             Route("/publish", self._guarded(self._publish)),
             Route("/do/{action}", self._guarded(self._act), methods=["POST"]),
             Route("/events", self._guarded(self._events)),
@@ -213,6 +230,7 @@ class Page:
                 view=view,
                 shown=tables.shown(table, view, sample[table.key]),
                 page_rows=tables.PAGE_ROWS,
+                is_cut=len(sample[table.key]) >= ROWS_MAX,
             )
 
         return handler
@@ -222,6 +240,7 @@ class Page:
         name = _parameter(request, "name")
         row = json.loads(await session.client.request("stats", "queue", name))
         after = request.query_params.get("after", "")
+        held = json.loads(await session.client.request("stats", "unacked", name, HELD_LIMIT))
         messages, reason = [], ""
         try:
             messages = await session.client.peek(
@@ -236,6 +255,7 @@ class Page:
             "queue.html",
             session,
             queue=row,
+            held=held,
             fields=POLICY_FIELDS,
             values=policy_values(row["policy"]),
             reason=reason,
@@ -244,6 +264,22 @@ class Page:
             has_dead=any(each.letter for each in messages),
             is_full=len(messages) == MESSAGES,
             last=messages[-1].seq if messages else 0,
+        )
+
+    async def _connection(self, request: Request, session: Session) -> Response:
+        asked = request.query_params.get("number", "")
+        number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 19 else 0
+        words = "connections", f"--after={number - 1}", "--limit=1"
+        found = json.loads(await session.client.request("stats", *words)) if number else []
+        if not found or found[0]["id"] != number:
+            return self._failed(404, f"There is no connection {asked}.", session)
+        consumers = await rows_of(session.client, "consumers") if found[0]["consumers"] else []
+        return self._shown(
+            "connection.html",
+            session,
+            connection=found[0],
+            columns=tables.CONNECTIONS.columns[1:],
+            consumers=[each for each in consumers if each["connection"] == number],
         )
 
     async def _publish(self, request: Request, session: Session) -> Response:
@@ -273,10 +309,10 @@ class Page:
     async def _events(self, request: Request, session: Session) -> Response:
         if self.live.is_full:
             return self._failed(503, "Too many pages are open.")
-        table = tables.TABLES.get(request.query_params.get("table", ""))
+        table = self._tables.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
         return StreamingResponse(
-            self.live.watch(view),
+            self.live.watch(view, partial(self._sessions.may_look, session)),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
@@ -306,7 +342,7 @@ class Page:
             notice=notice,
             may_act=self._may_act,
             here=here,
-            tables=tables.TABLES.values(),
+            tables=self._tables.values(),
             **values,
         )
         return _secured(HTMLResponse(text.encode("utf-8", "backslashreplace"), status))

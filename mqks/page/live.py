@@ -6,11 +6,11 @@ hundredth of the time at most: the longer a sample takes, the later the next one
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -30,7 +30,10 @@ INTERVAL_S_MAX: Final = 60.0
 HISTORY: Final = 900
 """Points of the charts: half an hour, when samples come every two seconds."""
 RATES: Final = ("received", "delivered", "acknowledged", "rejected", "dead")
-WATCHERS_MAX: Final = 256
+WATCHERS_MAX: Final = 192
+"""Fewer than connections to the HTTP port, so that metrics and health always have some."""
+ROWS_MAX: Final = 10_000
+"""Of a list; those after it are not shown."""
 
 
 @dataclass(eq=False)
@@ -42,11 +45,24 @@ class Watcher:
     message: bytes = b""
 
 
-class Live:
-    """`open_client` connects to the broker, with every permission."""
+class Derived(NamedTuple):
+    """Rows that are no list of `stats`: made of a sample that has the lists of `needs`."""
 
-    def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]) -> None:
+    needs: frozenset[str]
+    rows: Callable[[Row], Sequence[Mapping[str, Any]]]
+
+
+class Live:
+    """`open_client` connects to the broker, with every permission. `derived` has the tables that
+    are no lists of `stats`."""
+
+    def __init__(
+        self,
+        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+        derived: Mapping[str, Derived],
+    ) -> None:
         self._open_client = open_client
+        self._derived = derived
         self._watchers: set[Watcher] = set()
         self._watched = anyio.Event()
         self._latest: Row | None = None
@@ -57,8 +73,11 @@ class Live:
     def is_full(self) -> bool:
         return len(self._watchers) >= WATCHERS_MAX
 
-    async def watch(self, view: View | None) -> AsyncIterator[bytes]:
-        """Server-sent events: one for each sample, the newest only when the reader is slow."""
+    async def watch(
+        self, view: View | None, may_look: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events: one for each sample, the newest only when the reader is slow. They
+        end when the reader may no longer look."""
         watcher = Watcher(view)
         self._watchers.add(watcher)
         self._watched.set()
@@ -67,6 +86,8 @@ class Live:
             while True:
                 await watcher.changed.wait()
                 watcher.changed = anyio.Event()
+                if not await may_look():
+                    return
                 yield watcher.message
         finally:
             self._watchers.discard(watcher)
@@ -90,7 +111,7 @@ class Live:
 
     async def _renew(self, client: AsyncClient) -> None:
         wanted = {each.view.table for each in self._watchers if each.view is not None}
-        sample = await take(client, wanted | {"queues"} if wanted else {"queues"})
+        sample = await self._take(client, wanted)
         add_rates(sample, self._latest)
         self._latest = sample
         rates = [sample["rates_per_s"][key] for key in RATES]
@@ -106,22 +127,26 @@ class Live:
 
     async def sample(self, client: AsyncClient, lists: set[str]) -> Row:
         """A sample for a page that is opened now, with the rates since the last one."""
-        sample = await take(client, lists)
-        add_rates(sample, self._latest if "queues" in lists else None)
+        sample = await self._take(client, lists)
+        add_rates(sample, self._latest)
+        return sample
+
+    async def _take(self, client: AsyncClient, tables: set[str]) -> Row:
+        """Totals, journal and what some tables need."""
+        derived = {key: self._derived[key] for key in self._derived.keys() & tables}
+        lists = (tables - derived.keys()).union(*(each.needs for each in derived.values()))
+        sample: Row = {"connected": True, "queues": []}
+        sample["totals"] = json.loads(await client.request("stats"))
+        sample["journal"] = json.loads(await client.request("stats", "journal"))
+        for key in sorted(lists):
+            sample[key] = await rows_of(client, key)
+        for key, each in derived.items():
+            sample[key] = each.rows(sample)
         return sample
 
 
-async def take(client: AsyncClient, lists: set[str]) -> Row:
-    """Totals, journal and some lists of `stats`, as `mqks.inspection.sample` has them."""
-    sample: Row = {"connected": True, "queues": []}
-    sample["totals"] = json.loads(await client.request("stats"))
-    sample["journal"] = json.loads(await client.request("stats", "journal"))
-    for key in sorted(lists):
-        sample[key] = await _rows(client, key)
-    return sample
-
-
-async def _rows(client: AsyncClient, key: str) -> list[Row]:
+async def rows_of(client: AsyncClient, key: str) -> list[Row]:
+    """The rows of a list of `stats`; of the errors the last ones."""
     rows: list[Row] = []
     words = [key, f"--limit={listing.PAGE_ROWS}"]
     if key == "errors":
@@ -131,7 +156,7 @@ async def _rows(client: AsyncClient, key: str) -> list[Row]:
         after = [f"--after={rows[-1][name]}"] if rows else []
         page = json.loads(await client.request("stats", *words, *after))
         rows += page
-        if len(page) < listing.PAGE_ROWS:
+        if len(page) < listing.PAGE_ROWS or len(rows) >= ROWS_MAX:
             return rows
 
 

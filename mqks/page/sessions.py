@@ -23,6 +23,8 @@ COOKIE: Final = "mqks_session"
 SESSIONS_MAX: Final = 100
 """The one that was idle for longest makes room."""
 IDLE_S: Final = 12 * 3600.0
+CHECK_S: Final = 10.0
+"""An open page learns within this time that its user may not look any more."""
 OPTIONS: Final = Options(timeout_s=15.0, connect_timeout_s=5.0, connect_again=False)
 
 Opener = Callable[[str, bool], Awaitable[Any]]
@@ -39,6 +41,8 @@ class Session:
     notice: str = ""
     """What an action has done, to be shown once."""
     end: anyio.Event = field(default_factory=anyio.Event)
+    checked_s: float = field(default_factory=monotonic)
+    """When its permission to look was checked."""
 
     def allows(self, csrf: str) -> bool:
         return hmac.compare_digest(self.csrf.encode(), csrf.encode())
@@ -89,6 +93,18 @@ class Sessions:
         token = secrets.token_urlsafe(32)
         self._sessions[token] = began
         return token
+
+    async def may_look(self, session: Session) -> bool:
+        """Whether a session that looks all the time may still do so."""
+        now_s = monotonic()
+        session.used_s = now_s
+        if self.with_users and now_s - session.checked_s > CHECK_S:
+            session.checked_s = now_s
+            try:
+                await session.client.request("stats", "journal")
+            except ClientError:
+                return False
+        return not (session.end.is_set() or session.client.is_closed)
 
     def end(self, token: str) -> None:
         if session := self._sessions.pop(token, None):

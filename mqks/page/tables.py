@@ -24,7 +24,7 @@ class Column(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        return self.kind not in ("text", "queue")
+        return self.kind not in ("text", "texts", "queue", "yes")
 
 
 class Cell(NamedTuple):
@@ -99,12 +99,25 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "bytes": size,
     "age": duration,
     "time": lambda value: time_text(value)[:23].replace("T", " "),
+    "connection": number,
+    "share": lambda value: f"{value:.1%}",
+    "texts": lambda value: text(" ".join(value)),
     "yes": lambda value: "yes" if value else "",
 }
 
 
 def queue_link(name: str) -> str:
     return "/queue?name=" + quote(name, safe="", errors="surrogateescape")
+
+
+def connection_link(connection_id: int) -> str:
+    return f"/connection?number={connection_id}"
+
+
+LINKS: Final[dict[str, Callable[[Any], str]]] = {
+    "queue": queue_link,
+    "connection": connection_link,
+}
 
 
 def cell(column: Column, row: Row) -> Cell:
@@ -114,7 +127,7 @@ def cell(column: Column, row: Row) -> Cell:
     shown = FORMATS[column.kind](value)
     if len(shown) > CELL_CHARACTERS:
         shown = shown[:CELL_CHARACTERS] + "…"
-    return Cell(shown, queue_link(value) if column.kind == "queue" else "")
+    return Cell(shown, LINKS[column.kind](value) if column.kind in LINKS else "")
 
 
 def view_of(table: Table, wanted: Mapping[str, str]) -> View:
@@ -157,6 +170,7 @@ QUEUES: Final = Table(
         Column("scheduled", "Scheduled", "count"),
         Column("in_per_s", "In /s", "rate"),
         Column("out_per_s", "Out /s", "rate"),
+        Column("dead", "Dead", "count"),
         Column("oldest_age_s", "Oldest", "age"),
         Column("consumers", "Consumers", "count"),
         Column("bindings", "Bindings", "count"),
@@ -171,7 +185,9 @@ CONSUMERS: Final = Table(
     (
         Column("id", "Consumer", "text"),
         Column("queue", "Queue", "queue"),
-        Column("address", "Connection", "text"),
+        Column("connection", "Connection", "connection"),
+        Column("client", "Client", "text"),
+        Column("address", "Address", "text"),
         Column("manual_ack", "Manual ack", "yes"),
         Column("prefetch", "Prefetch", "count"),
         Column("unacked", "Unacked", "count"),
@@ -185,8 +201,9 @@ CONNECTIONS: Final = Table(
     "connections",
     "Connections",
     (
-        Column("id", "Number", "count"),
+        Column("id", "Number", "connection"),
         Column("address", "Address", "text"),
+        Column("name", "Client", "text"),
         Column("user", "User", "text"),
         Column("consumers", "Consumers", "count"),
         Column("unacked", "Unacked", "count"),
@@ -206,10 +223,40 @@ ERRORS: Final = Table(
         Column("action", "Action", "text"),
         Column("request_id", "Request", "text"),
         Column("connection", "Connection", "text"),
+        Column("client", "Client", "text"),
         Column("user", "User", "text"),
         Column("id", "Error id", "text"),
     ),
     "time_us",
     "reason",
 )
-TABLES: Final = {each.key: each for each in (QUEUES, CONSUMERS, CONNECTIONS, ERRORS)}
+LIMITS: Final = Table(
+    "limits",
+    "Limits",
+    (
+        Column("setting", "Setting", "text"),
+        Column("share", "Used", "share"),
+        Column("now", "Now", "text"),
+        Column("limit", "Limit", "text"),
+        Column("what", "Nearest", "text"),
+    ),
+    "share",
+    "setting",
+)
+USERS: Final = Table(
+    "users",
+    "Users",
+    (
+        Column("name", "Name", "text"),
+        Column("publish", "Publish", "texts"),
+        Column("consume", "Consume", "texts"),
+        Column("read", "Read", "texts"),
+        Column("bind", "Bind", "texts"),
+        Column("monitoring", "Monitoring", "yes"),
+        Column("admin", "Admin", "yes"),
+        Column("eval", "Eval", "yes"),
+    ),
+    "name",
+    "name",
+)
+TABLES: Final = {each.key: each for each in (QUEUES, CONSUMERS, CONNECTIONS, ERRORS, LIMITS, USERS)}

@@ -6,7 +6,7 @@ and answered with 500, and the number of connections is limited.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import anyio
@@ -126,11 +126,12 @@ async def serve(
     journal: Journal,
     why_not_ready: Callable[[], str],
     open_inside: Callable[[str, bool], Awaitable[ByteStream]],
+    users: Callable[[], Sequence[Mapping[str, object]]],
     connections_max: int,
     task_status: TaskStatus[None],
 ) -> None:
     """Answer until cancelled; `why_not_ready` returns a reason, or an empty string; `open_inside`
-    opens a connection to the broker.
+    opens a connection to the broker; `users` returns names and permissions.
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
@@ -146,11 +147,11 @@ async def serve(
     host, port = sock.getsockname()[:2]
     page = None
     if settings.page != "off":
-        with_users = settings.users is not None
         page = Page(
             open_inside,
-            with_users=with_users,
             may_act=settings.page == "full",
+            users=users if settings.users is not None else None,
+            limits=settings.public(),
             hosts=_hosts(settings.http_host, port),
         )
     server = _Uvicorn(

@@ -500,6 +500,7 @@ class Server:
             self._journal,
             self.why_not_ready,
             self.open_inside,
+            lambda: self._broker.access.users.shown,
             self._http_connections_max,
             task_status,
         )

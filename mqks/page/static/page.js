@@ -4,11 +4,25 @@ const lost = document.getElementById("lost");
 const rows = document.getElementById("rows");
 const count = document.getElementById("count");
 const chart = startChart(document.getElementById("chart"));
-const source = new EventSource(document.body.dataset.events);
+let source = null;
 
-source.onopen = () => { lost.hidden = true; };
-source.onerror = () => { lost.hidden = false; };
-source.onmessage = (event) => {
+// Browsers have few connections to one host: a page that nobody sees leaves its own to others.
+function connect() {
+  if (document.hidden) {
+    source?.close();
+    source = null;
+  } else if (!source) {
+    source = new EventSource(document.body.dataset.events);
+    source.onopen = () => { lost.hidden = true; };
+    source.onerror = () => { lost.hidden = false; };
+    source.onmessage = show;
+  }
+}
+
+document.addEventListener("visibilitychange", connect);
+connect();
+
+function show(event) {
   lost.hidden = true;
   const sample = JSON.parse(event.data);
   for (const each of document.querySelectorAll("[data-number]")) {
@@ -19,7 +33,7 @@ source.onmessage = (event) => {
     setText(count, `${sample.total.toLocaleString("en")} in all`);
   }
   if (chart) chart(sample.time, sample.rates);
-};
+}
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
