@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,7 +22,7 @@ import pytest
 import mqks
 from mqks.page.live import WATCHERS_MAX
 from mqks.settings import PAGE_PORT
-from mqks.users import User, hash_password
+from mqks.users import User, hash_password, hash_token
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S, until
@@ -240,7 +241,13 @@ def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess)
             until(lambda: len(client.peek("orders.dead")) == 2)
         page.goto("/queue?name=orders.dead")
         expect(page.get_by_text("reason rejects").first).to_be_visible()
-        sure(page, "Retry all dead letters", "2 messages redriven.")
+        page.goto("/queues?sort=dead")
+        first = page.locator("#rows tr").first
+        expect(first.locator("td").first).to_have_text("orders")
+        expect(first.locator("td:nth-child(7)")).to_have_text("2")
+        page.goto("/queue?name=orders.dead")
+        sure(page, "Retry", "1 message redriven.")
+        sure(page, "Retry all dead letters", "1 message redriven.")
         assert len(client.peek("orders")) == 2
 
 
@@ -448,6 +455,31 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
         for _ in pages:
             pass
+
+
+def test_an_open_page_ends_with_its_user(db: Path, tmp_path: Path) -> None:
+    users, token = tmp_path / "users", "t0ken"
+    users.write_text(User("boss", token=hash_token(token), monitoring=True).line())
+    with ServerProcess(db, "--http-port", "0", "--page", "read", "--users", str(users)) as server:
+        host, _, port = web_url(server).removeprefix("http://").partition(":")
+        connection = HTTPConnection(host, int(port), timeout=WAIT_S)
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/login", urlencode({"token": token}), headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        connection.request("GET", "/events", headers={"Cookie": cookie})
+        events = connection.getresponse()
+        until(lambda: events.readline().startswith(b"data: "))
+        users.write_text("")
+        server.hang_up()
+        until(lambda: events.readline() == b"", "the page goes on")
+        events.close()
+        connection.close()
+        connection.request("GET", "/events", headers={"Cookie": cookie})
+        assert connection.getresponse().headers["Location"] == "/login"
+        connection.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
