@@ -64,7 +64,8 @@ def work(url: str, queue: str, is_over: threading.Event) -> None:
                 continue
             if random.random() < 0.02:
                 message.reject(dead=True)
-            elif random.random() < 0.98:
+            else:
+                time.sleep(0.002)
                 message.ack()
 
 
@@ -72,7 +73,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         flags = "--http-port", "0", "--page", "full"
         with BrokerProcess(Path(directory) / "mqks.db", *flags) as server:
-            web = re.findall(r"address=(http://\S+)", server.log)[0]
+            while not (found := re.search(r"address=(http://\S+)", server.log)):
+                time.sleep(0.01)
             with mqks.connect_blocking(server.url) as client:
                 for queue, events in QUEUES.items():
                     plain = [each for each in events if "*" not in each]
@@ -80,7 +82,7 @@ def main() -> None:
                     client.subscribe(queue, plain, add_mask=masks)
                     client.set_queue(queue, retries=5, dead_letters="dead-letters")
                 client.set_queue("orders", ack_timeout_s=60, ttl_s=86_400)
-            take(server.url, web)
+            take(server.url, found[1])
 
 
 def take(url: str, web: str) -> None:
@@ -96,7 +98,7 @@ def take(url: str, web: str) -> None:
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
             context = browser.new_context(
-                base_url=web, viewport={"width": 1000, "height": 720}, color_scheme="light"
+                base_url=web, viewport={"width": 1120, "height": 800}, color_scheme="light"
             )
             page = context.new_page()
             page.goto("/")
@@ -109,6 +111,8 @@ def take(url: str, web: str) -> None:
             ):
                 page.goto(path)
                 page.wait_for_timeout(5_000)
+                if name == "queue":
+                    page.set_viewport_size({"width": 1120, "height": 1150})
                 page.screenshot(path=HERE / f"page-{name}.png")
             browser.close()
     finally:

@@ -3,6 +3,7 @@
 const lost = document.getElementById("lost");
 const rows = document.getElementById("rows");
 const count = document.getElementById("count");
+const range = document.getElementById("range");
 const chart = startChart(document.getElementById("chart"));
 let source = null;
 
@@ -31,6 +32,7 @@ function show(event) {
   if (rows && sample.rows) {
     showRows(sample.rows);
     setText(count, `${sample.total.toLocaleString("en")} in all`);
+    setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
   }
   if (chart) chart(sample.time, sample.rates);
 }
@@ -71,7 +73,7 @@ function startChart(place) {
   const keys = ["published", "delivered", "acked", "rejected", "dead"];
   const points = JSON.parse(place.dataset.history);
   const data = [0, 1, 2, 3, 4, 5].map((column) => points.map((point) => point[column]));
-  const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line") } };
+  const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line"), width: 1 } };
   const size = () => ({ width: Math.max(280, place.clientWidth), height: 220 });
   const plot = new uPlot({
     ...size(),
