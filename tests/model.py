@@ -75,6 +75,8 @@ class Model:
         """All consumers in the order they came."""
         self.told: dict[str, list[str]] = {}
         self.confirms: list[tuple[str, str]] = []
+        self.replaced: list[tuple[str, str]] = []
+        """Connections whose consumer id another one uses, which they are told after its confirm."""
         """Connection and line."""
         self.once: set[str] = set()
 
@@ -153,7 +155,10 @@ class Model:
             self.rings.setdefault(name, []).append(consumer)
         if earlier:
             if earlier.connection != connection:
-                self._tell(earlier.connection, f"{consumer_id} error")
+                if earlier in self.held:
+                    self.replaced.append((earlier.connection, consumer_id))
+                else:
+                    self._tell(earlier.connection, f"{consumer_id} error")
             self._end([earlier])
         if changed:
             self._update(name, None if add else consumer)
@@ -177,9 +182,8 @@ class Model:
         bound = set(events) if events or not flags else before.copy()
         bound -= {*remove, *(MASK + mask for mask in masks)}
         for mask in masks:
-            pattern = "[^.]*".join(map(re.escape, mask.split("*")))
             plain = {event for event in bound if event[0] != MASK and "." in event}
-            bound -= {event for event in plain if re.fullmatch(pattern, event)}
+            bound -= {event for event in plain if _leads(MASK + mask, event)}
         bound |= {*add, *(MASK + mask for mask in add_masks)}
         self._bind(name, bound)
         if bound != before:
@@ -316,6 +320,11 @@ class Model:
         for connection, line in self.confirms:
             self._tell(connection, line)
         self.confirms.clear()
+        for connection, consumer_id in self.replaced:
+            now = self.consumers.get(consumer_id)
+            if now is None or now.connection != connection:
+                self._tell(connection, f"{consumer_id} error")
+        self.replaced.clear()
         held, self.held = self.held, []
         for consumer in held:
             if consumer in self.attached:
@@ -329,6 +338,7 @@ class Model:
         self.now = now
         self.told.clear()
         self.confirms.clear()
+        self.replaced.clear()
         self.held.clear()
         for consumer in self.attached:
             self._give_back(consumer)

@@ -515,9 +515,9 @@ async def test_a_consumer_that_is_refused_says_why(connect: Any, tmp_path: Path)
         async with connect(broker.url) as client:
             await client.subscribe("q", ["e"])
             with pytest.raises(RequestFailed) as failure:
-                async with client.consume("another"):
+                async with client.consume("another", create=True):
                     pass
-    assert failure.value.reason == "there are 1 queues already"
+    assert failure.value.reason == "the limit of 1 queues is reached (queues_max)"
 
 
 async def test_credentials_that_are_missing(connect: Any) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from mqks import App, InvalidRequest, Options, connect, connect_blocking
 from mqks.client.options import default_name
+from mqks.pipeline.wire import Server, connected
 from tests import forks
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -99,6 +100,14 @@ def test_a_blocking_client_has_a_name(server: ServerProcess, how: str) -> None:
     with client, client.consume("q", ["e"]):
         assert names(server) == {"web-1"}
         assert len(rows(server, "connections")) == 3
+
+
+def test_a_connection_of_spark_has_the_name_of_its_url(server: ServerProcess) -> None:
+    wire = connected(Server(url=f"{server.url}?name=lake-1"))
+    try:
+        until(lambda: names(server) == {"lake-1"})
+    finally:
+        wire.close()
 
 
 def test_an_async_client_keeps_its_name_when_it_connects_again(server: ServerProcess) -> None:
@@ -188,7 +197,7 @@ async def until_async(predicate: Any) -> None:
 
 def test_commands_have_names(server: ServerProcess) -> None:
     with subprocess.Popen(
-        [*MQKS, "consume", "q", "e", "--url", server.url], stdout=subprocess.PIPE
+        [*MQKS, "consume", "q", "e", "--create", "--url", server.url], stdout=subprocess.PIPE
     ) as consuming:
         host = re.sub(r"[^\w.@:-]+", "-", socket.gethostname())
         until(lambda: names(server) == {f"mqks-consume@{host}:{consuming.pid}"})

@@ -73,7 +73,7 @@ def test_a_lake_that_is_not_there_is_told_before_spark_starts(
     lake = tmp_path / "none"
 
     assert main(["pipeline", job, str(lake)]) == 65
-    assert capfd.readouterr() == ("", f"mqks: {lake}: there is no lake\n")
+    assert capfd.readouterr() == ("", f"mqks: there is no lake at {lake}\n")
 
 
 def test_help_shows_the_commands_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:

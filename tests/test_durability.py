@@ -269,7 +269,7 @@ def test_low_disk_space_is_reported_at_the_start_and_while_nobody_publishes(
             for number in range(300):
                 assert ERROR.fullmatch(client.ask(b"m%d publish --confirm e x" % number))
             # The state is in the log, and of what it refuses only the first request.
-            assert b"low disk space: nothing can be published" in client.ask(b"x stats errors")
+            assert b"low disk space: publishes are refused" in client.ask(b"x stats errors")
 
             other.unlink()
             until(lambda: "event=disk_has_room refused=300" in server.log)

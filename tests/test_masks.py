@@ -126,11 +126,10 @@ class Subscriptions(RuleBasedStateMachine):
         bound -= {("event", each) for each in remove}
         for mask in remove_masks:
             bound.discard(("mask", mask))
-            plain = mask.replace("**", "*")  # As ever: two stars take what one takes.
             bound -= {
                 (kind, each)
                 for kind, each in bound
-                if kind == "event" and "." in each and matches(plain, each)
+                if kind == "event" and "." in each and matches(mask, each)
             }
         bound |= {("event", each) for each in add} | {("mask", each) for each in add_masks}
 

@@ -209,6 +209,7 @@ def test_what_is_kept_is_counted_and_all_of_it_is_let_go() -> None:
     assert counted() == queue + nowhere + consumer
     world.connect("other")
     world.send("other", b"consumer consume queue\n")
+    assert b"consumer error" in world.received("k"), "it is told"
     assert counted() == queue + nowhere + consumer
     # Deleted, with a consumer: it is still there.
     ask(world, b"d delete_queue queue")
@@ -292,7 +293,7 @@ def test_a_new_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     users = tmp_path / "mqks.users"
     add = ["user", "add", "--token", "--users", str(users)]
     assert main([*add, "ü" * 128]) == 64
-    assert "255 bytes at most" in capsys.readouterr().err
+    assert "longer than 255 bytes" in capsys.readouterr().err
     assert main([*add, "u" * 255]) == 0
 
 

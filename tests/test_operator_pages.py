@@ -127,7 +127,7 @@ def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
         _, nightly = lines(section("backup", "Make a backup"))
         assert "verified" in shell.run(nightly)
         [verify] = lines(section("backup", "Verify"))
-        assert "is whole: 1 queues, 1 messages" in shell.run(verify)
+        assert "is undamaged: 1 queues, 1 messages" in shell.run(verify)
         export, export_file, import_, *exported, import_one = lines(
             section("backup", "Export and import")
         )

@@ -467,6 +467,10 @@ def test_replay_publishes_each_message_once_and_in_order(
     options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
     some_of_it = Replay(**options, events="order.*", name="some")
     assert some_of_it.counts(spark) == [("order.new", 10)]
+    masks = {"**": 40, "*.*": 40, "order.**": 10, "ord**w": 10, "*": 0, "order.ne?": 0}
+    for mask, total in masks.items():
+        counts = Replay(**options, events=mask).counts(spark)
+        assert sum(number for _, number in counts) == total, mask
     assert waits(mqks_broker, "copy") == []
     for _ in range(2):
         *_, last = some_of_it.run(spark, Event())
@@ -484,6 +488,35 @@ def test_replay_publishes_each_message_once_and_in_order(
     assert len({row[0] for row in copied}) == 40
     with pytest.raises(BadOption, match="another name"):
         list(Replay(**options, events="rare").run(spark, Event()))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "goes_on"),
+    [
+        ("*", "**", True),
+        ("*", "*", False),
+        ("rare", "rare", True),
+        ("order.*", "order.*", False),
+        ("order.*", "order.**", False),
+        ("rar?", "rar?", False),
+    ],
+)
+def test_a_replay_that_an_older_version_began(
+    tmp_path: Path, before: str, now: str, goes_on: bool
+) -> None:
+    """In its masks a star stood for any characters."""
+    job = Replay(lake=tmp_path, server=Server(url="mqks://here"), events=now)
+    job._save(17, {"offset": 3})
+    state = json.loads(job._state.read_bytes())
+    del state["job"]["mask"]
+    state["job"]["events"] = before
+    job._state.write_text(json.dumps(state))
+
+    if goes_on:
+        assert job._load() == (17, {"offset": 3})
+    else:
+        with pytest.raises(BadOption, match="another name"):
+            job._load()
 
 
 def test_a_lake_whose_older_files_have_no_data(
@@ -617,7 +650,7 @@ def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         [sys.executable, "-m", "mqks", "pipeline", *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
     )
@@ -715,7 +748,7 @@ def test_report_as_a_command(
         (
             ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
             70,
-            "there is no master at that URL: its own lines tell which",
+            "there is no master at that URL; see Spark's own lines above",
         ),
         ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
     ],

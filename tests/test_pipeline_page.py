@@ -65,6 +65,6 @@ def test_a_page_asks_for_nothing() -> None:
 def test_any_number_of_events_makes_a_page(events: int) -> None:
     text = page(a_report("usual", events))
 
-    assert ("There are none" in text) == (not events)
+    assert ("<p>No messages.</p>" in text) == (not events)
     assert ("all others" in text) == (events > 7)
     assert ("and 10 more" in text) == (events == 30)

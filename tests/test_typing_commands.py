@@ -27,7 +27,7 @@ from mqks.commands.guesses import GUESSES
 from mqks.users import User, hash_token
 from tests import forks
 from tests.server_process import ServerProcess
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 MQKS = [sys.executable, "-m", "mqks"]
 TREE: Any = typer.main.get_command(app)
@@ -90,7 +90,7 @@ NO_QUEUE = [
     "delete-queue ordrs --yes",
     "delete-queue ordrs --when-unused 5",
     "rebind ordrs --add e",
-    "rebind ordrs --yes",
+    "rebind ordrs --replace --yes",
     "set-queue ordrs --ttl 5",
     "cancel ordrs --all --yes",
     "promote ordrs --all",
@@ -207,6 +207,56 @@ def test_peek_goes_from_page_to_page(server: ServerProcess) -> None:
             assert len(run(server, "peek", "many", "--event", "*", "-n", 101)[1].split()) == 101
         finally:
             client.delete_queue("many")
+
+
+# -------------------------------------------------------------------------- masks bound as events
+
+
+def literal_masks(server: ServerProcess, queue: str) -> list[str]:
+    """The events in the server's warnings about a queue."""
+    lines = [line for line in server.log.splitlines() if f" queue={queue} " in line]
+    assert all("level=warning event=literal_mask connection=127.0.0.1:" in line for line in lines)
+    return [line.partition(" bound_event=")[2] for line in lines]
+
+
+def test_a_mask_in_the_place_of_an_event_warns(server: ServerProcess) -> None:
+    def warning(event: str) -> bytes:
+        told = "is bound as an event of that name; for a mask: --add-mask"
+        return f"mqks: warning: {event} {told} '{event}'\n".encode()
+
+    assert run(server, "subscribe", "stars", "a", "order.*") == (0, b"", warning("order.*"))
+    assert run(server, "rebind", "stars", "--add", "*") == (0, b"", warning("*"))
+    assert run(server, "rebind", "stars", "x.*", "y.**", "z") == (
+        0,
+        b"",
+        warning("x.*") + warning("y.**"),
+    )
+    code, _, err = run(server, "consume", "stars", "--add", "c.*", "--timeout", "0.1")
+    assert (code, err) == (0, warning("c.*"))
+    assert run(server, "rebind", "stars", "--add-mask", "m.*", "--remove", "c.*") == (0, b"", b"")
+    assert run(server, "subscribe", "stars", "a") == (0, b"", b"")
+
+    until(lambda: literal_masks(server, "stars") == ["order.*", "*", "x.*", "c.*"])
+    assert run(server, "delete-queue", "stars") == (0, b"", b"")
+
+
+def test_a_request_that_fails_warns_of_nothing(server: ServerProcess) -> None:
+    code, _, _ = run(server, "subscribe", "failing", "order.*", "--add-mask", "no-dot*")
+
+    assert code == os.EX_DATAERR
+    assert literal_masks(server, "failing") == []
+
+
+def test_many_masks_as_events_fill_no_log(server: ServerProcess) -> None:
+    before = server.log.count("\n")
+    with socket.create_connection(server.address) as client, client.makefile("rb") as replies:
+        client.sendall(b"s subscribe flood *\n" * 5000)
+        client.sendall(b"d delete_queue flood\np ping x\n")
+        assert replies.readline() == b"p ok x\n"
+
+    until(lambda: "event=errors_suppressed" in server.log)
+    assert 0 < len(literal_masks(server, "flood")) < 1000
+    assert server.log.count("\n") - before < 1500
 
 
 # ---------------------------------------------------------------------------------- completion

@@ -130,6 +130,8 @@ def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[
     yield from broker.make_queue(wanted.queue)
     if changed:
         yield from broker.tell_update(wanted.queue)
+    events = (*(wanted.replace or ()), *wanted.add)
+    _warn_of_stars(broker, connection, request, wanted.queue, events)
 
 
 def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
@@ -177,6 +179,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     if request.confirm:
         broker.pending.waiters.held.append(consumer)
     consumer.queue.deliver()
+    _warn_of_stars(broker, connection, request, wanted.queue, (*wanted.events, *wanted.add))
 
 
 def _check_existing(broker: Broker, wanted: Consume) -> None:
@@ -191,6 +194,16 @@ def rebind(broker: Broker, connection: Connection, request: Request) -> Work[Non
     wanted = parse_rebind(request.rest)
     if (yield from broker.bindings.rebind(wanted)):
         yield from broker.tell_update(wanted.queue)
+    events = (*(wanted.replace or ()), *wanted.add)
+    _warn_of_stars(broker, connection, request, wanted.queue, events)
+
+
+def _warn_of_stars(
+    broker: Broker, connection: Connection, request: Request, queue: bytes, events: Iterable[bytes]
+) -> None:
+    """An event with a star is an event of that name; whoever binds it may have meant a mask."""
+    if b"*" in request.rest and (event := next((e for e in events if b"*" in e), None)):
+        broker.on_literal_mask(connection, queue, event)
 
 
 def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:

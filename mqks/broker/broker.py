@@ -97,6 +97,8 @@ class Broker:
         self._unacked_full_s = -inf
         self.on_unacked_full: Callable[[], None] = lambda: None
         """Called when a consumer must wait for others to ack, after a while without any."""
+        self.on_literal_mask: Callable[[Connection, bytes, bytes], None] = lambda *_: None
+        """Called when a queue is bound to an event that reads as a mask."""
         self.started_s = clock()
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -569,7 +571,9 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
-            if reason := self._replaced.pop(consumer, None):
+            reason = self._replaced.pop(consumer, None)
+            if reason is not None and consumer.id not in consumer.connection.consumers:
+                # Otherwise it has its id back, and has asked for that.
                 self.refusals.tell(consumer.connection, consumer.id, b"consume", reason)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.owner.committed(change.next_seq)

@@ -35,6 +35,7 @@ from mqks.commands.options import (
     Url,
     counted,
     note,
+    note_stars,
     printable,
     progress,
     tell,
@@ -327,6 +328,7 @@ def consume(
                 meta=meta,
             )
         )
+        note_stars(events, add)
         output = _Output(consumer)
         form = (
             _json_with_meta
@@ -499,6 +501,7 @@ class _Output:
 
     def end(self) -> NoReturn:
         """Raises BrokenPipeError, or SystemExit after a signal."""
+        signal.setitimer(signal.ITIMER_REAL, 0)  # Nothing is written any more; Python may be slow.
         # What could not be written would be tried, and complained about, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if self._signal:
@@ -594,13 +597,13 @@ def requeue(
     if all_messages + bool(messages) + are_some != 1:
         raise typer.BadParameter("name messages, or --event or --older, or all of them with --all")
     with connected(url, timeout) as client:
+        ids = [checked(each) for each in messages or ()] or ["--all"]
         check_consumer(client, checked(consumer))
         if are_some:
             count = client.requeue(consumer, event=event, older_s=older)
             told = {"consumer": consumer, "event": event, "older_s": older, "requeued": count}
             tell(told, as_json, counted(count, "requeued"))
             return
-        ids = [checked(each) for each in messages or ()] or ["--all"]
         for each in ids:
             client.request("reject", "--confirm", consumer, each)
     tell({"consumer": consumer, "messages": messages}, as_json)

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,6 +82,14 @@ def duration(seconds: float) -> str:
 def note(text: object) -> None:
     """Print a line on stderr."""
     typer.echo(printable(f"mqks: {text}"), err=True)
+
+
+def note_stars(*events: Iterable[str] | None) -> None:
+    """A warning for events that read as masks: they are bound as events of that name."""
+    for event in chain.from_iterable(some or () for some in events):
+        if "*" in event:
+            told = "is bound as an event of that name; for a mask: --add-mask"
+            note(f"warning: {event} {told} '{event}'")
 
 
 def tell(result: Row, as_json: bool, line: str = "") -> None:

@@ -231,8 +231,11 @@ def replay(
     start: Start = None,
     end: End = None,
     events: Annotated[
-        str, typer.Option(metavar="MASK", help="Only these events; * and ? as in file names.")
-    ] = "*",
+        str,
+        typer.Option(
+            metavar="MASK", help="Only these events: * is anything without a dot, ** all."
+        ),
+    ] = "**",
     speed: Annotated[
         str, typer.Option(metavar="NUMBER|max", help="1: the original pace; 10: ten times faster.")
     ] = "max",
@@ -258,6 +261,8 @@ def replay(
     the lake is archived from adds the messages to the lake a second time: it needs --yes.
     """
     times = _speed(speed)
+    if "?" in events:
+        note("--events: ? stands for itself in a mask; * stands for any characters but dots")
     with _job("replay", master, conf, url, lake) as spark:
         from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay

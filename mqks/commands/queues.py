@@ -22,6 +22,7 @@ from mqks.commands.options import (
     Yes,
     confirm,
     counted,
+    note_stars,
     printable,
     tell,
 )
@@ -51,6 +52,7 @@ def subscribe(
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with connected(url, timeout) as client:
         client.subscribe(queue, events or (), add_mask=add_mask or (), replace=replace)
+    note_stars(events)
     tell({"queue": queue, "events": events or [], "masks": add_mask or []}, as_json)
 
 
@@ -98,6 +100,7 @@ def rebind(
             add=[*(add or ()), *(() if replace else events or ())],
             add_mask=add_mask or (),
         )
+    note_stars(events, add)
     tell({"queue": queue}, as_json)
 
 

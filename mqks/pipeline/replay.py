@@ -62,19 +62,17 @@ class Replay:
     """Of this replay: another name makes other ids, and replays all of it again."""
     start: datetime | None = None
     end: datetime | None = None
-    events: str = "*"
-    """A mask: `*` stands for any characters, `?` for one."""
+    events: str = "**"
+    """A mask, as everywhere: `*` stands for any characters but dots, `**` for any at all."""
     speed: float = math.inf
     """How many times faster than it was."""
 
     def rows(self, spark: "SparkSession") -> "DataFrame":
         """What is to be replayed, all of it."""
         found = between(messages(spark, self.lake), self.start, self.end)
-        if self.events == "*":
+        if self.events == "**":
             return found
-        wild = {"*": ".*", "?": "."}
-        mask = "".join(wild.get(char) or re.escape(char) for char in self.events)
-        return found.where(found.topic.rlike(f"(?s)^{mask}$"))
+        return found.where(found.topic.rlike(pattern(self.events)))
 
     def counts(self, spark: "SparkSession") -> list[tuple[str, int]]:
         """Messages of each event, most first."""
@@ -122,7 +120,7 @@ class Replay:
     def _job(self) -> dict[str, Any]:
         """What must be the same in every run of a replay."""
         limits = [limit and limit.isoformat() for limit in (self.start, self.end)]
-        return {"to": str(urls.parse(self.server.url)), "events": self.events, "between": limits}
+        return {"to": str(urls.parse(self.server.url)), "mask": self.events, "between": limits}
 
     def _load(self) -> tuple[int, dict[str, Any] | None]:
         """Messages that were replayed, and which was the last one. Raises BadOption."""
@@ -130,7 +128,11 @@ class Replay:
             state = json.loads(self._state.read_bytes())
         except FileNotFoundError:
             return 0, None
-        if state["job"] != self._job():
+        job = state["job"]
+        if "events" in job:  # Of an older version, for which `*` were any characters, and `?` one.
+            events = job.pop("events")
+            job["mask"] = "**" if events == "*" else None if {*"*?"} & {*events} else events
+        if job != self._job():
             raise BadOption(f"there was another replay of the name {self.name}: give another name")
         return state["done"], state["last"]
 
@@ -138,6 +140,15 @@ class Replay:
         make_directory(self._state.parent)
         state = {"name": self.name, "job": self._job(), "done": done, "last": last}
         write_atomically(self._state, json.dumps(state).encode())
+
+
+def pattern(mask: str) -> str:
+    """A mask as a regular expression, of Java as of Python; `name_masks` is what it means."""
+    runs = re.findall(r"\*+|[^*]+", mask)
+    wild = {"*": "[^.]*"}
+    return (
+        f"(?s)^{''.join(wild.get(run, '.*') if run[0] == '*' else re.escape(run) for run in runs)}$"
+    )
 
 
 class _Pace:

@@ -94,9 +94,11 @@ def connected(server: Server) -> Wire:
         timeout_s=server.connect_timeout_s,
         connect_timeout_s=server.connect_timeout_s,
         reply_bytes_max=HEADER_BYTES_MAX,
+        client_name=address.client_name,
         ssl_context=ssl.create_default_context(cafile=server.ca) if server.ca else None,
     )
     wire = Wire(address, options)
     wire.greet(address.credentials, "us")
+    wire.introduce()
     wire.settimeout(server.reply_timeout_s)
     return wire

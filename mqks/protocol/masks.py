@@ -1,6 +1,9 @@
-"""Masks of names: `*` stands for any run of bytes without a dot, every other byte for itself.
+"""Masks of names: `*` stands for any run of bytes without a dot, `**` for any run at all, every
+other byte for itself. There is one language of masks, described in `docs/protocol.md`.
 
-The mask of a binding can end in a part `**`, which stands for one part or more.
+Permissions, tables of queues and filters take all of it (`name_masks`). A mask that a queue is
+bound to, or that `--remove-mask` names, has `**` only as its last part, which stands for one part
+or more: so it fits into a trie, and matching is fast for names of any length.
 
 The one rule: matching never goes back in a name. Mask and name are split at their dots; within a
 part, each piece between stars matches at the first place where it occurs.
@@ -31,18 +34,29 @@ class EventMasks:
 
     def __init__(self, masks: Iterable[bytes]) -> None:
         self._by_dots: dict[int, list[Span]] = {}
+        self._rests: list[Span] = []
+        """Of masks that end in `**`: the parts before it."""
         for mask in dict.fromkeys(masks):
             _check_length(mask)
-            self._by_dots.setdefault(mask.count(b"."), []).append(_span(mask))
+            _check_rest(mask)
+            span = _span(mask)
+            if _is_rest(mask):
+                self._rests.append(span[:-1])
+            else:
+                self._by_dots.setdefault(mask.count(b"."), []).append(span)
 
     def tries(self, event: bytes) -> Iterator[bool]:
         """Whether a mask matches, mask by mask; the caller can check the time between them."""
         # A star takes no dots: mask and event have as many.
         dots = event.count(b".")
-        if dots and (spans := self._by_dots.get(dots)):
-            parts = event.split(b".")
-            for span in spans:
-                yield all(map(fits, span, parts))
+        spans = self._by_dots.get(dots, ())
+        if not dots or not (spans or self._rests):
+            return
+        parts = event.split(b".")
+        for span in spans:
+            yield all(map(fits, span, parts))
+        for span in self._rests:
+            yield len(parts) > len(span) and all(map(fits, span, parts))
 
 
 def check_bound(mask: bytes) -> None:
@@ -54,16 +68,24 @@ def check_bound(mask: bytes) -> None:
         raise BadRequest(
             f"the mask {_shown(mask)} has no dot; write ** for all events, or a mask as orders.*"
         )
-    if REST in mask.removesuffix(b".**"):
+    _check_rest(mask)
+
+
+def _check_rest(mask: bytes) -> None:
+    if mask != REST and REST in mask.removesuffix(b".**"):
         raise BadRequest(
             f"the mask {_shown(mask)} has ** before its end; write it last, as in logs.**"
         )
 
 
+def _is_rest(mask: bytes) -> bool:
+    return mask == REST or mask.endswith(b".**")
+
+
 def bound_matches(mask: bytes, event: bytes) -> bool:
     """Whether this mask of a binding matches this event."""
     span, parts = _span(mask), event.split(b".")
-    if mask.endswith(REST):
+    if _is_rest(mask):
         span.pop()
         return len(parts) > len(span) and all(map(fits, span, parts))
     return len(parts) == len(span) and all(map(fits, span, parts))
@@ -89,7 +111,7 @@ def covering(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
 
 
 def name_masks(masks: Iterable[bytes]) -> Callable[[bytes], bool]:
-    """Whether one of these masks matches a name; `**` stands for any run. Raises BadRequest."""
+    """Whether one of these masks matches a name, in all of the language. Raises BadRequest."""
     plain: set[bytes] = set()
     prefixes: list[bytes] = []
     others: list[list[Span]] = []

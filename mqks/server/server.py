@@ -712,6 +712,7 @@ async def serve(
         broker.shared.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
+        broker.on_literal_mask = partial(_log_literal_mask, errors)
         broker.access.users = users
         recovery = Recovery(journal, broker, _report)
         await recovery.run(salvage=settings.salvage)
@@ -768,6 +769,17 @@ def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLConte
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None
     return Users(users, secrets.token_bytes(32)), context
+
+
+def _log_literal_mask(errors: ErrorLog, connection: Connection, queue: bytes, event: bytes) -> None:
+    if errors.allows():
+        log.warning(
+            "literal_mask",
+            connection=connection.address,
+            client=log.client(connection.name),
+            queue=log.name(queue),
+            bound_event=log.name(event),
+        )
 
 
 def _log_queue(queue: Queue) -> None:

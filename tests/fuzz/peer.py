@@ -35,6 +35,7 @@ class Peer:
         self._vague: set[bytes] = set()
         self._confirmed: Counter[bytes] = Counter()
         self._failed: Counter[bytes] = Counter()
+        self._replaced: Counter[bytes] = Counter()
 
     def sent(self, data: bytes) -> None:
         *lines, self._tail = (self._tail + data).split(b"\n")
@@ -53,6 +54,10 @@ class Peer:
             self._vague.add(request_id)
         self._asked[request_id] += 1
         self._to_confirm[request_id] += action != b"" and argument == b"--confirm"
+
+    def replaced(self, consumer_id: bytes) -> None:
+        """An error comes that is no answer: another connection uses the id of its consumer."""
+        self._replaced[consumer_id] += 1
 
     def received(self, data: bytes) -> None:
         """Raise Finding for what is no reply, or nobody's."""
@@ -75,6 +80,7 @@ class Peer:
             if request_id == b"-" or request_id in self._vague:
                 continue
             confirmed, failed = self._confirmed[request_id], self._failed[request_id]
+            failed -= self._replaced[request_id]
             wanted = self._to_confirm[request_id]
             told = f"{request_id!r}: {asked} requests, {wanted} to be confirmed"
             if confirmed > wanted or confirmed + failed < wanted or confirmed + failed > asked:

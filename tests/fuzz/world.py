@@ -17,7 +17,7 @@ from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Slow
 from mqks.broker.intake import Intake
-from mqks.broker.pending import Batch, Run
+from mqks.broker.pending import Batch, ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
@@ -101,7 +101,7 @@ class World(AbstractContextManager["World"]):
             clock=lambda: self._now_s,
             now_us=lambda: round(self._now_s * 1e6),
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
-            on_error=lambda record: True,
+            on_error=self._failed,
         )
         self.intake = Intake(self.broker)
         self.broker.access.users = Users(USERS, b"key")
@@ -207,6 +207,13 @@ class World(AbstractContextManager["World"]):
         if alone and broker.errors > errors and not self._has_replaced():
             require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
+
+    def _failed(self, record: ErrorRecord) -> bool:
+        if record.reason.endswith("consumes under this id now"):
+            for peer in self.peers.values():
+                if peer.connection.address == record.connection:
+                    peer.replaced(record.request_id)
+        return True
 
     def _has_replaced(self) -> bool:
         errors = self.broker.last_errors
