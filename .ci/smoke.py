@@ -1,4 +1,4 @@
-"""Hello world against the installed `mqks`, from its first log line to its exit code.
+"""Hello world and the web page of the installed `mqks`, from its first log line to its exit code.
 
     python .ci/smoke.py PATH_OF_MQKS DIRECTORY
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.request import urlopen
 
 TIMEOUT_S = 30
 REQUESTS = b"""\
@@ -23,14 +24,14 @@ Dave publish hello world
 DELIVERY = b" ok Dave event=hello world"
 
 
-def listening(process: subprocess.Popen[str]) -> tuple[str, int]:
+def listening(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     """The address from the line that says the server is up."""
     assert process.stdout is not None
     for line in process.stdout:
         print(f"  {line}", end="")
-        found = re.search(r"\baddress=([\d.]+):(\d+)", line)
+        found = re.search(rf"\baddress={pattern}", line)
         if found and "event=listening" in line:
-            return found[1], int(found[2])
+            return found
     sys.exit("the server ended, or was ended, before it listened")
 
 
@@ -49,15 +50,28 @@ def hello_world(address: tuple[str, int]) -> None:
         sys.exit("these are not the replies of a hello world")
 
 
+def page(url: str) -> None:
+    """Fetch the web page."""
+    with urlopen(url, timeout=TIMEOUT_S) as answer:
+        text = answer.read().decode()
+    if "<h1>Overview</h1>" not in text:
+        sys.exit("this is not the web page")
+    print(f"  the web page: {len(text)} characters")
+
+
 def main(mqks: str, directory: str) -> None:
-    command = [mqks, "serve", "--port", "0", "--db", str(Path(directory, "smoke.db"))]
+    database = Path(directory, "smoke.db")
+    command = [mqks, "serve", "--port", "0", "--http-port", "0", "--db", str(database)]
     with subprocess.Popen(
         command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         watchdog = threading.Timer(TIMEOUT_S, process.kill)
         watchdog.start()
         try:
-            hello_world(listening(process))
+            address = listening(process, r"([\d.]+):(\d+)")
+            web = listening(process, r"(http://\S+)")
+            hello_world((address[1], int(address[2])))
+            page(web[1])
             process.send_signal(signal.SIGTERM)
             rest, _ = process.communicate()
         finally:

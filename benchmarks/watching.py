@@ -1,8 +1,9 @@
 """What being watched costs: `python -m benchmarks.watching`.
 
-Three servers take turns at `mqks bench stream`: one without the port of metrics, one with it, one
-with a scrape of both paths each second. Then one with many queues is scraped, while pings tell how
-long anybody else has to wait.
+Servers take turns at `mqks bench stream`: one without the port of metrics, one with it, one with a
+scrape of both paths each second, one with an open page, one with a hundred that all differ. Then
+the share of a core is measured that open pages take with a thousand queues. Then a server with many
+queues is scraped, while pings tell how long anybody else has to wait.
 
 The one rule: only what ran in turns within one run is compared.
 """
@@ -21,14 +22,23 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from mqks.testing import BrokerProcess
 
 PATHS = ("/metrics", "/metrics/queues")
 PLAIN, PORT, SCRAPED = "no port", "a port", "a scrape each second"
-WAYS = {PLAIN: (), PORT: ("--http-port", "0"), SCRAPED: ("--http-port", "0")}
+PAGES = {"an open page": 1, "100 open pages": 100}
+WITH_PAGE = ("--http-port", "0", "--page", "read")
+WAYS = {
+    PLAIN: (),
+    PORT: ("--http-port", "0"),
+    SCRAPED: ("--http-port", "0"),
+    **dict.fromkeys(PAGES, WITH_PAGE),
+}
+OPEN_S = 20
+PAGE_QUEUES = 1_000
 SCRAPES = 10
 CHUNK_QUEUES = 1_000
 
@@ -67,6 +77,37 @@ def scraped(web: str) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def opened(web: str, count: int) -> Iterator[list[int]]:
+    """So many open pages meanwhile, each with a view of its own; how often each was renewed."""
+    with urllib.request.urlopen(web + "/") as answer:
+        cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    renewed, done = [0] * count, threading.Event()
+
+    def watch(number: int) -> None:
+        url = f"{web}/events?table=queues&filter=a&first={number}"
+        request = urllib.request.Request(url, headers={"Cookie": cookie})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            for line in answer:
+                if line.startswith(b"data: "):
+                    assert "totals.messages_ready" in json.loads(line[6:])["numbers"]
+                    renewed[number] += 1
+                if done.is_set():
+                    return
+
+    threads = [threading.Thread(target=watch, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        while not all(renewed):
+            time.sleep(0.01)
+        yield renewed
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
 def cpu_s(db: Path) -> float:
     """Processor time that the threads of a server have taken."""
     pid = db.with_name(db.name + ".lock").read_text().split()[0]
@@ -97,7 +138,12 @@ def compare(directory: Path, count: int, runs: int) -> None:
             # Each goes first in its turn, as who goes first may be at an advantage.
             first = run % len(turns)
             for way, db, server in turns[first:] + turns[:first]:
-                with scraped(web_of(server)) if way == SCRAPED else nullcontext():
+                watched: AbstractContextManager[object] = nullcontext()
+                if way == SCRAPED:
+                    watched = scraped(web_of(server))
+                elif way in PAGES:
+                    watched = opened(web_of(server), PAGES[way])
+                with watched:
                     before_s = cpu_s(db)
                     rates[way].append(stream(server, count))
                     costs[way].append((cpu_s(db) - before_s) / count * 1e9)
@@ -110,19 +156,43 @@ def compare(directory: Path, count: int, runs: int) -> None:
             )
 
 
+def make_queues(peer: socket.socket, queues: int) -> None:
+    with peer.makefile("rb") as replies:
+        for start in range(0, queues, CHUNK_QUEUES):
+            numbers = range(start, min(queues, start + CHUNK_QUEUES))
+            lines = b"".join(b"s subscribe watched-%d e%d\n" % (n, n) for n in numbers)
+            peer.sendall(lines + b"p ping\n")
+            assert replies.readline() == b"p ok \n"
+
+
+def open_page(directory: Path) -> None:
+    """The share of a core that open pages take, of a server that does nothing else."""
+    db = directory / "page.db"
+    with (
+        BrokerProcess(db, *WITH_PAGE) as server,
+        socket.create_connection(("127.0.0.1", server.port), 60) as peer,
+    ):
+        make_queues(peer, PAGE_QUEUES)
+        for count in (0, *PAGES.values()):
+            watched = opened(web_of(server), count) if count else nullcontext([0])
+            with watched as renewed:
+                before, before_s, began = min(renewed), cpu_s(db), time.monotonic()
+                time.sleep(OPEN_S)
+                share = (cpu_s(db) - before_s) / (time.monotonic() - began)
+                print(
+                    f"{count} open pages, {PAGE_QUEUES:,} queues: {share:.2%} of a core, "
+                    f"renewed {min(renewed) - before} times in {OPEN_S} s"
+                )
+
+
 def many_queues(directory: Path, queues: int, runs: int) -> None:
     flags = ("--http-port", "0", "--queues-max", str(queues))
     db = directory / "queues.db"
     with (
         BrokerProcess(db, *flags) as server,
         socket.create_connection(("127.0.0.1", server.port), 60) as peer,
-        peer.makefile("rb") as replies,
     ):
-        for start in range(0, queues, CHUNK_QUEUES):
-            numbers = range(start, min(queues, start + CHUNK_QUEUES))
-            lines = b"".join(b"s subscribe watched-%d e%d\n" % (n, n) for n in numbers)
-            peer.sendall(lines + b"p ping\n")
-            assert replies.readline() == b"p ok \n"
+        make_queues(peer, queues)
         web = web_of(server)
         for path in PATHS:
             told = [pinged_scrape(web, path, peer) for _ in range(runs)]
@@ -167,6 +237,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         compare(Path(directory), given.count, given.runs)
+        open_page(Path(directory))
         many_queues(Path(directory), given.queues, given.runs)
 
 

@@ -171,7 +171,7 @@ PEEK_ROWS_DEFAULT: Final = 10
 PEEK_ROWS_MAX: Final = 1000
 """Messages in one reply to peek."""
 
-HTTP_CONNECTIONS_MAX: Final = 64
+HTTP_CONNECTIONS_MAX: Final = 256
 """Connections at once to the port of metrics and health; one more is closed."""
 
 STATS_ROWS_DEFAULT: Final = 1000

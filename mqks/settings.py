@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import QUEUE_TABLES_MAX
@@ -85,6 +85,10 @@ class _Group:
 _storage, _listening, _security = _Group("Storage"), _Group("Listening"), _Group("Security")
 _limits, _memory, _monitoring = _Group("Limits"), _Group("Memory"), _Group("Monitoring")
 _process, _advanced = _Group("Process"), _Group(ADVANCED)
+
+
+PAGE_PORT: Final = 25080
+"""Where the page is when nobody has asked for a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +206,16 @@ class Settings:
         share=2,
     )
 
-    http_host: str = _monitoring("127.0.0.1", "Address of metrics and health over HTTP.")
+    http_host: str = _monitoring("127.0.0.1", "Address of the web page, metrics and health.")
     http_port: int | None = _monitoring(
-        None, "Port of metrics and health; 0 selects a free port and logs it.", (0, 65535, "")
+        None,
+        "Port of the web page, metrics and health; 0 selects a free port and logs it. Without a "
+        "number it is 25080, if page is not off and the port is free.",
+        (0, 65535, ""),
+    )
+    page: Literal["off", "read", "full"] = _monitoring(
+        "read",
+        "Web page: none, one that only shows, or one where users may also act.",
     )
     queue_age_warning_s: float = _monitoring(
         0.0,
@@ -291,6 +302,10 @@ class Settings:
     """The settings file that was read."""
     queue_tables: tuple[QueueTable, ...] = ()
     """Defaults for policies of queues; the first table that matches applies."""
+
+    @property
+    def has_http(self) -> bool:
+        return self.http_port is not None or self.page != "off"
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a client must authenticate before anything else."""
@@ -685,11 +700,7 @@ def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterato
             yield str(error)
     if settings.auth == "always" and settings.users is None:
         yield f"{places['auth']}: nobody can authenticate. Set users to a users file, too"
-    if (
-        settings.http_port is not None
-        and not settings.insecure
-        and not _is_loopback(settings.http_host)
-    ):
+    if settings.has_http and not settings.insecure and not is_loopback(settings.http_host):
         yield (
             f"{places['http_host']}: {settings.http_host!r} is not loopback, and HTTP has no "
             "authentication. Set insecure to let everyone who can connect read the metrics"
@@ -701,7 +712,7 @@ def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterato
 
 def check_reach(settings: Settings, host: str, place: str) -> None:
     """Raises ConfigurationError if listening on `host` would allow everything to other machines."""
-    if settings.users is None and not settings.insecure and not _is_loopback(host):
+    if settings.users is None and not settings.insecure and not is_loopback(host):
         raise ConfigurationError(
             f"{place}: {host!r} is not loopback. Set users, so that clients must authenticate, "
             "or insecure, so that everyone who can connect may do everything"
@@ -714,7 +725,7 @@ def check_certificate(settings: Settings, place: str) -> None:
         raise ConfigurationError(f"{place}: TLS needs the settings tls_cert and tls_key")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -43,13 +43,14 @@ _LISTENING = re.compile(r"\bevent=listening .*?address=(\S+):(\d+)")
 class Broker:
     """A broker in a thread of this process; a context in which it runs.
 
-    `settings` are those of mqks.toml. Between `stop` and `start` the port stays the same.
+    `settings` are those of mqks.toml; the web page is off by default. Between `stop` and `start`
+    the port stays the same.
     """
 
     open_store = staticmethod(open_store)
 
     def __init__(self, db: Path, **settings: Any) -> None:
-        self.settings = Settings(db=db, **{"port": 0, **settings})
+        self.settings = Settings(db=db, **{"port": 0, "page": "off", **settings})
 
     @property
     def port(self) -> int:
@@ -90,9 +91,9 @@ class Broker:
 class BrokerProcess:
     """`mqks serve` as a process; a context in which it runs.
 
-    `flags` are added to its command line, `environment` to its environment. Between `stop` and
-    `start` the port stays the same. An exception that leaves the context gets the end of the
-    broker's log as a note.
+    `flags` are added to its command line, `environment` to its environment; the web page is off by
+    default. Between `stop` and `start` the port stays the same. An exception that leaves the
+    context gets the end of the broker's log as a note.
     """
 
     def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
@@ -100,7 +101,7 @@ class BrokerProcess:
         inherited = {key: value for key, value in os.environ.items() if key[:5] != "MQKS_"}
         self._environment = inherited | dict(environment or {})
         self._command = [sys.executable, "-m", "mqks", "serve", "--db", str(db)]
-        self._flags = flags
+        self._flags = "--page", "off", *flags
         self._inherited: list[int] = []
         self._address = "127.0.0.1", 0
         self._process: subprocess.Popen[str] | None = None

@@ -99,6 +99,9 @@ _KINDS: Final = {
 }
 
 
+_SHOWN: Final = tuple(key for key in _KINDS if key not in ("password", "token"))
+
+
 @dataclass(slots=True)
 class User:
     """One line of the users file. Raises ValueError."""
@@ -234,8 +237,11 @@ class Users:
         self._tokens: dict[bytes, Known] = {}
         self._verified: dict[str, bytes] = {}
         """Correct passwords, blinded: the next login of the user is immediate."""
+        self.shown: list[dict[str, Any]] = []
+        """Names and permissions, for people."""
         for user in users:
             known = self._known[user.name] = Known(user.name, user.permissions())
+            self.shown.append({key: getattr(user, key) for key in _SHOWN})
             if user.password:
                 self._hashes[user.name] = _read_hash(user.password)
             if user.token:

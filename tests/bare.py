@@ -68,6 +68,11 @@ class BareWorld:
             broker.shared.touched = []
             for connection in touched:
                 connection.resume(Slow.OUTBOX)
+            for connection in broker.shared.expelled:
+                for name, known in self._connections.items():
+                    if known is connection and name not in self._closed:
+                        self._end(name)
+            broker.shared.expelled = []
             if broker.pending:
                 batch = broker.pending.take()
                 self._disk.write(batch.entry)
@@ -81,7 +86,7 @@ class BareWorld:
     def _has_work(self) -> bool:
         shared, due_s = self.broker.shared, self.broker.schedule.next_s()
         is_due = due_s is not None and due_s <= self.now_s
-        left = self.broker.pending or shared.touched or shared.fetches
+        left = self.broker.pending or shared.touched or shared.fetches or shared.expelled
         return is_due or self.broker.has_work or bool(left)
 
     def received(self, name: str) -> bytes:

@@ -3,7 +3,6 @@
 import json
 import re
 import sqlite3
-import sys
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -295,15 +294,6 @@ def test_values_are_shown_as_one_writes_them(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert re.search(r"^line_bytes_max +1MiB +default$", out, re.M)
     assert re.search(r"^insecure +false +default$", out, re.M)
-
-
-def test_a_missing_extra_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.modules["mqks.commands.check_config"], "EXTRA_WEB", ("no_such_module",))
-
-    assert main(["check-config", "--http-port", "0"]) == WRONG_SETTING
-    assert "pip install 'mqks[web]'" in capsys.readouterr().err
 
 
 def test_all_that_is_wrong_is_reported(

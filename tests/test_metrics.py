@@ -9,7 +9,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -475,26 +474,6 @@ def test_it_is_not_ready_while_it_stops(tmp_path: Path) -> None:
         assert codes == [0]
 
 
-def test_without_the_extra_the_port_is_refused(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['uvicorn'] = None\n"
-        "from mqks.commands import main; sys.exit(main(sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "serve", "--http-port", "0", "--db", tmp_path / "mqks.db"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-
-    assert done.returncode == 78
-    assert done.stderr == (
-        "mqks: http_port needs uvicorn, which is not installed: pip install 'mqks[web]'\n"
-    )
-    assert not (tmp_path / "mqks.db").exists()
-
-
 def test_a_port_in_use_is_refused(web: Web, tmp_path: Path) -> None:
     code, log = refusal(tmp_path / "other.db", "--http-port", str(web.address[1]))
 
@@ -508,7 +487,7 @@ def test_beyond_loopback_it_needs_insecure() -> None:
     with pytest.raises(ConfigurationError, match=r"--http-host: '0\.0\.0\.0' is not loopback"):
         load(flags, {})
     assert load(flags | {"insecure": True}, {}).http_host == "0.0.0.0"
-    assert load({"http_host": "0.0.0.0"}, {}).http_port is None
+    assert load({"http_host": "0.0.0.0", "page": "off"}, {}).http_port is None
 
 
 # -------------------------------------------------------------------- what is written elsewhere

@@ -196,6 +196,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"_eval 1", {"root"}),
     (b"ping x", EVERYBODY),
     (b"set_name --confirm web-1", EVERYBODY),
+    (b"close_connection --confirm 999", {"root"}),
     (b"help", EVERYBODY),
     (b"help publish", EVERYBODY),
     (b"auth --confirm noneT", EVERYBODY),

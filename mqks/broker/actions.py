@@ -440,6 +440,20 @@ def help_(broker: Broker, connection: Connection, request: Request) -> None:
     connection.write(replies.ok(request.id, usage.encode()))
 
 
+def close_connection(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
+    yield from ()  # It has no more turns than this.
+    words, _, _ = parse_words("close_connection", request.rest, 1)
+    if not words:
+        raise BadRequest("close_connection: the number of the connection is missing")
+    other = broker.connections.get(parse_number("close_connection", words[0], 0, SEQ_MAX))
+    if other is None or other.expelled:
+        return 0
+    by = connection.address if connection.user is None else f"user {connection.user}"
+    broker.refusals.expel(other, f"closed by {by} (close_connection)")
+    broker.shared.expelled.append(other)
+    return 1
+
+
 def set_name(broker: Broker, connection: Connection, request: Request) -> None:
     name = parse_name("set_name", request.rest)
     broker.metadata.check_names("name", [name])
@@ -560,6 +574,7 @@ ACTIONS = {
     b"help": Action(help_, permits.nothing, "[{action}]"),
     b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
     b"set_name": Action(set_name, permits.nothing, "{name}"),
+    b"close_connection": Action(close_connection, permits.admin, "{number}"),
     b"ping": Action(ping, permits.nothing, "{data}"),
     b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
 }

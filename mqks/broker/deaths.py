@@ -98,5 +98,6 @@ def _count(queue: "Queue", count: int, reason: str) -> "Queue | None":
     """Count the dead messages; return their dead-letter queue."""
     counters, target = queue.shared.counters, queue.shared.dead_letter_queue(queue)
     counters.dead[reason] += count
+    queue.dead += count
     counters.dropped += 0 if target else count
     return target

@@ -70,6 +70,7 @@ class Queue:
             "coming",
             "coming_bytes",
             "consumers",
+            "dead",
             "deleted",
             "full",
             "id",
@@ -98,6 +99,8 @@ class Queue:
         self.timer: int | None = None
         """The entry in the schedule that deletes the queue."""
         self.deleted = False
+        self.dead = 0
+        """Messages that have died here since the start of the server."""
         self.messages_max = shared.queue_messages_max or UNLIMITED
         self.full = False
         """It has reached its limit: publishes to it are refused."""

@@ -51,6 +51,7 @@ class Shared:
         *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending", "show"),
         *(
             "dead_letter_queue",
+            "expelled",
             "fetches",
             "limited_queues",
             "near_queues",
@@ -88,6 +89,8 @@ class Shared:
         self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Connection] = []
         """Connections with an outbox to be flushed by the server."""
+        self.expelled: list[Connection] = []
+        """Connections that others have expelled, which the server closes."""
         self.due: dict[Queue, None] = {}
         """Queues whose delivery was interrupted by the end of the turn."""
         self.page_requests: list[Queue] = []

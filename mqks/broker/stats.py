@@ -93,6 +93,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "consumers": len(queue.consumers),
         "bindings": broker.bindings.count(queue.name),
         "rule": None if rule is None else {"delay_s": rule.delay_s},
+        "dead": queue.dead,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
         "memory_bytes": queue.lane.memory_bytes,

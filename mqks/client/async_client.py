@@ -44,8 +44,8 @@ class AsyncClient:
     InvalidRequest before anything is sent. While the connection is away, calls wait.
     """
 
-    def __init__(self, url: str | None, options: Options) -> None:
-        self._address = urls.parse(url)
+    def __init__(self, url: str | urls.Address | None, options: Options) -> None:
+        self._address = url if isinstance(url, urls.Address) else urls.parse(url)
         self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
 
@@ -95,6 +95,11 @@ class AsyncClient:
     @property
     def _is_open(self) -> bool:
         return "_connections" in self.__dict__ and self._session.state is not State.CLOSED
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, and every call raises ConnectionLost."""
+        return self._session.failure is not None
 
     async def _start(self, connection: Connection[Any]) -> None:
         """Start a connection, which ends with the client, and wait until it is up."""

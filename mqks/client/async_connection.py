@@ -189,6 +189,9 @@ class Connection(Generic[S]):
 
 
 async def _open(address: urls.Address, options: Options) -> ByteStream:
+    if address.opener is not None:
+        stream: ByteStream = await address.opener()
+        return stream
     if address.path:
         return await anyio.connect_unix(address.path)
     if not address.tls:

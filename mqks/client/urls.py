@@ -10,7 +10,9 @@ The one rule: no error and no repr contains credentials.
 """
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mqks.errors import ConfigurationError
@@ -29,6 +31,8 @@ class Address:
     credentials: tuple[str, ...] = field(default=(), repr=False)
     """Nothing, a token, or user and password."""
     client_name: str = ""
+    opener: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
+    """Returns the stream of each connection of an async client, instead of the network."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

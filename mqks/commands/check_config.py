@@ -6,7 +6,6 @@ The one rule: nothing is made, opened or listened on.
 import os
 import socket
 from collections.abc import Iterator
-from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from mqks.settings import SETTINGS, Settings, collect
 
 MADE_BY_SERVER = ("db", "unix")
 """Files that need not be there; any other that a setting names does."""
-EXTRA_WEB = ("prometheus_client", "starlette", "uvicorn")
 
 
 def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
@@ -85,8 +83,6 @@ def problems(settings: Settings) -> Iterator[str]:
             yield f"{name}: there is no file {path}"
         elif not os.access(path, os.R_OK):
             yield f"{name}: {path} can't be read by this user"
-    if settings.http_port is not None and not all(map(find_spec, EXTRA_WEB)):
-        yield "http_port: needs what is not installed: pip install 'mqks[web]'"
     try:
         socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -30,7 +30,22 @@ def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
         queues, consumers = list(rows(b"queues", "name")), list(rows(b"consumers", "id"))
     except ConfirmTimeout:
         return {"connected": False}
+    now = {
+        "connected": True,
+        "totals": totals,
+        "journal": journal,
+        "queues": queues,
+        "consumers": consumers,
+    }
+    add_rates(now, earlier)
+    return now
+
+
+def add_rates(now: Row, earlier: Row | None) -> None:
+    """Give a sample `rates_per_s`, and its queues their own, since an earlier sample. None stands
+    for a rate that is not known."""
     before: Row = {"connected": False} if earlier is None else earlier
+    totals, queues = now["totals"], now["queues"]
     passed_s = totals["uptime_s"] - before["totals"]["uptime_s"] if before["connected"] else 0.0
     known = {queue["name"]: queue for queue in before["queues"]} if passed_s > 0 else {}
     for queue in queues:
@@ -41,14 +56,7 @@ def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
             key: (_count(totals[key]) - _count(before["totals"][key])) / passed_s
             for key in COUNTERS
         }
-    return {
-        "connected": True,
-        "totals": totals,
-        "rates_per_s": rates,
-        "journal": journal,
-        "queues": queues,
-        "consumers": consumers,
-    }
+    now["rates_per_s"] = rates
 
 
 def _count(counter: int | dict[str, int]) -> int:

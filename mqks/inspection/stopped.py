@@ -112,6 +112,7 @@ class Stopped:
                 "consumers": 0,
                 "bindings": bound[queue.name],
                 "rule": None if rule is None else {"delay_s": rule.delay_s},
+                "dead": None,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
                 "memory_bytes": None,

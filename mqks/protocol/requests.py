@@ -30,7 +30,16 @@ ONCE = b"--once"
 MANDATORY = b"--mandatory"
 CONFIRM = b"--confirm"
 CONFIRM_ANYWHERE = frozenset(
-    {b"set_queue", b"release", b"touch", b"cancel", b"promote", b"move", b"redrive"}
+    {
+        b"set_queue",
+        b"release",
+        b"touch",
+        b"cancel",
+        b"promote",
+        b"move",
+        b"redrive",
+        b"close_connection",
+    }
 )
 """Actions that accept it anywhere; the others only as the first argument."""
 META = b"--meta"

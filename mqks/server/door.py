@@ -60,7 +60,7 @@ class Door:
         """Start to accept. `close` closes the listener."""
         listener.setblocking(False)
         accepted_max = max(ACCEPTED_MIN, self._settings.connections_max // ACCEPTED_SHARE)
-        let_in = self._shake_hands if with_tls else self._let_in
+        let_in = self._shake_hands if with_tls else self.let_in
 
         def accept() -> None:
             for _ in range(accepted_max):
@@ -115,7 +115,8 @@ class Door:
             except OSError:
                 return  # It has disconnected already.
 
-    async def _let_in(self, sock: socket.socket, who: Peer) -> None:
+    async def let_in(self, sock: socket.socket, who: Peer) -> Client:
+        """A client that the gate has let in."""
         client = self._make_client(who)
         try:
             await self._loop.connect_accepted_socket(lambda: client, sock)
@@ -125,6 +126,7 @@ class Door:
         finally:
             if not client.made:
                 self._gate.leave(who)
+        return client
 
     async def _shake_hands(self, sock: socket.socket, who: Peer) -> None:
         client = self._make_client(who)

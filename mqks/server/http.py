@@ -6,11 +6,11 @@ and answered with 500, and the number of connections is limited.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import ByteStream, TaskStatus
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,11 +25,12 @@ from mqks.broker.broker import Broker
 from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
+from mqks.page.app import Page
 from mqks.server import log
 from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of
 from mqks.server.steps import done
-from mqks.settings import Settings
+from mqks.settings import PAGE_PORT, Settings, is_loopback
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
@@ -72,7 +73,11 @@ class _Uvicorn(Uvicorn):
 
 
 def _app(
-    settings: Settings, broker: Broker, journal: Journal, why_not_ready: Callable[[], str]
+    settings: Settings,
+    broker: Broker,
+    journal: Journal,
+    why_not_ready: Callable[[], str],
+    page: Page | None,
 ) -> Starlette:
     totals: stats.Row = {}
     registry = registry_of(settings, broker, journal, why_not_ready, lambda: totals)
@@ -102,6 +107,7 @@ def _app(
             Route("/metrics/queues", queues),
             Route("/healthz", healthz),
             Route("/readyz", readyz),
+            *(page.routes if page else ()),
         ],
         exception_handlers={Exception: failed},
     )
@@ -119,17 +125,38 @@ async def serve(
     broker: Broker,
     journal: Journal,
     why_not_ready: Callable[[], str],
+    open_inside: Callable[[str, bool], Awaitable[ByteStream]],
+    users: Callable[[], Sequence[Mapping[str, object]]],
     connections_max: int,
     task_status: TaskStatus[None],
 ) -> None:
-    """Answer until cancelled; `why_not_ready` returns a reason, or an empty string.
+    """Answer until cancelled; `why_not_ready` returns a reason, or an empty string; `open_inside`
+    opens a connection to the broker; `users` returns names and permissions.
 
-    Raises AddressUnavailable.
+    Raises AddressUnavailable, unless nobody has asked for this port.
     """
-    sock = _bind(settings.http_host, settings.http_port or 0)
+    port = PAGE_PORT if settings.http_port is None else settings.http_port
+    try:
+        sock = _bind(settings.http_host, port)
+    except AddressUnavailable as failure:
+        if settings.http_port is not None:
+            raise
+        log.warning("no_page", reason=failure)
+        task_status.started()
+        return
+    host, port = sock.getsockname()[:2]
+    page = None
+    if settings.page != "off":
+        page = Page(
+            open_inside,
+            may_act=settings.page == "full",
+            users=users if settings.users is not None else None,
+            limits=settings.public(),
+            hosts=_hosts(settings.http_host, port),
+        )
     server = _Uvicorn(
         Config(
-            _app(settings, broker, journal, why_not_ready),
+            _app(settings, broker, journal, why_not_ready, page),
             http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
@@ -143,13 +170,35 @@ async def serve(
             access_log=False,
         )
     )
-    log.event("listening", address=f"http://{shown(*sock.getsockname()[:2])}")
-    task_status.started()
-    try:
-        await server.serve([sock])
-    finally:
-        with anyio.CancelScope(shield=True):
-            await server.shutdown([sock])
+    log.event("listening", address=f"http://{shown(host, port)}")
+    async with anyio.create_task_group() as tasks:
+        if page:
+            await tasks.start(_keep_page, page)
+        task_status.started()
+        try:
+            await server.serve([sock])
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.shutdown([sock])
+            tasks.cancel_scope.cancel()
+
+
+async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
+    while True:
+        try:
+            await page.run(task_status=task_status)
+        except Exception as failure:
+            log.error("page_failed", exception=failure)
+            task_status = anyio.TASK_STATUS_IGNORED
+            await anyio.sleep(1)
+
+
+def _hosts(host: str, port: int) -> frozenset[str] | None:
+    """How browsers may name this server. Beyond loopback nobody can know."""
+    if not is_loopback(host):
+        return None
+    names = "localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host
+    return frozenset(f"{name}:{port}" for name in names)
 
 
 def _bind(host: str, port: int) -> socket.socket:

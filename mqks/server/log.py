@@ -27,14 +27,21 @@ class _Format(logging.Formatter):
         fields: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "event": record.msg,
-            **getattr(record, "fields", {}),
+            **_said(record),
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         if self._as_json:
             return json.dumps(fields, ensure_ascii=True)
         return " ".join(f"{key}={_value(value)}" for key, value in fields.items())
+
+
+def _said(record: logging.LogRecord) -> dict[str, Any]:
+    """Event and fields; a record of another package, such as the client, is a message instead."""
+    fields = getattr(record, "fields", None)
+    if fields is None:
+        return {"event": "log", "logger": record.name, "message": record.getMessage()}
+    return {"event": record.msg, **fields}
 
 
 def _value(value: object) -> str:

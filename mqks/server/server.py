@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from math import inf
-from types import ModuleType
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import ByteStream, TaskStatus
 
 from mqks import __version__
 from mqks.broker.access import Login
@@ -41,7 +41,7 @@ from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
-from mqks.server import log, tls
+from mqks.server import inside, log, tls
 from mqks.server.client import Client, Hold
 from mqks.server.clock import now_us
 from mqks.server.door import Door
@@ -145,6 +145,20 @@ class Server:
             self._await_auth(client)
         log.event("connected", logging.DEBUG, connection=peer.address)
         return connection
+
+    async def open_inside(self, name: str, trusted: bool) -> ByteStream:
+        """A connection from inside this process; a `trusted` one may do everything.
+
+        Raises LimitExceeded.
+        """
+        who = Peer(name, trusted, b"")
+        self._gate.enter(who)
+        sock, stream = await inside.pair()
+        client = await self._door.let_in(sock, who)
+        if trusted and client.made:
+            self._forget_stranger(client)
+            client.connection.permissions = None
+        return stream
 
     def _refusal(self, peer: Peer, failure: LimitExceeded) -> bytes:
         """The reply to a client that is refused or disconnected."""
@@ -280,6 +294,14 @@ class Server:
         client.lingers = True
         self._end(client)
 
+    def _close_expelled(self) -> None:
+        """Close the connections that others have expelled."""
+        expelled, self._broker.shared.expelled = self._broker.shared.expelled, []
+        for connection in expelled:
+            client = self._clients.get(connection.id)
+            if client is not None and not client.ended:
+                self._expelled(client)
+
     def _crowded_out(self, client: Client) -> None:
         """Close an unauthenticated client to admit a newer one."""
         reason = "closed to admit a newer connection, because it had not authenticated"
@@ -348,6 +370,8 @@ class Server:
         self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
         self._turn_bytes = 0
         shared = broker.shared
+        if shared.expelled:
+            self._close_expelled()
         touched, shared.touched = shared.touched, []
         end_s = time.monotonic() + CHUNK_S
         for number, connection in enumerate(touched):
@@ -468,12 +492,15 @@ class Server:
         return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
-        serve = _http_room().serve
-        await serve(
+        from mqks.server import http
+
+        await http.serve(
             self.settings,
             self._broker,
             self._journal,
             self.why_not_ready,
+            self.open_inside,
+            lambda: self._broker.access.users.shown,
             self._http_connections_max,
             task_status,
         )
@@ -544,7 +571,7 @@ class Server:
                 self._journal.store.announce(self._listeners.url)
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
-                if self.settings.http_port is not None:
+                if self.settings.has_http:
                     await tasks.start(self._serve_http)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
@@ -644,8 +671,9 @@ async def serve(
     # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
-    if settings.http_port is not None:
-        _http_room()
+    if settings.has_http:
+        # Loaded only where it is wanted, and before there are clients that it would hold up.
+        import_module("mqks.server.http")
     log.event("starting", version=__version__, db=settings.db)
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
@@ -741,17 +769,6 @@ def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLConte
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None
     return Users(users, secrets.token_bytes(32)), context
-
-
-def _http_room() -> ModuleType:
-    """Loaded only if needed: its dependencies are an extra."""
-    try:
-        from mqks.server import http
-    except ModuleNotFoundError as missing:
-        raise ConfigurationError(
-            f"http_port needs {missing.name}, which is not installed: pip install 'mqks[web]'"
-        ) from None
-    return http
 
 
 def _log_literal_mask(errors: ErrorLog, connection: Connection, queue: bytes, event: bytes) -> None:

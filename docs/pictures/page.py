@@ -1,0 +1,125 @@
+"""The pictures of `docs/page.md`: `python docs/pictures/page.py`.
+
+The one rule: they show a real broker with real load, in the browser that the tests use.
+"""
+
+import re
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+from playwright.sync_api import sync_playwright
+
+import mqks
+from mqks.testing import BrokerProcess
+
+HERE = Path(__file__).parent
+LOAD_S = 45.0
+QUEUES = {
+    "billing": ["order.paid", "refund.*"],
+    "emails": ["order.**", "user.created"],
+    "exports": ["report.due"],
+    "fraud-check": ["order.new"],
+    "invoices": ["order.paid"],
+    "orders": ["order.new", "order.changed"],
+    "search-index": ["product.**"],
+    "thumbnails": ["image.uploaded"],
+}
+EVENTS = ["order.new"] * 8 + ["order.paid"] * 5 + ["product.changed"] * 4 + ["image.uploaded"] * 2
+EVENTS += ["order.changed", "user.created", "refund.new", "report.due"]
+
+
+def load(url: str, is_over: threading.Event) -> None:
+    """Publish, consume, ack and reject, faster and slower."""
+    random = Random(7)
+    with mqks.connect_blocking(url, client_name="shop-web") as client:
+        number = 1000
+        while not is_over.wait(0.1):
+            number += 1
+            wave = 40 + 30 * (int(time.monotonic() / 6) % 2)
+            client.publish_many(
+                (
+                    random.choice(EVENTS),
+                    {"number": number * 100 + each, "customer": "c-4711", "total": 49.9},
+                )
+                for each in range(random.randrange(wave // 2, wave))
+            )
+            if number % 50 == 0:
+                client.publish("order.changed", {"number": number}, delay_s=3600)
+
+
+def work(url: str, queue: str, is_over: threading.Event) -> None:
+    random = Random(queue)
+    with (
+        mqks.connect_blocking(url, client_name=f"{queue}-1") as client,
+        client.consume(queue, manual_ack=True, prefetch=20) as consumer,
+    ):
+        while not is_over.is_set():
+            try:
+                message = consumer.receive(timeout_s=1)
+            except TimeoutError:
+                continue
+            if random.random() < 0.02:
+                message.reject(dead=True)
+            else:
+                time.sleep(0.002)
+                message.ack()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        flags = "--http-port", "0", "--page", "full"
+        with BrokerProcess(Path(directory) / "mqks.db", *flags) as server:
+            while not (found := re.search(r"address=(http://\S+)", server.log)):
+                time.sleep(0.01)
+            with mqks.connect_blocking(server.url) as client:
+                for queue, events in QUEUES.items():
+                    plain = [each for each in events if "*" not in each]
+                    masks = [each for each in events if "*" in each]
+                    client.subscribe(queue, plain, add_mask=masks)
+                    client.set_queue(queue, retries=5, dead_letters="dead-letters")
+                client.set_queue("orders", ack_timeout_s=60, ttl_s=86_400)
+            take(server.url, found[1])
+
+
+def take(url: str, web: str) -> None:
+    is_over = threading.Event()
+    workers = [threading.Thread(target=load, args=(url, is_over))]
+    for queue in ("billing", "emails", "fraud-check", "orders", "search-index", "thumbnails"):
+        workers.append(threading.Thread(target=work, args=(url, queue, is_over)))
+    for each in workers:
+        each.start()
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
+            context = browser.new_context(
+                base_url=web, viewport={"width": 1120, "height": 800}, color_scheme="light"
+            )
+            page = context.new_page()
+            page.goto("/")
+            page.wait_for_timeout(LOAD_S * 1000)
+            for name, path in (
+                ("overview", "/"),
+                ("queues", "/queues"),
+                ("queue", "/queue?name=orders"),
+                ("connections", "/connections"),
+            ):
+                page.goto(path)
+                page.wait_for_timeout(5_000)
+                if name == "queue":
+                    page.set_viewport_size({"width": 1120, "height": 1150})
+                page.screenshot(path=HERE / f"page-{name}.png")
+            browser.close()
+    finally:
+        is_over.set()
+        for each in workers:
+            each.join()
+
+
+if __name__ == "__main__":
+    main()

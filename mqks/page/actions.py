@@ -1,0 +1,235 @@
+"""What people do on the page. Each action asks first, and reports afterwards how many messages it
+was.
+
+The one rule: an action is requests of the protocol, sent with the permissions of the user.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from mqks.client.async_client import AsyncClient
+from mqks.client.errors import InvalidRequest
+from mqks.page.tables import queue_link, text
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    key: str
+    button: str
+    question: Callable[[Form], str]
+    do: Callable[[AsyncClient, Form], Awaitable[str]]
+    """Returns what was done, for people."""
+    back: Callable[[Form], str]
+    """Where to go afterwards."""
+
+
+def _messages(count: int, verb: str) -> str:
+    return f"{count:,} {'message' if count == 1 else 'messages'} {verb}."
+
+
+def _queue(form: Form) -> str:
+    return text(form["queue"])
+
+
+def _one_or_all(form: Form, what: str) -> str:
+    return f"message {text(form['id'])}" if form.get("id") else f"all {what} messages"
+
+
+def _to_queue(form: Form) -> str:
+    return queue_link(form["queue"])
+
+
+def _number(form: Form, key: str) -> float | None:
+    value = form.get(key, "").strip()
+    if not value:
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidRequest(f"{key}: {value!r} is not a number") from None
+
+
+def _whole(form: Form, key: str) -> int | None:
+    value = _number(form, key)
+    if value is not None and value % 1:
+        raise InvalidRequest(f"{key}: {value} is not a whole number")
+    return None if value is None else int(value)
+
+
+async def _publish(client: AsyncClient, form: Form) -> str:
+    terms: dict[str, Any] = {}
+    if (delay_s := _number(form, "delay_s")) is not None:
+        terms["delay_s"] = delay_s
+    if (ttl_s := _number(form, "ttl_s")) is not None:
+        terms["ttl_s"] = ttl_s
+    if meta := dict(parse_qsl(form.get("meta", ""), keep_blank_values=True)):
+        terms["meta"] = meta
+    # Browsers send line ends as CR LF, and the wire has neither.
+    data = form.get("data", "").replace("\r\n", " ").replace("\n", " ")
+    mandatory = "mandatory" in form
+    given = await client.publish(form["event"], data, confirm=True, mandatory=mandatory, **terms)
+    return f"Published as {text(given)}."
+
+
+async def _purge(client: AsyncClient, form: Form) -> str:
+    return _messages(await client.purge(form["queue"], scheduled="scheduled" in form), "purged")
+
+
+async def _delete(client: AsyncClient, form: Form) -> str:
+    await client.delete_queue(form["queue"])
+    return f"Queue {_queue(form)} deleted."
+
+
+async def _move(client: AsyncClient, form: Form) -> str:
+    count = await client.move(form["queue"], form["to"], **_choice(form))
+    return _messages(count, f"moved to {text(form['to'])}")
+
+
+async def _redrive(client: AsyncClient, form: Form) -> str:
+    return _messages(await client.redrive(form["queue"], **_choice(form)), "redriven")
+
+
+def _choice(form: Form) -> dict[str, Any]:
+    return {"id": form["id"]} if form.get("id") else {}
+
+
+async def _promote(client: AsyncClient, form: Form) -> str:
+    return _messages(await client.promote(form["queue"], form.get("id") or None), "promoted")
+
+
+async def _cancel(client: AsyncClient, form: Form) -> str:
+    return _messages(await client.cancel(form["queue"], form.get("id") or None), "cancelled")
+
+
+async def _set_policy(client: AsyncClient, form: Form) -> str:
+    await client.set_queue(
+        form["queue"],
+        retries=_whole(form, "retries"),
+        losses=_whole(form, "losses"),
+        backoff=_backoff(form),
+        dead_letters=form.get("dead_letters") or None,
+        ttl_s=_number(form, "ttl_s"),
+        messages_max=_whole(form, "messages_max"),
+        bytes_max=_whole(form, "bytes_max"),
+        overflow={"reject": "reject", "drop": "drop"}.get(form.get("overflow", "")),  # type: ignore[arg-type]
+        ack_timeout_s=_number(form, "ack_timeout_s"),
+    )
+    return f"Policy of {_queue(form)} changed."
+
+
+def _backoff(form: Form) -> tuple[float, float] | None:
+    first, _, most = form.get("backoff", "").partition(",")
+    first_s, most_s = _number({"backoff": first}, "backoff"), _number({"backoff": most}, "backoff")
+    return None if first_s is None else (first_s, first_s if most_s is None else most_s)
+
+
+POLICY_FIELDS: Final = (
+    ("retries", "Retries before a message is dead"),
+    ("losses", "Lost consumers before a message is dead"),
+    ("backoff", "Backoff in seconds: first, most"),
+    ("dead_letters", "Dead-letter queue"),
+    ("ttl_s", "Time to live in seconds"),
+    ("messages_max", "Most messages"),
+    ("bytes_max", "Most bytes"),
+    ("ack_timeout_s", "Ack timeout in seconds"),
+)
+
+
+def policy_values(policy: Mapping[str, Any]) -> dict[str, str]:
+    """The form's values: what `set_queue` has set, empty where the server's default counts."""
+    values = dict.fromkeys((*(key for key, _ in POLICY_FIELDS), "overflow"), "")
+    for key, told in policy.items():
+        if told["from"] == "set_queue" and key in values:
+            value = told["value"]
+            values[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return values
+
+
+async def _close(client: AsyncClient, form: Form) -> str:
+    number = form["connection"]
+    count = await client.request("close_connection", "--confirm", number)
+    return f"Connection {text(number)} closed." if count != "0" else "It was closed already."
+
+
+ACTIONS: Final = {
+    each.key: each
+    for each in (
+        Action(
+            "publish",
+            "Publish",
+            lambda form: f"Publish a message with the event {text(form['event'])}?",
+            _publish,
+            lambda form: form.get("back") or "/publish",
+        ),
+        Action(
+            "purge",
+            "Purge",
+            lambda form: (
+                f"Delete every message that is ready in {_queue(form)}"
+                f"{' and every scheduled one' if 'scheduled' in form else ''}?"
+            ),
+            _purge,
+            _to_queue,
+        ),
+        Action(
+            "delete",
+            "Delete queue",
+            lambda form: f"Delete the queue {_queue(form)} with all its messages and bindings?",
+            _delete,
+            lambda form: "/queues",
+        ),
+        Action(
+            "policy",
+            "Change policy",
+            lambda form: f"Change the policy of {_queue(form)}?",
+            _set_policy,
+            _to_queue,
+        ),
+        Action(
+            "move",
+            "Move",
+            lambda form: (
+                f"Move {_one_or_all(form, 'ready')} of {_queue(form)} to {text(form['to'])}?"
+            ),
+            _move,
+            _to_queue,
+        ),
+        Action(
+            "redrive",
+            "Retry",
+            lambda form: (
+                f"Move {_one_or_all(form, 'dead')} of {_queue(form)} back to where they died?"
+            ),
+            _redrive,
+            _to_queue,
+        ),
+        Action(
+            "promote",
+            "Deliver now",
+            lambda form: f"Make {_one_or_all(form, 'scheduled')} of {_queue(form)} ready now?",
+            _promote,
+            _to_queue,
+        ),
+        Action(
+            "cancel",
+            "Cancel",
+            lambda form: f"Delete {_one_or_all(form, 'scheduled')} of {_queue(form)}?",
+            _cancel,
+            _to_queue,
+        ),
+        Action(
+            "close",
+            "Close connection",
+            lambda form: (
+                f"Close connection {text(form['connection'])}? Its unacked messages "
+                "return to their queues."
+            ),
+            _close,
+            lambda form: "/connections",
+        ),
+    )
+}

@@ -1,0 +1,141 @@
+"""Who looks at the page: a cookie for each browser, and a connection to the broker for each user.
+
+The one rule: a session knows the broker's answer to `auth` only. Passwords are checked by the
+broker, as for every client, and never stored.
+"""
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from mqks.client.async_client import AsyncClient
+from mqks.client.errors import AuthenticationFailed, ClientError, InvalidRequest, RequestFailed
+from mqks.client.options import Options
+from mqks.client.urls import Address
+
+COOKIE: Final = "mqks_session"
+SESSIONS_MAX: Final = 100
+"""The one that was idle for longest makes room."""
+IDLE_S: Final = 12 * 3600.0
+CHECK_S: Final = 10.0
+"""An open page learns within this time that its user may not look any more."""
+OPTIONS: Final = Options(timeout_s=15.0, connect_timeout_s=5.0, connect_again=False)
+
+Opener = Callable[[str, bool], Awaitable[Any]]
+"""Opens a stream to the broker, given what the connection is called and whether it is trusted."""
+
+
+@dataclass(eq=False)
+class Session:
+    client: AsyncClient
+    user: str
+    """Empty without users."""
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    used_s: float = field(default_factory=monotonic)
+    notice: str = ""
+    """What an action has done, to be shown once."""
+    end: anyio.Event = field(default_factory=anyio.Event)
+    checked_s: float = field(default_factory=monotonic)
+    """When its permission to look was checked."""
+
+    def allows(self, csrf: str) -> bool:
+        return hmac.compare_digest(self.csrf.encode(), csrf.encode())
+
+
+class Sessions:
+    """`open_stream` connects to the broker; `with_users` says that everybody must log in."""
+
+    def __init__(self, open_stream: Opener, *, with_users: bool) -> None:
+        self._open_stream = open_stream
+        self.with_users = with_users
+        self._sessions: dict[str, Session] = {}
+        self._tasks: TaskGroup | None = None
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            while True:
+                await anyio.sleep(60)
+                self._end_idle()
+
+    def client(self, credentials: tuple[str, ...] = (), *, trusted: bool = False) -> AsyncClient:
+        """A client that is not connected yet."""
+        user = credentials[0] if len(credentials) == 2 else ""
+
+        async def opener() -> Any:
+            return await self._open_stream(f"page:{user}" if user else "page", trusted)
+
+        return AsyncClient(Address("page", 0, credentials=credentials, opener=opener), OPTIONS)
+
+    def get(self, token: str | None) -> Session | None:
+        session = self._sessions.get(token or "")
+        if session is None or session.client.is_closed:
+            return None
+        session.used_s = monotonic()
+        return session
+
+    async def begin(self, credentials: tuple[str, ...] = ()) -> str:
+        """Begin a session; return the value of its cookie. Raises ClientError: RequestFailed for
+        a user who may not look."""
+        assert self._tasks is not None
+        if len(self._sessions) >= SESSIONS_MAX:
+            oldest = min(self._sessions, key=lambda each: self._sessions[each].used_s)
+            self._sessions.pop(oldest).end.set()
+        began: Session | ClientError = await self._tasks.start(self._live, credentials)
+        if isinstance(began, ClientError):
+            raise began
+        token = secrets.token_urlsafe(32)
+        self._sessions[token] = began
+        return token
+
+    async def may_look(self, session: Session) -> bool:
+        """Whether a session that looks all the time may still do so."""
+        now_s = monotonic()
+        session.used_s = now_s
+        if self.with_users and now_s - session.checked_s > CHECK_S:
+            session.checked_s = now_s
+            try:
+                await session.client.request("stats", "journal")
+            except ClientError:
+                return False
+        return not (session.end.is_set() or session.client.is_closed)
+
+    def end(self, token: str) -> None:
+        if session := self._sessions.pop(token, None):
+            session.end.set()
+
+    async def _live(
+        self, credentials: tuple[str, ...], *, task_status: TaskStatus[Session | ClientError]
+    ) -> None:
+        try:
+            async with self.client(credentials, trusted=not self.with_users) as client:
+                await client.request("stats")
+                user = credentials[0] if len(credentials) == 2 else ""
+                session = Session(client, user)
+                task_status.started(session)
+                await session.end.wait()
+        except ClientError as failure:
+            task_status.started(failure)
+
+    def _end_idle(self) -> None:
+        limit_s = monotonic() - IDLE_S
+        for token, session in [*self._sessions.items()]:
+            if session.used_s < limit_s or session.client.is_closed:
+                self.end(token)
+
+
+def refusal(failure: ClientError) -> str:
+    """Why a login failed, for the person who tried."""
+    if isinstance(failure, AuthenticationFailed):
+        return "The broker does not accept this name and password."
+    if isinstance(failure, InvalidRequest):
+        return f"{failure}."
+    if isinstance(failure, RequestFailed):
+        return "This user may not look at the broker."
+    return f"The broker does not answer: {failure}."

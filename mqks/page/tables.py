@@ -1,0 +1,262 @@
+"""Tables: rows of `stats` as sorted, filtered and formatted text.
+
+The one rule: a cell is text. Names and payloads never become markup.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from mqks.inspection.text import time_text
+
+Row = Mapping[str, Any]
+PAGE_ROWS: Final = 100
+CELL_CHARACTERS: Final = 200
+"""A longer name is shortened in a table; its own page has all of it."""
+
+
+class Column(NamedTuple):
+    key: str
+    title: str
+    kind: str
+    """How its values are shown: a key of `FORMATS`."""
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind not in ("text", "texts", "queue", "yes")
+
+
+class Cell(NamedTuple):
+    text: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A kind of table. `key` is what `stats` calls its list."""
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    sort: str
+    """The column that it is sorted by unless asked otherwise, numbers from the highest."""
+    filter: str
+    """The column that a filter searches."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one reader wants to see of a table. Equal views are shown the same."""
+
+    table: str
+    sort: str
+    ascending: bool
+    filter: str
+    first: int
+    """How many rows come before those shown."""
+
+
+class Shown(NamedTuple):
+    rows: list[list[Cell]]
+    first: int
+    total: int
+    """Rows that the filter has let through."""
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration(value: float) -> str:
+    if value < 10:
+        return f"{value:.1f} s"
+    for unit, length, least in (("d", 86400, 2), ("h", 3600, 2), ("min", 60, 2)):
+        if value >= least * length:
+            return f"{value / length:.0f} {unit}"
+    return f"{value:.0f} s"
+
+
+def text(value: object) -> str:
+    """Text for people: control characters and bytes that are not UTF-8 are escaped."""
+    told = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in told)
+
+
+FORMATS: Final[dict[str, Callable[[Any], str]]] = {
+    "text": text,
+    "queue": text,
+    "count": number,
+    "rate": number,
+    "bytes": size,
+    "age": duration,
+    "time": lambda value: time_text(value)[:23].replace("T", " "),
+    "connection": number,
+    "share": lambda value: f"{value:.1%}",
+    "texts": lambda value: text(" ".join(value)),
+    "yes": lambda value: "yes" if value else "",
+}
+
+
+def queue_link(name: str) -> str:
+    return "/queue?name=" + quote(name, safe="", errors="surrogateescape")
+
+
+def connection_link(connection_id: int) -> str:
+    return f"/connection?number={connection_id}"
+
+
+LINKS: Final[dict[str, Callable[[Any], str]]] = {
+    "queue": queue_link,
+    "connection": connection_link,
+}
+
+
+def cell(column: Column, row: Row) -> Cell:
+    value = row.get(column.key)
+    if value is None:
+        return Cell("")
+    shown = FORMATS[column.kind](value)
+    if len(shown) > CELL_CHARACTERS:
+        shown = shown[:CELL_CHARACTERS] + "…"
+    return Cell(shown, LINKS[column.kind](value) if column.kind in LINKS else "")
+
+
+def view_of(table: Table, wanted: Mapping[str, str]) -> View:
+    """What a request's parameters ask for; what makes no sense is as if it were not there."""
+    columns = {each.key: each for each in table.columns}
+    sort = wanted.get("sort", "")
+    if sort not in columns:
+        sort = table.sort
+    order = wanted.get("order") or ("desc" if columns[sort].is_number else "asc")
+    first = wanted.get("first", "")
+    return View(
+        table.key,
+        sort,
+        order == "asc",
+        wanted.get("filter", "")[:255],
+        int(first) if first.isascii() and first.isdigit() and len(first) < 10 else 0,
+    )
+
+
+def shown(table: Table, view: View, rows: Iterable[Row]) -> Shown:
+    """Rows as the view wants them; those without a value come last."""
+    wanted = view.filter.lower()
+    found = [row for row in rows if not wanted or wanted in str(row[table.filter]).lower()]
+    key = view.sort
+    with_value = [row for row in found if row.get(key) is not None]
+    with_value.sort(key=lambda row: row[key], reverse=not view.ascending)
+    ordered = with_value + [row for row in found if row.get(key) is None]
+    first = min(view.first, max(0, (len(ordered) - 1) // PAGE_ROWS * PAGE_ROWS))
+    some = ordered[first : first + PAGE_ROWS]
+    return Shown([[cell(each, row) for each in table.columns] for row in some], first, len(ordered))
+
+
+QUEUES: Final = Table(
+    "queues",
+    "Queues",
+    (
+        Column("name", "Name", "queue"),
+        Column("ready", "Ready", "count"),
+        Column("unacked", "Unacked", "count"),
+        Column("scheduled", "Scheduled", "count"),
+        Column("in_per_s", "In /s", "rate"),
+        Column("out_per_s", "Out /s", "rate"),
+        Column("dead", "Dead", "count"),
+        Column("oldest_age_s", "Oldest", "age"),
+        Column("consumers", "Consumers", "count"),
+        Column("bindings", "Bindings", "count"),
+        Column("memory_bytes", "Memory", "bytes"),
+    ),
+    "ready",
+    "name",
+)
+CONSUMERS: Final = Table(
+    "consumers",
+    "Consumers",
+    (
+        Column("id", "Consumer", "text"),
+        Column("queue", "Queue", "queue"),
+        Column("connection", "Connection", "connection"),
+        Column("client", "Client", "text"),
+        Column("address", "Address", "text"),
+        Column("manual_ack", "Manual ack", "yes"),
+        Column("prefetch", "Prefetch", "count"),
+        Column("unacked", "Unacked", "count"),
+        Column("unacked_bytes", "Unacked bytes", "bytes"),
+        Column("blocked", "Paused", "yes"),
+    ),
+    "unacked",
+    "id",
+)
+CONNECTIONS: Final = Table(
+    "connections",
+    "Connections",
+    (
+        Column("id", "Number", "connection"),
+        Column("address", "Address", "text"),
+        Column("name", "Client", "text"),
+        Column("user", "User", "text"),
+        Column("consumers", "Consumers", "count"),
+        Column("unacked", "Unacked", "count"),
+        Column("unconfirmed", "Unconfirmed", "count"),
+        Column("outbox_bytes", "Unsent", "bytes"),
+        Column("blocked", "Paused", "yes"),
+    ),
+    "id",
+    "address",
+)
+ERRORS: Final = Table(
+    "errors",
+    "Errors",
+    (
+        Column("time_us", "Time", "time"),
+        Column("reason", "Reason", "text"),
+        Column("action", "Action", "text"),
+        Column("request_id", "Request", "text"),
+        Column("connection", "Connection", "text"),
+        Column("client", "Client", "text"),
+        Column("user", "User", "text"),
+        Column("id", "Error id", "text"),
+    ),
+    "time_us",
+    "reason",
+)
+LIMITS: Final = Table(
+    "limits",
+    "Limits",
+    (
+        Column("setting", "Setting", "text"),
+        Column("share", "Used", "share"),
+        Column("now", "Now", "text"),
+        Column("limit", "Limit", "text"),
+        Column("what", "Nearest", "text"),
+    ),
+    "share",
+    "setting",
+)
+USERS: Final = Table(
+    "users",
+    "Users",
+    (
+        Column("name", "Name", "text"),
+        Column("publish", "Publish", "texts"),
+        Column("consume", "Consume", "texts"),
+        Column("read", "Read", "texts"),
+        Column("bind", "Bind", "texts"),
+        Column("monitoring", "Monitoring", "yes"),
+        Column("admin", "Admin", "yes"),
+        Column("eval", "Eval", "yes"),
+    ),
+    "name",
+    "name",
+)
+TABLES: Final = {each.key: each for each in (QUEUES, CONSUMERS, CONNECTIONS, ERRORS, LIMITS, USERS)}

@@ -1,0 +1,589 @@
+"""The web page, in a real browser: every view and action, hostile names, many queues, a broker that
+goes and comes back."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+
+import pytest
+
+import mqks
+from mqks.page.live import WATCHERS_MAX
+from mqks.settings import PAGE_PORT
+from mqks.users import User, hash_password, hash_token
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S, until
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+HOSTILE = "<b/onclick=alert(1)>q</b>&amp;'\"\x01é"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def server(db: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(db, "--http-port", "0", "--page", "full") as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: ServerProcess) -> Iterator[Page]:
+    yield from opened(browser, server)
+
+
+def opened(browser: Browser, server: ServerProcess) -> Iterator[Page]:
+    """A page that fails the test for anything that its scripts or its policy complain of."""
+    context = browser.new_context(base_url=web_url(server))
+    context.set_default_timeout(20_000)
+    page, faults = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda told: faults.append(told.text) if "Policy" in told.text else None)
+    page.on("dialog", lambda dialog: faults.append(f"a dialog: {dialog.message}"))
+    try:
+        yield page
+    except BaseException:
+        print(server.log)
+        raise
+    context.close()
+    assert faults == []
+
+
+def web_url(server: ServerProcess) -> str:
+    until(lambda: "address=http://" in server.log)
+    return str(re.findall(r"address=(http://\S+)", server.log)[0])
+
+
+def client_of(server: ServerProcess) -> mqks.BlockingClient:
+    return mqks.connect_blocking(server.url)
+
+
+def sure(page: Page, button: str, notice: str) -> None:
+    """Press a button, say yes, and see what was done."""
+    page.get_by_role("button", name=button, exact=True).first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(
+        page.locator("button.sure").text_content() or "?"
+    )
+    page.locator("button.sure").click()
+    expect(page.locator(".notice")).to_have_text(notice)
+
+
+def test_rates_move_while_the_page_is_open(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        ready = page.locator("[data-number='totals.messages_ready']")
+        expect(ready).to_have_text("0")
+        client.publish("order.new", "x", confirm=True)
+        expect(ready).to_have_text("1")
+        published = page.locator("[data-number='rates_per_s.received']")
+        expect(published).not_to_have_text("")
+        expect(page.locator("#chart canvas")).to_be_visible()
+    assert page.locator("#lost").is_hidden()
+
+
+def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        for name, count in (("a", 1), ("b", 3), ("other", 2)):
+            client.subscribe(name, [name])
+            client.publish_many((name, n) for n in range(count))
+        page.goto("/queues")
+        names = page.locator("#rows tr td:first-child")
+        expect(names).to_have_text(["b", "other", "a"])
+        page.get_by_role("link", name="Name").click()
+        expect(names).to_have_text(["a", "b", "other"])
+        page.get_by_label("Filter").fill("OTH")
+        page.get_by_role("button", name="Apply").click()
+        expect(names).to_have_text(["other"])
+        # The view stays as it is while it is renewed.
+        client.publish("other", "x", confirm=True)
+        expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("3")
+        expect(names).to_have_text(["other"])
+
+
+@pytest.mark.slow
+def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        for number in range(10_000):
+            client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
+        client.publish("e4321", "x", confirm=True)
+        page.goto("/queues")
+        expect(page.locator("#count")).to_have_text("10,000 in all")
+        names = page.locator("#rows tr td:first-child")
+        expect(names).to_have_count(100)
+        expect(names.first).to_have_text("q04321")
+        page.get_by_role("link", name="Next").click()
+        expect(page.locator(".pages span")).to_have_text("101 to 200")
+        page.goto("/queues?filter=q0999")
+        expect(names).to_have_count(10)
+        client.publish("e9999", "x", confirm=True)
+        page.goto("/queues?filter=q09999")
+        expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("1")
+
+
+def test_hostile_names_and_payloads_stay_text(page: Page, server: ServerProcess) -> None:
+    data = {"text": "</pre><script>alert(1)</script>", "list": [1, 2]}
+    with client_of(server) as client:
+        client.subscribe(HOSTILE, [HOSTILE])
+        client.publish(HOSTILE, data, confirm=True, meta={"<i>": "<script>"})
+        client.request("subscribe", "--confirm", "\udcff\udcfe", "bytes")
+        client.publish("bytes", b"\xff\x00\xfe", confirm=True)
+        page.goto("/queues")
+        link = page.get_by_role("link", name="<b/onclick")
+        expect(link).to_be_visible()
+        link.click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text(
+            "<b/onclick=alert(1)>q</b>&amp;"
+        )
+        expect(page.locator("pre")).to_contain_text('"text": "</pre><script>alert(1)</script>"')
+        expect(page.locator("main script, main b, main i")).to_have_count(0)
+        page.goto("/queues")
+        page.get_by_role("link", name=r"\xff\xfe").click()
+        expect(page.locator("pre")).to_have_text(repr(b"\xff\x00\xfe"))
+
+
+def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/publish")
+        page.get_by_label("Event", exact=True).fill("order.new")
+        page.get_by_label("Data").fill('{"no": 17}')
+        page.get_by_label("Attributes").fill("trace=7")
+        page.get_by_role("button", name="Publish", exact=True).click()
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_contain_text("Published as ")
+        page.goto("/queue?name=orders")
+        page.get_by_role("link", name="Publish a copy").click()
+        page.get_by_role("button", name="Publish", exact=True).click()
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_contain_text("Published as ")
+        first, second = client.peek("orders")
+    assert (first.data, first.meta) == (second.data, second.meta) == (b'{"no": 17}', {"trace": "7"})
+    assert first.id != second.id
+
+
+def test_doing_nothing_changes_nothing(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x", confirm=True)
+        page.goto("/queue?name=orders")
+        page.get_by_role("button", name="Purge", exact=True).click()
+        expect(page.get_by_text("Delete every message that is ready in orders?")).to_be_visible()
+        page.get_by_role("link", name="Do nothing").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+        assert len(client.peek("orders")) == 1
+
+
+def test_a_queue_is_purged_moved_and_deleted(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.subscribe("others", ["other"])
+        client.publish_many([("order.new", n) for n in range(3)])
+        page.goto("/queue?name=orders")
+        page.get_by_label("to", exact=True).fill("others")
+        sure(page, "Move", "3 messages moved to others.")
+        page.goto("/queue?name=others")
+        sure(page, "Purge", "3 messages purged.")
+        sure(page, "Delete queue", "Queue others deleted.")
+        names = page.locator("#rows tr td:first-child")
+        expect(names).to_have_text(["orders"])
+        assert client.peek("orders") == []
+
+
+def test_scheduled_messages_are_promoted_and_cancelled(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        for name in ("one", "two", "three"):
+            client.publish("order.new", name, id=name, confirm=True, delay_s=3600)
+        page.goto("/queue?name=orders")
+        page.get_by_role("link", name="Show scheduled messages").click()
+        sure(page, "Deliver now", "1 message promoted.")
+        assert [each.id for each in client.peek("orders")] == ["one"]
+        page.get_by_role("link", name="Show scheduled messages").click()
+        sure(page, "Cancel", "1 message cancelled.")
+        sure(page, "Cancel all scheduled", "1 message cancelled.")
+        assert client.peek("orders", scheduled=True) == []
+
+
+def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.set_queue("orders", retries=1, dead_letters="orders.dead")
+        client.publish_many([("order.new", n) for n in range(2)])
+        with client.consume("orders", manual_ack=True) as consumer:
+            for _ in range(2):
+                consumer.receive().reject()
+            until(lambda: len(client.peek("orders.dead")) == 2)
+        page.goto("/queue?name=orders.dead")
+        expect(page.get_by_text("reason rejects").first).to_be_visible()
+        page.goto("/queues?sort=dead")
+        first = page.locator("#rows tr").first
+        expect(first.locator("td").first).to_have_text("orders")
+        expect(first.locator("td:nth-child(7)")).to_have_text("2")
+        page.goto("/queue?name=orders.dead")
+        sure(page, "Retry", "1 message redriven.")
+        sure(page, "Retry all dead letters", "1 message redriven.")
+        assert len(client.peek("orders")) == 2
+
+
+def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/queue?name=orders")
+        page.get_by_text("Change the policy").click()
+        page.get_by_label("Retries before").fill("5")
+        page.get_by_label("Backoff").fill("1, 60")
+        page.get_by_label("Dead-letter queue").fill("orders.dead")
+        sure(page, "Change policy", "Policy of orders changed.")
+        expect(page.get_by_text("orders.dead from set_queue")).to_be_visible()
+        page.get_by_text("Change the policy").click()
+        expect(page.get_by_label("Retries before")).to_have_value("5")
+        page.get_by_label("Retries before").fill("many")
+        page.get_by_role("button", name="Change policy").click()
+        page.locator("button.sure").click()
+        expect(page.get_by_role("alert")).to_have_text("retries: 'many' is not a number.")
+
+
+def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x", confirm=True)
+        with client.consume("orders", manual_ack=True) as consumer:
+            consumer.receive()
+            page.goto("/consumers")
+            expect(page.get_by_role("link", name="orders")).to_be_visible()
+            expect(page.locator("#rows td:nth-child(8)")).to_have_text("1")
+            page.goto("/connections")
+            expect(page.locator("#rows")).to_contain_text("127.0.0.1:")
+            page.goto("/queue?name=orders")
+            held = page.get_by_role("region", name="Unacked messages")
+            expect(held).to_contain_text("order.new")
+        with pytest.raises(mqks.RequestFailed):
+            client.request("dance")
+        page.goto("/errors")
+        expect(page.locator("#rows")).to_contain_text("dance")
+
+
+def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+    with LineClient(server.address) as other:
+        assert other.ask(b"n set_name --confirm worker-7") == b"n ok "
+        assert other.ask(b"c consume --confirm orders --manual-ack") == b"c ok "
+        page.goto("/connections?filter=127.0.0.1")
+        row = page.locator("#rows tr", has_text="worker-7")
+        row.get_by_role("link").click()
+        expect(page.get_by_role("main")).to_contain_text("c of orders, 0 unacked")
+        number = page.url.rpartition("=")[2]
+        sure(page, "Close connection", f"Connection {number} closed.")
+        assert other.line().startswith(b"- error ")
+        with pytest.raises(EOFError):
+            other.line()
+    page.goto("/errors")
+    expect(page.locator("#rows")).to_contain_text("(close_connection)")
+    # The server waits for a moment whether it reads the error.
+    until(lambda: getattr(page.goto(f"/connection?number={number}"), "status", 0) == 404)
+    expect(page.get_by_role("alert")).to_have_text(f"There is no connection {number}.")
+
+
+def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
+    flags = ("--http-port", "0", "--page", "read", "--queues-max", "4")
+    with ServerProcess(db, *flags) as server, client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x", confirm=True)
+        pages = opened(browser, server)
+        page = next(pages)
+        page.goto("/limits")
+        first = page.locator("#rows tr").first
+        expect(first).to_have_text(re.compile(r"queues_max\s*25\.0%\s*1\s*4"))
+        messages = page.locator("#rows tr", has_text="queue_messages_max")
+        expect(messages).to_contain_text("queue orders")
+        client.subscribe("others", ["other.new"])
+        expect(first).to_have_text(re.compile(r"queues_max\s*50\.0%\s*2\s*4"))
+        assert page.get_by_role("link", name="Users").count() == 0
+        for _ in pages:
+            pass
+
+
+def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
+    with ServerProcess(db, "--http-port", "0", "--page", "read") as server:
+        url = web_url(server)
+        port = url.rpartition(":")[2]
+        pages = opened(browser, server)
+        page = next(pages)
+        page.goto("/")
+        expect(page.locator("[data-number='totals.uptime_s']")).not_to_have_text("")
+        server.kill()
+        expect(page.locator("#lost")).to_be_visible()
+    with ServerProcess(db, "--http-port", port, "--page", "read"):
+        expect(page.locator("#lost")).to_be_hidden()
+    for _ in pages:
+        pass
+
+
+def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> None:
+    flags = ("--http-port", "0", "--page", "read")
+    with ServerProcess(db, *flags) as server, client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        pages = opened(browser, server)
+        page = next(pages)
+        page.goto("/queue?name=orders")
+        expect(page.get_by_role("button")).to_have_count(0)
+        cookie = page.context.cookies()[0]
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        form = urlencode({"queue": "orders", "sure": "yes", "csrf": ""}).encode()
+        headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(f"{web_url(server)}/do/delete", form, headers))
+        assert refused.value.code == 403
+        assert client.request("stats", "queue", "orders")
+        for _ in pages:
+            pass
+
+
+def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        page.goto("/queue?name=orders")
+        cookie = page.context.cookies()[0]
+        csrf = page.locator("input[name=csrf]").first.get_attribute("value")
+        url = f"{web_url(server)}/do/delete"
+        headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+
+        def code(form: dict[str, Any], **more: str) -> int:
+            extra = {key.replace("_", "-"): value for key, value in more.items()}
+            try:
+                with urlopen(Request(url, urlencode(form).encode(), headers | extra)) as answer:
+                    return int(answer.status)
+            except HTTPError as failure:
+                return failure.code
+
+        wanted = {"queue": "orders", "sure": "yes", "csrf": csrf}
+        assert code(wanted | {"csrf": "wrong"}) == 403
+        assert code(wanted, Origin="http://evil.example") == 403
+        assert code(wanted, Sec_Fetch_Site="cross-site") == 403
+        assert code(wanted, Host="evil.example") == 421
+        assert client.request("stats", "queue", "orders")
+        behind_proxy = {"Origin": "https://broker.example", "Sec_Fetch_Site": "same-origin"}
+        assert code(wanted | {"queue": "other"}, **behind_proxy) == 200
+        assert code(wanted) == 200
+        with pytest.raises(mqks.RequestFailed):
+            client.request("stats", "queue", "orders")
+
+
+def test_behind_tls_the_cookie_is_for_tls_only(server: ServerProcess) -> None:
+    def cookie(**headers: str) -> str:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        with urlopen(Request(web_url(server), headers=named)) as answer:
+            return str(answer.headers["Set-Cookie"])
+
+    assert "; Secure" not in cookie()
+    assert "; Secure" in cookie(X_Forwarded_Proto="https")
+
+
+def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    password = hash_password("open-sesame", b"salt" * 4)
+    lines = [
+        User("boss", password, admin=True, publish=["**"], consume=["**"]).line(),
+        User("guest", password, consume=["orders"]).line(),
+    ]
+    users.write_text("".join(lines))
+    flags = ("--http-port", "0", "--page", "full", "--users", str(users))
+    with ServerProcess(db, *flags) as server:
+        pages = opened(browser, server)
+        page = next(pages)
+
+        def log_in(name: str, given: str) -> None:
+            page.goto("/login")
+            page.get_by_label("Name").fill(name)
+            page.get_by_label("Password").fill(given)
+            page.get_by_role("button", name="Log in").click()
+
+        page.goto("/queues")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        log_in("boss", "wrong")
+        expect(page.get_by_role("alert")).to_contain_text("does not accept")
+        log_in("guest", "open-sesame")
+        expect(page.get_by_role("alert")).to_contain_text("may not look")
+        log_in("boss", "open-sesame")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        page.goto("/users")
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(page.locator("#rows tr").first).to_have_text(re.compile(r"boss\s*\*\*"))
+        assert password not in page.content()
+        page.goto("/publish")
+        page.get_by_label("Event", exact=True).fill("order.new")
+        page.get_by_role("button", name="Publish", exact=True).click()
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_contain_text("Published as ")
+        page.get_by_role("button", name="Log out boss").click()
+        page.goto("/queues")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        # A user that is removed is out at once.
+        log_in("boss", "open-sesame")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        users.write_text(lines[1])
+        server.hang_up()
+        until(lambda: "event=reloaded" in server.log)
+        page.goto("/queues")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        for _ in pages:
+            pass
+
+
+def test_an_open_page_ends_with_its_user(db: Path, tmp_path: Path) -> None:
+    users, token = tmp_path / "users", "t0ken"
+    users.write_text(User("boss", token=hash_token(token), monitoring=True).line())
+    with ServerProcess(db, "--http-port", "0", "--page", "read", "--users", str(users)) as server:
+        host, _, port = web_url(server).removeprefix("http://").partition(":")
+        connection = HTTPConnection(host, int(port), timeout=WAIT_S)
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/login", urlencode({"token": token}), headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        connection.request("GET", "/events", headers={"Cookie": cookie})
+        events = connection.getresponse()
+        until(lambda: events.readline().startswith(b"data: "))
+        users.write_text("")
+        server.hang_up()
+        until(lambda: events.readline() == b"", "the page goes on")
+        events.close()
+        connection.close()
+        connection.request("GET", "/events", headers={"Cookie": cookie})
+        assert connection.getresponse().headers["Location"] == "/login"
+        connection.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screen_readers_keyboards_and_narrow_screens(
+    browser: Browser, server: ServerProcess, scheme: str
+) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", {"no": 17}, confirm=True)
+        context = browser.new_context(
+            base_url=web_url(server),
+            color_scheme=scheme,  # type: ignore[arg-type]
+            viewport={"width": 360, "height": 700},
+        )
+        page = context.new_page()
+        for path in (
+            "/",
+            "/queues",
+            "/queue?name=orders",
+            "/consumers",
+            "/connections",
+            "/connection?number=1",
+            "/limits",
+            "/publish",
+        ):
+            page.goto(path)
+            found = Axe().run(page).response["violations"]
+            serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+            assert serious == [], path
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= 360, path
+        page.goto("/")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert page.evaluate("location.hash") == "#main"
+        context.close()
+
+
+def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
+    host, _, port = web_url(server).removeprefix("http://").partition(":")
+
+    def watch(number: int) -> tuple[socket.socket, Any]:
+        peer = socket.create_connection((host, int(port)), WAIT_S)
+        path = f"/events?table=queues&sort=ready&filter={number % 10}&first={number}"
+        peer.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{cookie}\r\n".encode())
+        lines = peer.makefile("rb")
+        return peer, lines
+
+    with urlopen(web_url(server)) as answer:
+        cookie = f"Cookie: {answer.headers['Set-Cookie'].partition(';')[0]}\r\n"
+    with client_of(server) as client:
+        for number in range(20):
+            client.subscribe(f"queue-{number}", ["order.new"])
+        pages = [watch(number) for number in range(WATCHERS_MAX)]
+        assert {lines.readline() for _, lines in pages} == {b"HTTP/1.1 200 OK\r\n"}
+        more, lines = watch(0)
+        assert lines.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+        more.close()
+        client.publish_many(("order.new", n) for n in range(2_000))
+        for _, lines in pages[:100]:
+            until(lambda lines=lines: b'"2,000"' in lines.readline())  # type: ignore[misc]
+        # Those that are gone, also in the middle of an event, make room for others.
+        for peer, lines in pages:
+            lines.close()
+            peer.close()
+
+        def is_let_in() -> bool:
+            peer, lines = watch(0)
+            with peer, lines:
+                return bool(lines.readline() == b"HTTP/1.1 200 OK\r\n")
+
+        until(is_let_in)
+        assert client.ping("x") == "x"
+    assert "http_failed" not in server.log
+    assert "page_failed" not in server.log
+
+
+def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:
+    for path in ("/", "/queues", "/queue?name=" + quote("none"), "/static/page.js", "/static/none"):
+        try:
+            answer = urlopen(web_url(server) + path)
+        except HTTPError as failure:
+            answer = failure
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "unsafe" not in policy
+        body = answer.read().decode()
+        assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|javascript:", body), path
+        answer.close()
+
+
+def test_a_taken_port_costs_a_line_only(db: Path, tmp_path: Path) -> None:
+    """The port of those who have asked for none."""
+    with socket.socket() as taken:
+        with suppress(OSError):  # Somebody else may have it: then it is taken, too.
+            taken.bind(("127.0.0.1", PAGE_PORT))
+            taken.listen()
+        with ServerProcess(db, "--page", "read") as server, client_of(server) as client:
+            until(lambda: "event=no_page" in server.log)
+            assert f"127.0.0.1:{PAGE_PORT}" in server.log
+            assert client.ping("x") == "x"
+
+
+def test_without_a_page_nothing_of_it_is_loaded() -> None:
+    code = "import sys; import mqks.commands, mqks.server.server; print('starlette' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
