@@ -25,6 +25,10 @@ def read(path: Path) -> list[User]:
         if len(data) > USERS_BYTES_MAX:
             raise ConfigurationError(f"{path}: the file is longer than {USERS_BYTES_MAX} bytes")
         return users.parse(data.decode(), str(path))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"the users file {path} does not exist: mqks user add NAME --token --users {path}"
+        ) from None
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -208,7 +208,7 @@ def test_services_with_wrong_arguments_are_refused_when_they_are_made() -> None:
         ("q", {"events": "order.new"}, InvalidRequest, "a list of names is needed, not the one"),
         ("q", {"events": [5]}, TypeError, "is text, not 5"),
         ("q", {"concurrency": "2"}, TypeError, "concurrency is a whole number, not '2'"),
-        ("q", {"concurrency": 0}, InvalidRequest, "concurrency: 0 is no number from 1 to"),
+        ("q", {"concurrency": 0}, InvalidRequest, "concurrency: 0 is not a number from 1 to"),
         (print, {}, TypeError, "is text, not <built-in function print>"),
     ]
     for queue, options, kind, told in wrong:

@@ -525,7 +525,7 @@ async def test_credentials_that_are_missing(connect: Any) -> None:
         while line := await reader.readline():
             writer.write(line.split()[0] + b" error " + b"0" * 24 + b"\n")
 
-    told = "it needs credentials, as in mqks://USER:"
+    told = "it requires credentials, as in mqks://USER:"
     with Peer(serve) as peer, pytest.raises(AuthenticationFailed, match=told):
         async with connect(peer.url, QUICK):
             pass
@@ -579,7 +579,7 @@ async def test_a_closed_client_says_so(connect: Any, mqks_broker: Broker) -> Non
 
 async def test_nobody_listens(connect: Any, proxy: Proxy) -> None:
     proxy.is_refusing = True
-    with pytest.raises(ConnectionLost, match=r"not within 0\.1 s"):
+    with pytest.raises(ConnectionLost, match=r"not connected within 0\.1 s"):
         async with connect(proxy.url, Options(connect_timeout_s=0.1, reconnect_min_s=0.01)):
             pass
 

@@ -658,7 +658,7 @@ def test_a_name_is_one_word(
     code, out, err = run(capsys, *words, "--url", server.url)
 
     assert (code, out) == (65, "")
-    assert " is no name: " in err
+    assert " is not a valid name: " in err
 
 
 # ------------------------------------------------------------------------------ no server, errors
@@ -717,7 +717,9 @@ def test_a_server_that_never_answers_is_waited_for_as_long_as_asked(
         )
 
     assert (code, out) == (69, "")
-    assert err == f"mqks: no server at 127.0.0.1:{port}: not within 0.2 s: no answer yet\n"
+    assert (
+        err == f"mqks: no server at 127.0.0.1:{port}: not connected within 0.2 s: no answer yet\n"
+    )
 
 
 def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
