@@ -27,7 +27,7 @@ def read(path: Path) -> list[User]:
         return users.parse(data.decode(), str(path))
     except FileNotFoundError:
         raise ConfigurationError(
-            f"the users file {path} does not exist: mqks user add NAME --token --users {path}"
+            f"the users file {path} does not exist; mqks user add NAME --token creates it"
         ) from None
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
@@ -40,6 +40,8 @@ def locked(path: Path) -> Iterator[None]:
     """Lock the file against changes by others. Raises ConfigurationError."""
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise ConfigurationError(f"the directory {path.parent} does not exist") from None
     except OSError as error:
         raise ConfigurationError(f"{path.parent}: {error.strerror}") from None
     try:

@@ -133,7 +133,7 @@ def test_data_the_wire_cannot_carry(
     code, out, err = run(capsys, "publish", "e", data, "--url", server.url)
 
     assert (code, out) == (65, "")
-    assert err == "mqks: data must not have a tab or newline, nor end with a carriage return\n"
+    assert err == "mqks: data must not contain a tab or a newline, or end with a carriage return\n"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,11 @@ def test_no_answer_in_time_ends_with_75(tmp_path: Path, words: list[str]) -> Non
     with Peer(stay_silent) as peer:
         code, out, err = Shell(peer.url, tmp_path)(*words, "--timeout", 0.2, stdin=b"a\n")
 
-    assert (code, out, err) == (75, b"", b"mqks: no answer within the time given\n")
+    assert (code, out, err) == (
+        75,
+        b"",
+        b"mqks: no reply before the timeout; whether the request was executed is unknown\n",
+    )
 
 
 # ------------------------------------------------------------------------------------ consuming
@@ -870,6 +874,6 @@ def test_a_terminal_is_asked(
         os.close(theirs)
 
     assert process.returncode == code
-    assert b"that wait in q?" in err
+    assert b"Drop all ready messages of q" in err
     assert b"Traceback" not in err
     assert shell.ready("q") == left
