@@ -785,7 +785,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
             "the request",
             "the limit of 1 queues is reached (queues_max)",
         ),
-        (["eval", "nobody"], "the request", "not known or not allowed: nobody"),
+        (["eval", "nobody"], "the request", "unknown or not allowed: nobody"),
     ],
 )
 def test_a_refusal_tells_the_reason_that_the_server_tells(

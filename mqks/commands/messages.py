@@ -248,7 +248,7 @@ def consume(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Add these events to its bindings."),
+        typer.Argument(metavar="EVENT", help="Add these events to its bindings."),
     ] = None,
     url: Url = None,
     add: Annotated[
@@ -372,7 +372,7 @@ def tail(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="QUEUE|EVENT...", help="A queue, or events and masks such as order.* or **."
+            metavar="QUEUE|EVENT", help="A queue, or events and masks such as order.* or **."
         ),
     ] = None,
     queue: Annotated[
@@ -601,7 +601,7 @@ def requeue(
     ],
     messages: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MESSAGE_ID]...", help="Unacked messages of the consumer."),
+        typer.Argument(metavar="MESSAGE_ID", help="Unacked messages of the consumer."),
     ] = None,
     all_messages: Annotated[
         bool, typer.Option("--all", help="All unacked messages of the consumer.")

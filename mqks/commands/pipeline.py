@@ -52,7 +52,7 @@ Queue = Annotated[
 ]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
 LakeOrNone = Annotated[
-    Path | None, typer.Argument(metavar="[LAKE]", help="The directory of the lake.")
+    Path | None, typer.Argument(metavar="LAKE", help="The directory of the lake.")
 ]
 Start = Annotated[
     datetime | None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)]
 Messages = Annotated[
-    list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Ids of scheduled messages.")
+    list[str] | None, typer.Argument(metavar="MESSAGE_ID", help="Ids of scheduled messages.")
 ]
 All = Annotated[bool, typer.Option("--all", help="All scheduled messages.")]
 Limit = Annotated[
@@ -41,7 +41,7 @@ Limit = Annotated[
 
 def subscribe(
     queue: Queue,
-    events: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...")] = None,
+    events: Annotated[list[str] | None, typer.Argument(metavar="EVENT")] = None,
     add_mask: AddMask = None,
     replace: Replace = False,
     url: Url = None,
@@ -61,7 +61,7 @@ def rebind(
     queue: Queue,
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Add these events."),
+        typer.Argument(metavar="EVENT", help="Add these events."),
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="EVENT", help="Remove this event. Repeatable.")
