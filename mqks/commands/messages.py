@@ -409,6 +409,8 @@ def tail(
     with connected(url) as client:
         if queue is None and names and _is_queue(client, names[0]):
             queue, *names = names
+        elif queue is None and names and "*" not in names[0]:
+            note(f"found no queue {names[0]}: showing the event {names[0]}")
         with client.tail(*(names or ()), *(event or ()), queue=queue) as shown:
             _show(shown, count, timeout, as_json)
 
