@@ -1,4 +1,4 @@
-"""Dead letters: what fails too often is put aside, says why, and goes back when all is mended.
+"""Dead letters: a message that fails too often is moved to another queue, and back after a fix.
 
 Start a broker first (`mqks serve`), then `python examples/dead_letters.py`.
 """

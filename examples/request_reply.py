@@ -1,4 +1,4 @@
-"""A request and its reply: what a service's function returns goes to who has called it.
+"""Request and reply: the caller gets the value that the function of a service returns.
 
 Start a broker first (`mqks serve`), then `python examples/request_reply.py`.
 """
@@ -19,10 +19,10 @@ async def divide(message: mqks.Message) -> float:
 
 
 async def main() -> None:
-    logging.getLogger("mqks.app").setLevel(logging.CRITICAL)  # Its errors are told to the caller.
+    logging.getLogger("mqks.app").setLevel(logging.CRITICAL)  # The caller gets the errors.
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks, mqks.connect() as client:
-        await client.subscribe("calculator", ["divide"])  # It may be slower to start than we are.
+        await client.subscribe("calculator", ["divide"])  # The service may start later.
         tasks.start_soon(app.serve, stop)
 
         reply = await client.call("divide", [1, 4], timeout_s=10)

@@ -1,7 +1,7 @@
 """A service: functions for the messages of queues, until SIGTERM.
 
-What fails again and again goes to a queue of dead letters, where somebody can look at it. So does a
-message that kills the process, and only that one.
+A message that fails repeatedly moves to a dead-letter queue, where it can be inspected. So does a
+message that kills the process, without the other messages of the process.
 
 Start a broker first (`mqks serve`), then `python examples/service.py`.
 """

@@ -25,6 +25,10 @@ def read(path: Path) -> list[User]:
         if len(data) > USERS_BYTES_MAX:
             raise ConfigurationError(f"{path}: the file is longer than {USERS_BYTES_MAX} bytes")
         return users.parse(data.decode(), str(path))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"the users file {path} does not exist; mqks user add NAME --token creates it"
+        ) from None
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -36,6 +40,8 @@ def locked(path: Path) -> Iterator[None]:
     """Lock the file against changes by others. Raises ConfigurationError."""
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise ConfigurationError(f"the directory {path.parent} does not exist") from None
     except OSError as error:
         raise ConfigurationError(f"{path.parent}: {error.strerror}") from None
     try:

@@ -205,11 +205,11 @@ def test_no_client_outside_of_serving() -> None:
 def test_services_with_wrong_arguments_are_refused_when_they_are_made() -> None:
     app = App()
     wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-        ("q", {"events": "order.new"}, InvalidRequest, "a list of names is needed, not the one"),
-        ("q", {"events": [5]}, TypeError, "is text, not 5"),
-        ("q", {"concurrency": "2"}, TypeError, "concurrency is a whole number, not '2'"),
-        ("q", {"concurrency": 0}, InvalidRequest, "concurrency: 0 is no number from 1 to"),
-        (print, {}, TypeError, "is text, not <built-in function print>"),
+        ("q", {"events": "order.new"}, InvalidRequest, "a list of names is needed, not a sin"),
+        ("q", {"events": [5]}, TypeError, "must be text, not 5"),
+        ("q", {"concurrency": "2"}, TypeError, "concurrency must be a whole number, not '2'"),
+        ("q", {"concurrency": 0}, InvalidRequest, "concurrency: 0 is not a number from 1 to"),
+        (print, {}, TypeError, "must be text, not <built-in function print>"),
     ]
     for queue, options, kind, told in wrong:
         with pytest.raises(kind, match=re.escape(told)):

@@ -202,7 +202,7 @@ async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
         for wrong in ({"ttl_s": 0}, {"retries": -1}, {"backoff": (2, 1)}, {"dead_letters": "a b"}):
             with pytest.raises(InvalidRequest):
                 await client.set_queue("q", **wrong)
-        with pytest.raises(InvalidRequest, match="has no ttl"):
+        with pytest.raises(InvalidRequest, match="has no field ttl"):
             await client.set_queue("q", ttl=5)
 
 
@@ -347,33 +347,38 @@ async def test_the_reason_of_a_refusal_can_be_asked_for(connect: Any, mqks_broke
 @pytest.mark.parametrize(
     ("method", "arguments", "options", "told"),
     [
-        ("publish", (1, 2), {}, "a name (of an event, a queue, an id …) is text, not 1"),
-        ("publish", (["e"], 2), {}, "is text, not ['e']"),
-        ("publish", ("e", 2), {"id": 5}, "is text, not 5"),
-        ("publish", ("e", 2), {"delay_s": "5"}, "delay_s is a number of seconds, not '5'"),
-        ("publish", ("e", 2), {"at": "now"}, "at is a number of seconds, not 'now'"),
-        ("publish", ("e", 2), {"ttl_s": [5]}, "ttl_s is a number of seconds, not [5]"),
-        ("publish", ("e", 2), {"meta": 5}, "meta is a dict of texts, not 5"),
-        ("publish", ("e", 2), {"confirm": True, "timeout_s": "5"}, "timeout_s is a number of sec"),
-        ("publish_many", ([1, 2],), {}, "a message is a pair of an event and its data, not 1"),
-        ("publish_many", ([(1, 2)],), {}, "is text, not 1"),
-        ("publish_many", ([("e", "x", 3)],), {}, "a message is a pair of an event and its data"),
-        ("publish_many", ({"e": 1},), {}, "messages are pairs of an event and its data, not {'e"),
-        ("publish_many", ("ab",), {}, "messages are pairs of an event and its data, not 'ab'"),
+        ("publish", (1, 2), {}, "a name (of an event, a queue, an id …) must be text, not 1"),
+        ("publish", (["e"], 2), {}, "must be text, not ['e']"),
+        ("publish", ("e", 2), {"id": 5}, "must be text, not 5"),
+        ("publish", ("e", 2), {"delay_s": "5"}, "delay_s must be a number of seconds, not '5'"),
+        ("publish", ("e", 2), {"at": "now"}, "at must be a number of seconds, not 'now'"),
+        ("publish", ("e", 2), {"ttl_s": [5]}, "ttl_s must be a number of seconds, not [5]"),
+        ("publish", ("e", 2), {"meta": 5}, "meta must be a dict of texts, not 5"),
+        (
+            "publish",
+            ("e", 2),
+            {"confirm": True, "timeout_s": "5"},
+            "timeout_s must be a number of sec",
+        ),
+        ("publish_many", ([1, 2],), {}, "a message must be a pair of event and data, not 1"),
+        ("publish_many", ([(1, 2)],), {}, "must be text, not 1"),
+        ("publish_many", ([("e", "x", 3)],), {}, "a message must be a pair of event and data"),
+        ("publish_many", ({"e": 1},), {}, "messages must be pairs of event and data, not {'e"),
+        ("publish_many", ("ab",), {}, "messages must be pairs of event and data, not 'ab'"),
         ("subscribe", ("q", 5), {}, "a list of names is needed, not 5"),
-        ("subscribe", (None, ["e"]), {}, "is text, not None"),
-        ("subscribe", ("q", [5]), {}, "is text, not 5"),
+        ("subscribe", (None, ["e"]), {}, "must be text, not None"),
+        ("subscribe", ("q", [5]), {}, "must be text, not 5"),
         ("rebind", ("q",), {"add": 5}, "a list of names is needed, not 5"),
         ("delete_queue", ("q",), {"when_unused": "5"}, "a number of seconds, True or False is ne"),
-        ("purge", (5,), {}, "is text, not 5"),
-        ("cancel", ("q", 5), {}, "is text, not 5"),
-        ("move", ("q", "r"), {"limit": "5"}, "limit is a whole number, not '5'"),
-        ("redrive", ("q",), {"to": 5}, "is text, not 5"),
-        ("peek", ("q",), {"after": "5"}, "after is a whole number, not '5'"),
-        ("peek", ("q",), {"limit": 1.5}, "limit is a whole number, not 1.5"),
-        ("trim", ("q", "5"), {}, "seq is a whole number, not '5'"),
-        ("reason", (5,), {}, "is text, not 5"),
-        ("reply", (5,), {}, "reply takes the message that asks for it, not 5"),
+        ("purge", (5,), {}, "must be text, not 5"),
+        ("cancel", ("q", 5), {}, "must be text, not 5"),
+        ("move", ("q", "r"), {"limit": "5"}, "limit must be a whole number, not '5'"),
+        ("redrive", ("q",), {"to": 5}, "must be text, not 5"),
+        ("peek", ("q",), {"after": "5"}, "after must be a whole number, not '5'"),
+        ("peek", ("q",), {"limit": 1.5}, "limit must be a whole number, not 1.5"),
+        ("trim", ("q", "5"), {}, "seq must be a whole number, not '5'"),
+        ("reason", (5,), {}, "must be text, not 5"),
+        ("reply", (5,), {}, "reply needs the message to reply to, not 5"),
     ],
 )
 async def test_arguments_of_a_wrong_type(
@@ -394,9 +399,13 @@ async def test_arguments_of_a_wrong_type(
 async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
         for queue, options, told in (
-            (5, {}, "is text, not 5"),
+            (5, {}, "must be text, not 5"),
             ("q", {"events": 5}, "a list of names is needed, not 5"),
-            ("q", {"manual_ack": True, "prefetch": "5"}, "prefetch is a whole number, not '5'"),
+            (
+                "q",
+                {"manual_ack": True, "prefetch": "5"},
+                "prefetch must be a whole number, not '5'",
+            ),
             ("q", {"delete_when_unused": "5"}, "a number of seconds, True or False is needed"),
         ):
             with pytest.raises(TypeError, match=re.escape(told)):
@@ -408,8 +417,8 @@ async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broke
         with pytest.raises(RuntimeError, match=r"with client\.consume\(…\) as consumer"):
             await client.consume("q").receive()
     for url, given, told in (
-        (5, None, "a URL is text, such as mqks://localhost, not 5"),
-        (None, {"timeout_s": 5}, "options are mqks.Options(…), not {'timeout_s': 5}"),
+        (5, None, "the URL must be text, such as mqks://localhost, not 5"),
+        (None, {"timeout_s": 5}, "options must be mqks.Options(…), not {'timeout_s': 5}"),
     ):
         with pytest.raises(TypeError, match=re.escape(told)):
             connect(url, given)
@@ -494,7 +503,7 @@ async def test_a_server_that_knows_only_its_last_error(connect: Any) -> None:
         async with connect(peer.url, QUICK) as client:
             with pytest.raises(PublishFailed) as failure:
                 await client.publish_many([("e", 1), ("e", 2), ("e", 3)])
-    assert failure.value.reason == "not known any more, but of the last one it is: no such day"
+    assert failure.value.reason == "the server no longer has it; the last error was: no such day"
 
 
 async def test_a_server_that_never_tells_the_reason(connect: Any) -> None:
@@ -525,7 +534,7 @@ async def test_credentials_that_are_missing(connect: Any) -> None:
         while line := await reader.readline():
             writer.write(line.split()[0] + b" error " + b"0" * 24 + b"\n")
 
-    told = "it needs credentials, as in mqks://USER:"
+    told = "it requires credentials, as in mqks://USER:"
     with Peer(serve) as peer, pytest.raises(AuthenticationFailed, match=told):
         async with connect(peer.url, QUICK):
             pass
@@ -579,7 +588,7 @@ async def test_a_closed_client_says_so(connect: Any, mqks_broker: Broker) -> Non
 
 async def test_nobody_listens(connect: Any, proxy: Proxy) -> None:
     proxy.is_refusing = True
-    with pytest.raises(ConnectionLost, match=r"not within 0\.1 s"):
+    with pytest.raises(ConnectionLost, match=r"not connected within 0\.1 s"):
         async with connect(proxy.url, Options(connect_timeout_s=0.1, reconnect_min_s=0.01)):
             pass
 
@@ -865,7 +874,7 @@ async def test_publishers_wait_while_the_server_is_away(connect: Any, proxy: Pro
             except ConfirmTimeout:
                 pass
 
-    with pytest.raises(ConnectionLost, match="before all it published was sent"):
+    with pytest.raises(ConnectionLost, match="before all published messages were sent"):
         await publish()
     # Some may have been sent before the cut was noticed, but few.
     assert published < 100_000

@@ -133,7 +133,7 @@ def test_data_the_wire_cannot_carry(
     code, out, err = run(capsys, "publish", "e", data, "--url", server.url)
 
     assert (code, out) == (65, "")
-    assert err == "mqks: data must not have a tab or newline, nor end with a carriage return\n"
+    assert err == "mqks: data must not contain a tab or a newline, or end with a carriage return\n"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,11 @@ def test_no_answer_in_time_ends_with_75(tmp_path: Path, words: list[str]) -> Non
     with Peer(stay_silent) as peer:
         code, out, err = Shell(peer.url, tmp_path)(*words, "--timeout", 0.2, stdin=b"a\n")
 
-    assert (code, out, err) == (75, b"", b"mqks: no answer within the time given\n")
+    assert (code, out, err) == (
+        75,
+        b"",
+        b"mqks: no reply before the timeout; whether the request was executed is unknown\n",
+    )
 
 
 # ------------------------------------------------------------------------------------ consuming
@@ -658,7 +662,7 @@ def test_a_name_is_one_word(
     code, out, err = run(capsys, *words, "--url", server.url)
 
     assert (code, out) == (65, "")
-    assert " is no name: " in err
+    assert " is not a valid name: " in err
 
 
 # ------------------------------------------------------------------------------ no server, errors
@@ -717,7 +721,9 @@ def test_a_server_that_never_answers_is_waited_for_as_long_as_asked(
         )
 
     assert (code, out) == (69, "")
-    assert err == f"mqks: no server at 127.0.0.1:{port}: not within 0.2 s: no answer yet\n"
+    assert (
+        err == f"mqks: no server at 127.0.0.1:{port}: not connected within 0.2 s: no answer yet\n"
+    )
 
 
 def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
@@ -779,7 +785,7 @@ def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(
             "the request",
             "the limit of 1 queues is reached (queues_max)",
         ),
-        (["eval", "nobody"], "the request", "not known or not allowed: nobody"),
+        (["eval", "nobody"], "the request", "unknown or not allowed: nobody"),
     ],
 )
 def test_a_refusal_tells_the_reason_that_the_server_tells(
@@ -868,6 +874,6 @@ def test_a_terminal_is_asked(
         os.close(theirs)
 
     assert process.returncode == code
-    assert b"that wait in q?" in err
+    assert b"Drop all ready messages of q" in err
     assert b"Traceback" not in err
     assert shell.ready("q") == left

@@ -224,9 +224,9 @@ REFUSED = [
     ("[0 for *a, in [[1]]]", "cannot be bound"),
     ("[0 for _x in [1]]", "cannot be bound"),
     # Ways out.
-    ("_hidden", "not known"),
-    ("foo", "not known"),
-    ("len", "not known"),
+    ("_hidden", "unknown or not"),
+    ("foo", "unknown or not"),
+    ("len", "unknown or not"),
     ("__import__('os')", "is not a function"),
     ("open('/etc/passwd')", "is not a function"),
     ("eval('1')", "is not a function"),

@@ -315,7 +315,7 @@ def test_all_that_is_wrong_is_reported(
         "mqks: MQKS_QUEUES_MAX: must be a whole number of queues, not 'none'",
         "mqks: --batch-bytes-max: must be a whole number of bytes or a size such as 512MiB (KiB, "
         "MiB, GiB, TiB), not 'x'",
-        f"mqks: unix: there is no directory {Path('nowhere').absolute()}",
+        f"mqks: unix: the directory {Path('nowhere').absolute()} does not exist",
     ]
 
 
@@ -323,9 +323,9 @@ def test_all_that_is_wrong_is_reported(
     ("flags", "told"),
     [
         (["--port", "70000"], "--port: must be from 0 to 65535"),
-        (["--db", "nowhere/x.db"], "db: there is no directory"),
-        (["--db", "."], "db: . is no file"),
-        (["--unix", "nowhere/socket"], "unix: there is no directory"),
+        (["--db", "nowhere/x.db"], "db: the directory"),
+        (["--db", "."], "db: . is not a file"),
+        (["--unix", "nowhere/socket"], "unix: the directory"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )

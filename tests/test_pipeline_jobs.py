@@ -550,7 +550,7 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
     at = [str(lake), "--url", mqks_broker.url]
     refused = mqks("replay", *at)
     assert (refused.returncode, refused.stdout) == (65, "")
-    assert f"\nmqks: {lake} was archived from clicks of this very server: " in refused.stderr
+    assert f"\nmqks: {lake} was archived from clicks of this server: " in refused.stderr
     assert "the lake has each of these messages twice" in refused.stderr
     assert refused.stderr.endswith("or give --yes\n")
     dry = mqks("replay", *at, "--dry-run")

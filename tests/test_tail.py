@@ -265,4 +265,6 @@ def test_the_command_shows_a_queue_or_events(tmp_path: Path) -> None:
         code, out, err = shell("tail", "--queue", "ordrs")
         assert (code, out) == (65, b"")
         assert b"there is no queue 'ordrs'" in err
-        assert shell("tail", "nothing", "--timeout", 0.1) == (0, b"", b"")
+        note = b"mqks: found no queue nothing: showing the event nothing\n"
+        assert shell("tail", "nothing", "--timeout", 0.1) == (0, b"", note)
+        assert shell("tail", "nothing.*", "--timeout", 0.1) == (0, b"", b"")

@@ -221,7 +221,7 @@ def literal_masks(server: ServerProcess, queue: str) -> list[str]:
 
 def test_a_mask_in_the_place_of_an_event_warns(server: ServerProcess) -> None:
     def warning(event: str) -> bytes:
-        told = "is bound as an event of that name; for a mask: --add-mask"
+        told = "is bound as an event, not as a mask; for a mask, use --add-mask"
         return f"mqks: warning: {event} {told} '{event}'\n".encode()
 
     assert run(server, "subscribe", "stars", "a", "order.*") == (0, b"", warning("order.*"))

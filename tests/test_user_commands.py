@@ -321,7 +321,7 @@ def test_no_directory_and_no_file(capsys: pytest.CaptureFixture[str], tmp_path: 
     for arguments in (["add", "alice", "--token"], ["list"], ["remove", "x"]):
         code, _, err = run(capsys, *arguments, "--users", tmp_path / "none" / "users")
         assert code == 78
-        assert "No such file or directory" in err
+        assert " does not exist" in err
 
 
 def test_many_at_once_lose_nobody(path: Path) -> None:

@@ -17,14 +17,14 @@ STYLE = Path(__file__).parents[1] / "pyproject.toml"
 DOCSTRINGS = {
     "async_client": '''"""The blocking client, on threads. Any thread may call.
 
-Made of `async_client.py` by `python -m tests.unasync`: change that, and write this anew.
+Generated from `async_client.py` by `python -m tests.unasync`: edit that file.
 
 The one rule: a session is touched with its lock held.
 """
 ''',
     "async_traced": '''"""The blocking client with spans.
 
-Made of `async_traced.py` by `python -m tests.unasync`: change that, and write this anew.
+Generated from `async_traced.py` by `python -m tests.unasync`: edit that file.
 
 The one rule: what a span says is decided in `tracing.py`.
 """

@@ -208,7 +208,7 @@ class App:
                     await self._answer(service, message)
             except Exception:
                 where = message.id, service.queue
-                _log.exception("message %s of %s has failed, try %d", *where, message.retry + 1)
+                _log.exception("message %s of %s failed, try %d", *where, message.retry + 1)
                 message.reject(retries=service.retries, backoff=service.backoff)
             else:
                 message.ack()
@@ -217,7 +217,7 @@ class App:
         try:
             await self.client.reply(message, cast(Data, await service.work(message)))
         except Exception as error:
-            _log.exception("request %s of %s has failed", message.id, service.queue)
+            _log.exception("request %s of %s failed", message.id, service.queue)
             try:
                 text = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
                 await self.client.reply(message, text, error=type(error).__name__)

@@ -1,6 +1,6 @@
 """The blocking client, on threads. Any thread may call.
 
-Made of `async_client.py` by `python -m tests.unasync`: change that, and write this anew.
+Generated from `async_client.py` by `python -m tests.unasync`: edit that file.
 
 The one rule: a session is touched with its lock held.
 """
@@ -29,17 +29,17 @@ from mqks.client.session import (
 )
 
 TURN_MESSAGES = 256
-"""After so many messages without a wait, the other tasks have a turn."""
+"""After this number of messages without a wait, other tasks can run."""
 REASON_S = 2.0
-"""How long a call that the server has refused waits for the reason."""
+"""How long a refused call waits for the reason."""
 
 
 class BlockingClient:
-    """A connected client; made by `connect_blocking`.
+    """A connected client. `connect_blocking` creates it.
 
     Every call may raise ConnectionLost (the client is closed), ConfirmTimeout after `timeout_s`
-    seconds (by default those of the options), RequestFailed with the server's reason, and
-    InvalidRequest before anything is sent. While the connection is away, calls wait.
+    seconds (default: `timeout_s` of the options), RequestFailed with the reason from the server,
+    and InvalidRequest before anything is sent. While the client reconnects, calls wait.
     """
 
     def __init__(self, url: str | urls.Address | None, options: Options) -> None:
@@ -82,11 +82,11 @@ class BlockingClient:
         self._connection.close("the client is closed")
         self._connections.close()
         if kind is None and not is_sent:
-            raise ConnectionLost("the client was closed before all it published was sent")
+            raise ConnectionLost("the client was closed before all published messages were sent")
 
     def close(self) -> None:
-        """Leave, as at the end of `with`: what was published is sent before. Raises
-        ConnectionLost if that is not possible."""
+        """Close the client, as at the end of `with`. Published messages are sent first.
+        Raises ConnectionLost if they cannot be sent."""
         if self._is_open:
             self.__exit__(None, None, None)
 
@@ -100,13 +100,13 @@ class BlockingClient:
         return self._session.failure is not None
 
     def _start(self, connection: Connection[Any]) -> None:
-        """Start a connection, which ends with the client, and wait until it is up."""
+        """Start a connection and wait until it is up. It is closed with the client."""
         session, limit_s = connection.session, self._options.connect_timeout_s
         self._connections.start(connection)
         try:
             with connection.lock:
                 if not connection.until(lambda: session.is_up or session.failure, limit_s):
-                    why = f"not within {limit_s:g} s: {session.reason}"
+                    why = f"not connected within {limit_s:g} s: {session.reason}"
                     raise ConnectionLost(f"{self._address}: {why}")
                 session.raise_if_closed()
         except BaseException as error:
@@ -116,7 +116,7 @@ class BlockingClient:
             raise
 
     def _send_rest(self) -> bool:
-        """Wait until the server has read all that was published without a confirm."""
+        """Wait until the server has read all messages published without a confirm."""
         session, answered = self._session, Event()
         with self._connection.lock:
             if session.failure or (session.is_idle and session.state is not State.UP):
@@ -125,7 +125,7 @@ class BlockingClient:
         return answered.wait(self._options.close_timeout_s, shield=True)
 
     def _leave(self, connection: Connection[Any]) -> None:
-        """Delete the consumer that a connection is for, and close it."""
+        """Delete the consumer of a connection, and close the connection."""
         left = Event()
         with connection.lock:
             connection.session.leave(Call(left.set))
@@ -137,7 +137,7 @@ class BlockingClient:
         if timeout_s is None:
             timeout_s = self._options.timeout_s
         elif not isinstance(timeout_s, int | float):
-            raise TypeError(f"timeout_s is a number of seconds, not {timeout_s!r}")
+            raise TypeError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
         return time.monotonic() + timeout_s
 
     def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
@@ -148,14 +148,16 @@ class BlockingClient:
             raise
 
     def _explain(self, failure: RequestFailed) -> None:
-        """Ask why, if that is not known. Of very many errors the server may only know the last."""
+        """Ask for the reason, if it is unknown. The server retains only the latest errors."""
         if failure.reason is None:
             with suppress(ClientError):
                 failure.reason = self._reason(failure.error_id, REASON_S)
                 if failure.reason is None and isinstance(failure, PublishFailed):
                     last_id = max(failed.error_id for failed in failure.failed)
                     if reason := self._reason(last_id, REASON_S):
-                        failure.reason = f"not known any more, but of the last one it is: {reason}"
+                        failure.reason = (
+                            f"the server no longer has it; the last error was: {reason}"
+                        )
 
     def _reason(self, error_id: str, timeout_s: float | None) -> str | None:
         body = requests.reason(error_id)
@@ -195,17 +197,20 @@ class BlockingClient:
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> str:
-        """Publish one message and give its id.
+        """Publish one message and return its id.
 
-        With `confirm`, wait until the server has it on disk; sent again after a reconnect, it may
-        arrive twice. Without, it is sent with the next write, and lost if the connection is. With
-        `once`, the server drops it if it has seen the `id` already; with `mandatory`, it refuses
-        it if no queue is bound to the event, which without `confirm` is only logged.
+        With `confirm`, wait until the server has stored the message. After a reconnect the message
+        is sent again and may be stored twice. Without `confirm`, the message is sent with the next
+        write, and lost if the connection breaks before.
 
-        It is put into its queues now, and joins them after `delay_s` seconds, or `at` a time: a
-        datetime, or seconds since 1970. Where it has waited for `ttl_s` seconds it is dead. `meta`
-        are attributes, told to consumers that ask for them. With `to`, only the queue of this name
-        gets it, whatever it is bound to.
+        - `once`: the server drops the message if it already received one with this `id`.
+        - `mandatory`: the server refuses the message if no queue is bound to the event. Without
+          `confirm`, the error is only logged.
+        - `delay_s`, `at`: deliver the message after this number of seconds, or at this time: a
+          datetime with a time zone, or seconds since 1970.
+        - `ttl_s`: the time to live in a queue, in seconds.
+        - `meta`: attributes. Consumers get them if they ask for them.
+        - `to`: put the message only into the queue of this name, whatever its bindings.
         """
         session = self._session
         flags = requests.publish_flags(terms) if terms else b""
@@ -228,13 +233,12 @@ class BlockingClient:
         messages: Iterable[tuple[str, requests.Data]],
         **options: Unpack[requests.Many],
     ) -> int:
-        """Publish events with their data, all confirmed; give how many.
+        """Publish pairs of event and data with confirms, and return their number.
 
-        With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2` …; with `once`, the server drops
-        those whose ids it has seen already; with `mandatory`, it refuses those that no queue is
-        bound to. `delay_s`, `at`, `ttl_s`, `meta` and `to` are those of `publish`, for all. Raises
-        PublishFailed, which names those that were refused. Raises InvalidRequest at the first that
-        cannot be sent, when those before it may have been.
+        With an `id_prefix`, the ids are `PREFIX-1`, `PREFIX-2`, … The other options are those of
+        `publish` and apply to every message. Raises PublishFailed, which lists the refused
+        messages. Raises InvalidRequest at the first message that cannot be sent; messages before
+        it may have been published.
         """
 
         def batches() -> Iterator[Iterable[tuple[str, requests.Data]]]:
@@ -252,10 +256,10 @@ class BlockingClient:
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> int:
-        """As `publish_many`, for messages of which some come now and some later: each batch is
-        sent at once, while later ones are still to come.
+        """Like `publish_many`, for messages that become available over time: each batch is sent
+        immediately, without waiting for later batches.
 
-        `timeout_s` counts from when a batch came. After a batch that was refused no more are taken.
+        `timeout_s` starts anew with each batch. After a refused message no more batches are read.
         """
         connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
         prefix = None if id_prefix is None else requests.name(id_prefix)
@@ -286,11 +290,11 @@ class BlockingClient:
     def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
     ) -> Message:
-        """Publish a request and give the reply of the service that has handled it.
+        """Publish a request and return the reply of the service that handled it.
 
-        Raises RequestFailed when no queue is bound to the event, CallFailed when the service has
-        raised an error, and ConfirmTimeout when no reply has come in time; then the request is
-        dropped where it still waits.
+        Raises RequestFailed if no queue is bound to the event, CallFailed if the service raised an
+        error, and ConfirmTimeout if no reply arrived in time. A request that is still in a queue
+        after the timeout is dropped.
         """
         deadline_s = self._deadline(timeout_s)
         connection = self._reply_connection(deadline_s)
@@ -323,16 +327,17 @@ class BlockingClient:
         error: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Answer a request, which its consumer got with `meta`. With an `error`, a name, the
-        caller gets a CallFailed with the data as its text. Raises InvalidRequest when the message
-        asks for no reply."""
+        """Reply to a request that was consumed with `meta`. With `error`, the name of an error,
+        the caller gets a CallFailed with the data as its text. Raises InvalidRequest if the message
+        does not ask for a reply."""
         if not isinstance(message, Message):
-            raise TypeError(f"reply takes the message that asks for it, not {message!r}")
+            raise TypeError(f"reply needs the message to reply to, not {message!r}")
         event, meta = requests.reply(message.meta, error)
         self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
     def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
-        """Where replies come; made at the first call, and again if the server has ended it."""
+        """The connection for replies. It is created at the first call, and again if the server
+        ended it."""
         with self._connection.lock:
             self._session.raise_if_closed()
             if self._replies is None or self._replies.session.failure:
@@ -371,15 +376,18 @@ class BlockingClient:
         meta: bool = False,
         **bindings: Unpack[requests.Bindings],
     ) -> "BlockingConsumer":
-        """A consumer for `with`, on a connection of its own.
+        """A consumer for `with`, on a separate connection.
 
-        The queue is bound to `events` (and `add`) and to the masks in `add_mask`, beside its other
-        bindings; with `replace`, `events` replace all bindings, for every consumer of the queue. A
-        queue that does not exist is created if bindings are named or with `create`; otherwise
-        entering raises RequestFailed. `delete_when_unused` is the seconds after which the queue
-        goes without consumers; True: at once. With `manual_ack` it holds at most `prefetch` unacked
-        messages, 10 unless given, and with 0 as many as the server allows: faster, but then one
-        consumer takes what others could work on. With `meta`, messages have their attributes.
+        - `events`, `add`, `add_mask`: events and masks, which are added to the bindings of the
+          queue. With `replace`, `events` replace all bindings, for every consumer of the queue.
+        - `create`: create the queue if it does not exist. The default is to create it if events or
+          masks are given; otherwise, entering the consumer raises RequestFailed.
+        - `manual_ack`: messages must be acked. Without it, the server acks them on delivery.
+        - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
+          the server allows: faster, but other consumers of the queue may get nothing.
+        - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
+          True: immediately.
+        - `meta`: messages include their attributes.
         """
         arguments = requests.consume(
             queue,
@@ -393,10 +401,10 @@ class BlockingClient:
         return BlockingConsumer(self, queue, arguments)
 
     def tail(self, *events: str, queue: str | None = None) -> "BlockingTail":
-        """Messages as they are published, for `with`, without consuming them: those of the
-        events and masks or, with a `queue`, those that join it. What the server cannot send at once
-        is dropped: `tail.dropped` counts it. A reconnect begins anew; what came meanwhile is not
-        counted.
+        """Messages as they are published, for `with`, without consuming them: those that
+        match the events and masks or, with a `queue`, those that are added to it. Messages that the
+        client reads too slowly are dropped and counted in `tail.dropped`. Messages published during
+        a reconnect are neither shown nor counted.
         """
         return BlockingTail(self, queue or "", requests.tail(events, queue))
 
@@ -409,15 +417,15 @@ class BlockingClient:
         replace: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Create the queue if it does not exist, and bind it to these events and masks, beside its
-        other bindings; with `replace`, to these alone."""
+        """Create the queue if it does not exist, and add these events and masks to its bindings.
+        With `replace`, they replace its bindings."""
         self._request(requests.subscribe(queue, events, add_mask, replace), timeout_s)
 
     def rebind(
         self, queue: str, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]
     ) -> None:
-        """Change what the queue is bound to, in this order: `replace` its events, `remove` some,
-        `remove_mask` those that masks match, `add` some, `add_mask` masks."""
+        """Change the bindings of the queue, in this order: `replace` all events, `remove` events,
+        `remove_mask` bindings that match masks, `add` events, `add_mask` masks."""
         self._request(requests.rebind(queue, changes), timeout_s)
 
     def set_queue(
@@ -428,8 +436,8 @@ class BlockingClient:
         timeout_s: float | None = None,
         **policy: Unpack[requests.Policy],
     ) -> None:
-        """Make the queue if it is missing, and change what it does with its messages: None clears
-        a value, `reset` all that are not given."""
+        """Create the queue if it does not exist, and change its policy. None clears a field;
+        `reset` clears all fields that are not given."""
         self._request(requests.set_queue(queue, policy, reset), timeout_s)
 
     def delete_queue(
@@ -439,7 +447,8 @@ class BlockingClient:
         when_unused: float | bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Delete the queue with all it holds; or let that happen when it has no consumer."""
+        """Delete the queue with its messages and bindings. With `when_unused`, delete it after this
+        number of seconds without a consumer; True: as soon as it has none."""
         self._request(requests.delete_queue(queue, when_unused), timeout_s)
 
     def purge(
@@ -450,9 +459,9 @@ class BlockingClient:
         timeout_s: float | None = None,
         **choice: Unpack[requests.Choice],
     ) -> int:
-        """Drop the messages that wait in the queue, those of an `event` (a mask), of an `id`, or
-        `older_s` seconds old or older, at most `limit`, or all; with `scheduled` also those that
-        wait for their time. Return how many."""
+        """Drop ready messages of the queue and return their number: all, or those selected by
+        `event` (a mask), `id`, `older_s` (a minimum age in seconds) and `limit`. With `scheduled`,
+        scheduled messages too."""
         return self._counted(requests.purge(queue, scheduled, choice), timeout_s)
 
     def requeue(
@@ -462,20 +471,20 @@ class BlockingClient:
         timeout_s: float | None = None,
         **selection: Unpack[requests.Selection],
     ) -> int:
-        """Put unacked messages of a consumer back to the tail of its queue: those of an `event` (a
-        mask), of an `id`, or `older_s` seconds old or older, or all. Return how many."""
+        """Move unacked messages of a consumer to the end of its queue and return their number:
+        all, or those selected by `event` (a mask), `id` and `older_s` (a minimum age in seconds).
+        """
         if not selection:
             selection = {"older_s": 0.0}
         return self._counted(requests.reject_some(consumer, selection), timeout_s)
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
-        """Take the scheduled messages of this id out of the queue, None: all of them; give how
-        many."""
+        """Drop scheduled messages with this id, or all with None, and return their number."""
         return self._counted(requests.one_or_all(b"cancel", queue, id), timeout_s)
 
     def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
-        """Let the scheduled messages of this id join the queue now, None: all of them; give how
-        many."""
+        """Make scheduled messages with this id ready now, or all with None, and return their
+        number."""
         return self._counted(requests.one_or_all(b"promote", queue, id), timeout_s)
 
     def move(
@@ -486,8 +495,9 @@ class BlockingClient:
         timeout_s: float | None = None,
         **choice: Unpack[requests.Choice],
     ) -> int:
-        """Move the messages that wait in a queue to another one, those of an `event` (a mask), of
-        an `id`, or `older_s` seconds old or older, at most `limit`, or all; return how many."""
+        """Move ready messages of a queue to the end of another one and return their number: all,
+        or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
+        `limit`."""
         return self._counted(requests.move(source, to, choice), timeout_s)
 
     def redrive(
@@ -498,8 +508,8 @@ class BlockingClient:
         timeout_s: float | None = None,
         **choice: Unpack[requests.Choice],
     ) -> int:
-        """Move dead letters back to the queues where they died, or `to` this one, as if they had
-        never been delivered; otherwise as `move`."""
+        """Move dead letters back to the queues where they died, or `to` this one, and reset their
+        retries. Return their number. The selection is that of `move`."""
         return self._counted(requests.redrive(queue, to, choice), timeout_s)
 
     def peek(
@@ -512,10 +522,9 @@ class BlockingClient:
         timeout_s: float | None = None,
         **selection: Unpack[requests.Selection],
     ) -> list[Peeked]:
-        """The first messages with numbers above `after` that wait in the queue or that its
-        consumers hold; or, with `scheduled`, that wait for their time. Only those of an `event` (a
-        mask), of an `id`, or `older_s` seconds old or older, if these are given. Nothing is
-        consumed."""
+        """The first ready and unacked messages of the queue with sequence numbers above `after`;
+        with `scheduled`, the scheduled ones instead. `event` (a mask), `id` and `older_s` (a
+        minimum age in seconds) select some. Nothing is consumed."""
         found: list[Peeked] = []
         goes_on: int | None = after
         while goes_on is not None and len(found) < limit:
@@ -533,42 +542,43 @@ class BlockingClient:
     def trim(
         self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
     ) -> int:
-        """Drop the messages with numbers below `seq` that wait in the queue; give how many. With
-        an `epoch`, only if it is still the queue's."""
+        """Drop ready messages with sequence numbers below `seq` and return their number. With an
+        `epoch`, only if the queue still has this epoch."""
         return self._counted(requests.trim(queue, seq, epoch), timeout_s)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
-        """Why the server refused a request, as the `error_id` of RequestFailed names it; None when
-        it does not know any more, or the request was another user's."""
+        """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no
+        longer has it, or if another user made the request."""
         return self._reason(error_id, timeout_s)
 
     def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
-        """Give the data back from the server."""
+        """Return the data, which the server sends back."""
         answer = self._request(b"ping " + requests.payload(data), timeout_s)
         return requests.decoded(answer)
 
     def evaluate(self, expression: str, *, timeout_s: float | None = None) -> str:
-        """What an expression over the broker's `state` gives: a string as it is, else JSON."""
+        """The value of an expression over the `state` of the broker: a string unchanged, any other
+        value as JSON."""
         answer = self._request(b"_eval " + requests.payload(expression), timeout_s)
         return requests.decoded(answer)
 
     def request(self, action: str, *arguments: str, timeout_s: float | None = None) -> str:
-        """Ask for any action, with its arguments and flags as they stand on the wire; give the
-        answer, without `{request_id} ok`.
+        """Send any action with its arguments and flags as in the protocol. Return the reply without
+        `{request_id} ok`.
 
-        It must be answered with one line: pass `--confirm` to an action that has no answer, and
-        not to one that has. What arguments mean is not looked at, and they are sent again after a
-        reconnect.
+        The action must have a reply of one line: pass `--confirm` to an action that otherwise has
+        no reply, and only to such an action. Arguments are not checked. After a reconnect the
+        request is sent again.
         """
         return requests.decoded(self._request(requests.request(action, arguments), timeout_s))
 
 
 class BlockingMessages:
-    """What messages come from: a consumer or a tail, for `with`, then `for`.
+    """A consumer or a tail, for `with`, then `for`.
 
-    Several tasks may iterate at once; each message goes to one. The iteration ends after `stop`.
-    It raises ConnectionLost when the client is closed, and RequestFailed when the server refuses
-    to let it start again.
+    Several tasks may iterate at the same time; each message goes to one of them. The iteration ends
+    after `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
+    refuses to start it again after a reconnect.
     """
 
     _kind: type[ConsumerSession] = ConsumerSession
@@ -610,13 +620,14 @@ class BlockingMessages:
         self._client._leave(self._connection)
 
     def stop(self) -> None:
-        """End the iteration; messages not yet handed out go back, if acks are manual."""
+        """End the iteration. With `manual_ack`, messages that were not yet received return to the
+        queue."""
         with self._connection.lock:
             self._is_stopping = True
             self._connection.notify()
 
     def _tell(self, update: Update | int) -> None:
-        """Something about the messages."""
+        """Called with updates about the messages."""
 
     def _filled(self, timeout_s: float | None) -> None:
         try:
@@ -643,7 +654,7 @@ class BlockingMessages:
                 lambda: session.ready or session.updates or session.failure or self._is_stopping,
                 timeout_s,
             ):
-                raise TimeoutError("no message within the time given")
+                raise TimeoutError(f"no message within {timeout_s} s")
 
     def __iter__(self) -> Self:
         return self
@@ -665,7 +676,8 @@ class BlockingMessages:
                 continue
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """The next message. Raises TimeoutError; and ConnectionLost after `stop`."""
+        """Return the next message. Raises TimeoutError after `timeout_s` seconds without a message,
+        and ConnectionLost after `stop`."""
         try:
             return self._next(timeout_s)
         except StopIteration:
@@ -674,9 +686,9 @@ class BlockingMessages:
     def batches(
         self, count_max: int | None = None, timeout_s: float | None = None
     ) -> Iterator[list[Message]]:
-        """All messages that wait, at least one and at most `count_max`, again and again.
+        """Yield batches of all messages received so far: at least one, at most `count_max`.
 
-        Raises TimeoutError when none has come for `timeout_s`."""
+        Raises TimeoutError after `timeout_s` seconds without a message."""
         connection = self._connection
         while True:
             connection.turn()
@@ -691,35 +703,35 @@ class BlockingMessages:
 
 
 class BlockingConsumer(BlockingMessages):
-    """A consumer; made by `consume`."""
+    """A consumer. `consume` creates it."""
 
     on_update: Callable[[Update], object] | None = None
-    """Called from the iteration when the queue's subscriptions or delete rule change."""
+    """Called from the iteration when the bindings or the delete rule of the queue change."""
 
     def _tell(self, update: Update | int) -> None:
         if isinstance(update, Update) and self.on_update is not None:
             self.on_update(update)
 
     def ack(self, messages: Iterable[Message]) -> None:
-        """Ack many messages at once."""
+        """Ack several messages."""
         with self._connection.lock:
             self._session.ack_all(messages)
 
     def rebind(
         self, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]
     ) -> None:
-        """Change what the consumer's queue is bound to, as `BlockingClient.rebind`."""
+        """Change the bindings of the consumer's queue, as `BlockingClient.rebind` does."""
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
 
 class BlockingTail(BlockingMessages):
-    """A tail; made by `tail`."""
+    """A tail. `tail` creates it."""
 
     _kind = TailSession
     dropped = 0
-    """Messages that were not shown, as far as the iteration has come."""
+    """The number of messages dropped so far."""
     on_dropped: Callable[[int], object] | None = None
-    """Called from the iteration with the number when messages were dropped."""
+    """Called from the iteration with the number of dropped messages."""
 
     def _tell(self, update: Update | int) -> None:
         if isinstance(update, int):
@@ -733,13 +745,13 @@ def connect_blocking(
 ) -> BlockingClient:
     """A client for `with`, which waits until it is connected.
 
-    Without a url MQKS_URL counts, and without that mqks://127.0.0.1:25000. The server shows the
-    `client_name` in its log and in `mqks inspect connections`; a name in the url counts more.
-    Raises ConfigurationError; entering raises ConnectionLost after `connect_timeout_s`, and
-    AuthenticationFailed.
+    The default url is the value of MQKS_URL, or mqks://127.0.0.1:25000 if that is not set. The
+    server shows the `client_name` in its log and in `mqks inspect connections`; a name in the url
+    takes precedence. Raises ConfigurationError. Entering the client raises AuthenticationFailed, or
+    ConnectionLost after `connect_timeout_s`.
     """
     if options is not None and not isinstance(options, Options):
-        raise TypeError(f"options are mqks.Options(…), not {options!r}")
+        raise TypeError(f"options must be mqks.Options(…), not {options!r}")
     options = named(options or Options(), client_name)
     if options.tracing:
         from mqks.client.blocking_traced import TracedClient

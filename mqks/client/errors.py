@@ -1,20 +1,21 @@
-"""What a client raises on purpose.
+"""The exceptions of the client.
 
     MqksError
-    ├── ConfigurationError      78  the URL cannot be understood
+    ├── ConfigurationError      78  the URL is invalid
     └── ClientError             70
-        ├── InvalidRequest      65  refused before it reached the wire (a ValueError, too)
-        ├── ConnectionLost      69  no connection within the time given, or the client is closed
-        ├── ConfirmTimeout      75  no answer in time; whether it was done is not known
-        ├── RequestFailed       65  the server's error reply: `reason` is the cause
-        │   ├── ConsumerReplaced    another connection consumes under the id of the consumer
-        │   ├── PublishFailed       some messages of a publish_many: `failed` names them
-        │   └── AuthenticationFailed  the server does not take these credentials
-        ├── CallFailed          65  the service that was called raised an error
-        └── ProtocolViolation   69  the peer does not speak the protocol
+        ├── InvalidRequest      65  invalid arguments; nothing was sent (also a ValueError)
+        ├── ConnectionLost      69  no connection before the timeout, or the client is closed
+        ├── ConfirmTimeout      75  no reply in time; whether the request was executed is unknown
+        ├── RequestFailed       65  the server sent an error reply; `reason` is the cause
+        │   ├── ConsumerReplaced    another connection uses the id of the consumer
+        │   ├── PublishFailed       some messages of a publish_many; `failed` lists them
+        │   └── AuthenticationFailed  the server refused the credentials
+        ├── CallFailed          65  the called service raised an error
+        └── ProtocolViolation   69  the peer is not an MQKS server
 
-The one rule: a message is a single line and never holds credentials. The number is the exit code
-when the error ends a command.
+The number is the exit code of a command that ends with this error.
+
+The one rule: the text of an error is a single line and never contains credentials.
 """
 
 from collections.abc import Sequence
@@ -24,24 +25,24 @@ from mqks.errors import MqksError
 
 
 class ClientError(MqksError):
-    """The root of what clients raise."""
+    """The base class of the errors of a client."""
 
 
 class InvalidRequest(ClientError, ValueError, exit_code=65):
-    """A name, data or a combination of arguments that the wire cannot carry."""
+    """A name, data or a combination of arguments that the protocol does not allow."""
 
 
 class ConnectionLost(ClientError, ConnectionError, exit_code=69):
-    """There is no connection, and there was none within the time given; or the client is closed."""
+    """No connection could be made before the timeout, or the client is closed."""
 
 
 class ConfirmTimeout(ClientError, TimeoutError, exit_code=75):
-    """No answer in time. The request may have been carried out, or may yet be."""
+    """No reply in time. The server may have executed the request, or may still execute it."""
 
 
 class RequestFailed(ClientError, exit_code=65):
-    """The server answered with an error. `reason` is the cause, which the client has asked for, or
-    None without an answer. `mqks inspect error` and the server's log have it, too."""
+    """The server sent an error reply. `reason` is the cause, which the client requested from the
+    server, or None if that failed. `mqks inspect error` and the log of the server show it too."""
 
     def __init__(self, message: str, error_id: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -54,7 +55,7 @@ class RequestFailed(ClientError, exit_code=65):
 
 
 class CallFailed(ClientError, exit_code=65):
-    """A service has answered a call with an error: `kind` is the name of what it raised there."""
+    """A service replied to a call with an error. `kind` is the name of the exception it raised."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(" ".join(f"{kind}: {text}".split()))
@@ -65,13 +66,13 @@ class Failed(NamedTuple):
     """One message of a `publish_many` that the server refused."""
 
     number: int
-    """Its place in what was given, from 0."""
+    """Its index in the given messages, from 0."""
     id: str
     error_id: str
 
 
 class PublishFailed(RequestFailed):
-    """Some of many messages were refused; the other `confirmed` ones are safe."""
+    """The server refused some of the messages. The other ones, `confirmed`, are stored."""
 
     def __init__(self, confirmed: int, failed: Sequence[Failed]) -> None:
         first = failed[0]
@@ -85,11 +86,11 @@ class PublishFailed(RequestFailed):
 
 
 class ConsumerReplaced(RequestFailed):
-    """Another connection consumes under the id of this consumer, which has ended therefore."""
+    """Another connection consumes under the id of this consumer, so this consumer ended."""
 
 
 class AuthenticationFailed(RequestFailed):
-    """The server refused the credentials, or the URL has none where the server needs some."""
+    """The server refused the credentials, or requires credentials that the URL does not have."""
 
     def __init__(self, error_id: str, *, given: bool) -> None:
         if given:
@@ -98,9 +99,9 @@ class AuthenticationFailed(RequestFailed):
             super().__init__(
                 f"the server refused the connection, error {error_id}",
                 error_id,
-                "it needs credentials, as in mqks://USER:PASSWORD@HOST or mqks://TOKEN@HOST",
+                "it requires credentials, as in mqks://USER:PASSWORD@HOST or mqks://TOKEN@HOST",
             )
 
 
 class ProtocolViolation(ClientError, exit_code=69):
-    """The peer sent what is not in the protocol; the connection is given up."""
+    """The peer violated the protocol; the client closed the connection."""

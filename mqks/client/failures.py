@@ -1,6 +1,6 @@
-"""Why there is no connection, in words that say what to do about it.
+"""The reasons of failed connections, with a hint what to do.
 
-The one rule: what the system or OpenSSL says stays in it, for those who look it up.
+The one rule: the text of the system or OpenSSL is included, so that it can be searched for.
 """
 
 import ssl
@@ -16,17 +16,17 @@ NOT_TLS = {
     "UNKNOWN_PROTOCOL",
     "BAD_RECORD_TYPE",
 }
-"""What OpenSSL makes of an answer that is not TLS."""
+"""The errors of OpenSSL for an answer that is not TLS."""
 OTHER_NAME = 62, 64
-"""Its codes for a certificate of another host name or address."""
-PLAIN = "the port does not speak TLS: write mqks://, or name the server's tls_port"
+"""Its codes for a certificate with another host name or address."""
+PLAIN = "the port does not speak TLS: write mqks://, or use the tls_port of the server"
 TLS_HINT = "if the port speaks TLS, write mqkss:// in the URL"
 TLS_FIRST = b"\x15\x03", b"\x16\x03"
-"""How answers of TLS begin."""
+"""The first bytes of TLS answers."""
 
 
 def of_handshake(error: BaseException, address: Address) -> str:
-    """Why a TLS handshake has failed."""
+    """Why a TLS handshake failed."""
     cause = error.__cause__ or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         why = cause.verify_message

@@ -218,7 +218,7 @@ def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]
     attributes, _, data = rest.partition(b" ")
     found = _PEEKED.fullmatch(attributes)
     if found is None:
-        raise ProtocolViolation(f"the peer sent {line[:80]!r} for a message")
+        raise ProtocolViolation(f"the peer sent {line[:80]!r} instead of a message")
     event, retry, meta, seq, time_us, due_s = found.groups()
     due_us = round(float(due_s or 0) * 1e6)
     return message_id, event, data, int(retry or 0), meta or b"", int(seq), int(time_us), due_us
@@ -239,7 +239,7 @@ def _attributes(meta: bytes) -> tuple[dict[str, str], Letter | None]:
         reason, queue, tries, published, died = (pairs.pop(key) for key in _LETTER)
         return pairs, Letter(reason, queue, int(tries), float(published), float(died))
     except (KeyError, ValueError):
-        raise ProtocolViolation(f"the peer sent {meta[:80]!r} for a letter") from None
+        raise ProtocolViolation(f"the peer sent {meta[:80]!r} instead of a dead letter") from None
 
 
 def settled(message: Message, action: bytes) -> None:
@@ -307,5 +307,7 @@ class Update:
                 try:
                     rule = float(seconds) if equals else True
                 except ValueError:
-                    raise ProtocolViolation(f"the peer sent {word[:80]!r} for a rule") from None
+                    raise ProtocolViolation(
+                        f"the peer sent {word[:80]!r} instead of a delete rule"
+                    ) from None
         return cls(queue, events, rule, masks)

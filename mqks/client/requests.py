@@ -1,6 +1,6 @@
-"""Requests to bytes, without their ids: names and data checked, arguments put in order.
+"""Encode requests as bytes, without their ids: check names and data, and order the arguments.
 
-The one rule: what the wire cannot carry unchanged raises `InvalidRequest` here.
+The one rule: names and data that the protocol cannot carry unchanged raise `InvalidRequest` here.
 """
 
 import json
@@ -35,35 +35,34 @@ from mqks.protocol.requests import (
 )
 
 Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
-"""Text and bytes go as they are; anything else goes as JSON."""
+"""Text and bytes are sent unchanged, all other values as JSON."""
 Backoff = float | tuple[float, float]
-"""Seconds before the first return, and the most."""
+"""Seconds before the first redelivery, and the maximum."""
 
 PUBLISH = {
     chosen: b"".join([b" publish", *compress([b" --confirm", b" --once", b" --mandatory"], chosen)])
     for chosen in product((False, True), repeat=3)
 }
-"""A publish up to its event, by whether it asks for a confirm, whether its id counts once and
-whether it must reach a queue."""
+"""A publish up to its event, by the flags confirm, once and mandatory."""
 
 
 class Terms(TypedDict, total=False):
-    """What a message is published with beside its event and data."""
+    """Options of a message besides its event and data."""
 
     delay_s: float | None
-    """Seconds until it joins its queues."""
+    """Seconds until it is delivered."""
     at: datetime | float | None
-    """When it does: a datetime with a time zone, or seconds since 1970."""
+    """The time of delivery: a datetime with a time zone, or seconds since 1970."""
     ttl_s: float | None
-    """Seconds that it may wait in a queue before it is dead."""
+    """Time to live in a queue, in seconds."""
     meta: Mapping[str, str] | None
     """Its attributes."""
     to: str | None
-    """The queue that gets it; by default those that are bound to the event."""
+    """The queue that gets it; by default, the queues that are bound to the event."""
 
 
 class Many(Terms, total=False):
-    """How many messages are published."""
+    """Options of `publish_many`."""
 
     id_prefix: str | None
     once: bool
@@ -72,7 +71,7 @@ class Many(Terms, total=False):
 
 
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
-"""Messages of a `publish_many` handed over at a time."""
+"""The size of the pieces in which `publish_many` passes its messages on."""
 
 _FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -81,12 +80,12 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 def name(text: str | bytes) -> bytes:
     """The bytes of an id, event, queue or mask. Raises TypeError."""
     if not isinstance(text, str | bytes):
-        raise TypeError(f"a name (of an event, a queue, an id …) is text, not {shortly(text)}")
+        raise TypeError(f"a name (of an event, a queue, an id …) must be text, not {shortly(text)}")
     return _name(text)
 
 
 def shortly(value: object) -> str:
-    """A wrong argument in an error."""
+    """A wrong argument, for an error text."""
     told = repr(value)
     return told if len(told) <= 80 else f"{told[:80]}…"
 
@@ -96,21 +95,21 @@ def _name(text: str | bytes) -> bytes:
     raw = encoded(text) if isinstance(text, str) else text
     if not raw or raw.startswith(b"--") or _FORBIDDEN_IN_NAME.search(raw):
         raise InvalidRequest(
-            f"{text[:80]!r} is no name: it must not be empty, start with two dashes, "
-            "or have a space, a tab or a newline"
+            f"{text[:80]!r} is not a valid name: it must not be empty, start with two dashes, "
+            "or contain a space, a tab or a newline"
         )
     return raw
 
 
 def line(*words: bytes) -> bytes:
-    """A request, its words as they are. Of two carriage returns at its end one is data."""
+    """A request of these words. If it ends with two carriage returns, the first is data."""
     last = words[-1]
     return b" ".join(words) + (b"\r\n" if last.endswith(b"\r") else b"\n")
 
 
 def payload(data: Data) -> bytes:
-    """The bytes of data. Text and bytes must not have a tab, a newline or a last carriage return;
-    in JSON values these are escaped."""
+    """The bytes of data. Text and bytes must not contain a tab or a newline, or end with a carriage
+    return; JSON escapes them."""
     if isinstance(data, bytes):
         raw = data
     elif isinstance(data, str):
@@ -121,12 +120,14 @@ def payload(data: Data) -> bytes:
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the data cannot be written as JSON: {error}") from None
     if b"\n" in raw or b"\t" in raw or raw.endswith(b"\r"):
-        raise InvalidRequest("data must not have a tab or newline, nor end with a carriage return")
+        raise InvalidRequest(
+            "data must not contain a tab or a newline, or end with a carriage return"
+        )
     return raw
 
 
 def publish_flags(terms: Terms) -> bytes:
-    """The flags for these terms, each behind a space."""
+    """The flags for these terms, each after a space."""
     flags = []
     delay_s, at, ttl_s = terms.get("delay_s"), terms.get("at"), terms.get("ttl_s")
     if delay_s is not None and at is not None:
@@ -137,7 +138,7 @@ def publish_flags(terms: Terms) -> bytes:
         flags.append(b" --at=" + seconds("at", _since_1970_s(at), TIME_S_MAX))
     if ttl_s is not None:
         if ttl_s == 0:
-            raise InvalidRequest("ttl_s is not more than 0 seconds")
+            raise InvalidRequest("ttl_s must be greater than 0 seconds")
         flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
     if meta := terms.get("meta"):
         flags.append(b" --meta=" + _meta(meta))
@@ -148,9 +149,9 @@ def publish_flags(terms: Terms) -> bytes:
 
 def seconds(what: str, value: float, most: float = DURATION_S_MAX) -> bytes:
     if not isinstance(value, int | float):
-        raise TypeError(f"{what} is a number of seconds, not {shortly(value)}")
+        raise TypeError(f"{what} must be a number of seconds, not {shortly(value)}")
     if not 0 <= value <= most:
-        raise InvalidRequest(f"{what}: {value!r} is no number of seconds from 0 to {most:g}")
+        raise InvalidRequest(f"{what}: {value!r} is not a number of seconds from 0 to {most:g}")
     return b"%.6f" % value if value % 1 else b"%d" % value
 
 
@@ -164,7 +165,7 @@ def _since_1970_s(at: datetime | float) -> float:
 
 def _meta(meta: Mapping[str, str]) -> bytes:
     if not isinstance(meta, Mapping):
-        raise TypeError(f"meta is a dict of texts, not {shortly(meta)}")
+        raise TypeError(f"meta must be a dict of texts, not {shortly(meta)}")
     if not all(isinstance(text, str) for pair in meta.items() for text in pair):
         raise InvalidRequest("meta: keys and values must be text")
     try:
@@ -174,7 +175,7 @@ def _meta(meta: Mapping[str, str]) -> bytes:
 
 
 def request_ttl_s(left_s: float) -> float | None:
-    """How long a request may wait for a service, when its caller waits so long."""
+    """The time to live of a request whose caller waits this long."""
     return max(left_s, 0.001) if left_s <= DURATION_S_MAX else None
 
 
@@ -182,7 +183,7 @@ def reply(meta: Mapping[str, str], error: str | None) -> tuple[str, dict[str, st
     """The event and the attributes of the reply to a message with these attributes."""
     event, correlation_id = meta.get("reply-to"), meta.get("correlation-id")
     if event is None:
-        raise InvalidRequest("the message asks for no reply")
+        raise InvalidRequest("the message does not ask for a reply: its meta has no reply-to")
     told = {"correlation-id": correlation_id, "error": error}
     return event, {key: value for key, value in told.items() if value is not None}
 
@@ -193,12 +194,12 @@ def bodies(
     mandatory: bool = False,
     flags: bytes = b"",
 ) -> Iterator[list[bytes]]:
-    """What follows the ids of confirmed publishes, some at a time."""
+    """The part after the id of confirmed publishes, in pieces."""
     some: list[bytes] = []
     some_bytes = 0
     form = PUBLISH[True, once, mandatory] + flags.replace(b"%", b"%%") + b" %b %b\n"
     if isinstance(messages, str | bytes | Mapping):
-        raise TypeError(f"messages are pairs of an event and its data, not {shortly(messages)}")
+        raise TypeError(f"messages must be pairs of event and data, not {shortly(messages)}")
     for message in messages:
         try:
             event, data = message
@@ -216,9 +217,9 @@ def bodies(
 
 
 def _check_pair(message: object) -> None:
-    """Raises TypeError for what is not an event and its data."""
+    """Raises TypeError unless this is a pair of event and data."""
     if not isinstance(message, tuple | list) or len(message) != 2:
-        raise TypeError(f"a message is a pair of an event and its data, not {shortly(message)}")
+        raise TypeError(f"a message must be a pair of event and data, not {shortly(message)}")
     name(message[0])
 
 
@@ -226,16 +227,18 @@ def encoded(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidRequest("the text has half a surrogate pair, which is no character") from None
+        raise InvalidRequest(
+            "the text contains half a surrogate pair, which is not a character"
+        ) from None
 
 
 def decoded(raw: bytes) -> str:
-    """A name as text; bytes that are no UTF-8 survive the way there and back."""
+    """A name as text; bytes that are not UTF-8 become surrogates, which `encoded` restores."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def request(action: str, arguments: Iterable[str]) -> bytes:
-    """Any action with its arguments and flags, in their order."""
+    """Any action with its arguments and flags, in this order."""
     return b" ".join([name(action), *map(payload, arguments)])
 
 
@@ -249,7 +252,7 @@ def auth(credentials: Iterable[str]) -> bytes:
         return b" ".join([b"auth --confirm", *map(name, credentials)])
     except InvalidRequest:
         raise InvalidRequest(
-            "credentials must not have a space, a tab or a newline, or start with two dashes"
+            "credentials must not contain a space, a tab or a newline, or start with two dashes"
         ) from None
 
 
@@ -269,7 +272,7 @@ def _bindings(
     add_mask: Iterable[str],
     replace: bool,
 ) -> list[bytes]:
-    """What a queue is bound to beside its bindings or, with `replace`, instead of them."""
+    """The bindings to add or, with `replace`, the new bindings."""
     named, masks = _names(events), _flag(b"--add-mask", add_mask)
     if not replace:
         named += _names(add)
@@ -280,16 +283,16 @@ def _bindings(
 
 
 class Bindings(TypedDict, total=False):
-    """What a consumer binds its queue to, and whether it creates it."""
+    """The bindings that a consumer adds to its queue, and whether it creates the queue."""
 
     add: Iterable[str]
-    """Events, as `events`."""
+    """Events, in addition to `events`."""
     add_mask: Iterable[str]
     """Masks."""
     replace: bool
-    """Whether `events` replace all bindings, for every consumer of the queue."""
+    """Whether `events` replace all bindings of the queue, for every consumer."""
     create: bool | None
-    """Whether to create a queue that does not exist; None: if events or masks are named."""
+    """Whether to create a queue that does not exist; None: if events or masks are given."""
 
 
 def consume(
@@ -325,8 +328,8 @@ def consume(
 
 
 def consume_again(arguments: bytes, told: bytes | None) -> bytes:
-    """The arguments of the same consume after a reconnect. It changes nothing of a queue that
-    exists; one that does not is created with the bindings of the last update, `told`."""
+    """The arguments of the same consume after a reconnect. They do not change a queue that exists;
+    a missing queue is created with the bindings of the last update, `told`."""
     queue, *rest = (told or arguments).split(b" ")
     if rest and rest[0][:2] != b"--":
         rest = [b"--add", *rest]
@@ -336,7 +339,7 @@ def consume_again(arguments: bytes, told: bytes | None) -> bytes:
 
 
 class Changes(TypedDict, total=False):
-    """What a rebind does, in this order."""
+    """The changes of a rebind, in the order in which they are made."""
 
     replace: Iterable[str] | None
     remove: Iterable[str]
@@ -352,7 +355,7 @@ def rebind(queue: str, changes: Changes) -> bytes:
     added = _names(changes.get("add", ()))
     masks = _flag(b"--add-mask", changes.get("add_mask", ()))
     if plain == []:
-        # An empty replacement cannot be written next to flags, but leaves just what is added.
+        # An empty replacement cannot be combined with flags; only the added events remain.
         if masks and not added:
             raise InvalidRequest("rebind cannot replace all events by masks alone")
         return b" ".join(words + added + masks)
@@ -368,7 +371,7 @@ def rebind(queue: str, changes: Changes) -> bytes:
 
 
 class Policy(TypedDict, total=False):
-    """What a queue does with its messages; None: whatever the server's defaults say."""
+    """The policy of a queue. None: the default of the server."""
 
     retries: int | None
     losses: int | None
@@ -387,7 +390,7 @@ def set_queue(queue: str, policy: Policy, reset: bool = False) -> bytes:
     flags = {field: flag for flag, field in POLICY_FIELDS.items()}
     for field, value in policy.items():
         if field not in flags:
-            raise InvalidRequest(f"set_queue: a policy has no {field}")
+            raise InvalidRequest(f"set_queue: a policy has no field {field}")
         words.append(b"%b=%b" % (flags[field], _policy_text(flags[field], value)))
     return b" ".join(words)
 
@@ -398,7 +401,7 @@ def reject(
     retries: int | None,
     backoff: Backoff | None,
 ) -> bytes:
-    """A reject without what it is about."""
+    """A reject without its consumer and messages."""
     if dead and (delay_s, retries, backoff) != (None, None, None):
         raise InvalidRequest("dead excludes delay_s, retries and backoff")
     if delay_s is not None and backoff is not None:
@@ -442,21 +445,21 @@ def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
 
 
 class Selection(TypedDict, total=False):
-    """Which messages: those of which all this is true."""
+    """Selects the messages that meet all given conditions."""
 
     event: str | None
-    """A mask that their events match."""
+    """A mask for their events."""
     id: str | None
     """Their id."""
     older_s: float | None
-    """They were put into the queue so many seconds ago, or earlier."""
+    """Their minimum age in the queue, in seconds."""
 
 
 class Choice(Selection, total=False):
-    """The same, and how many."""
+    """A selection with a limit."""
 
     limit: int | None
-    """The first so many."""
+    """At most this number, the first ones."""
 
 
 def move(source: str, to: str, choice: Choice) -> bytes:
@@ -503,13 +506,13 @@ def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selecti
 
 
 def peek_goes_on(answer: bytes) -> int | None:
-    """From the end of an answer to `peek`: after which number there may be more, if it says so."""
+    """From the end of a reply to `peek`: the number after which there may be more messages."""
     number = answer.removeprefix(PEEK_GOES_ON)
     return int(number) if number != answer and is_number(number) else None
 
 
 def is_peek_end(text: bytes) -> bool:
-    """Whether this is the last line of an answer of many lines."""
+    """Whether this is the last line of a reply of several lines."""
     return text == b"--end" or text.startswith(PEEK_GOES_ON)
 
 
@@ -530,7 +533,7 @@ def reason(error_id: str) -> bytes:
 
 
 def is_number(text: bytes) -> bool:
-    """Whether these are digits, and so few that Python reads them."""
+    """Whether these are digits that fit into 64 bits."""
     return text.isdigit() and len(text) <= 19
 
 
@@ -540,7 +543,7 @@ class Reply(NamedTuple):
     request_id: bytes
     is_error: bool
     text: bytes
-    """What follows `ok`; of an error its id."""
+    """The text after `ok`, or the id of the error."""
 
     @classmethod
     def parse(cls, line: bytes) -> "Reply":
@@ -548,48 +551,54 @@ class Reply(NamedTuple):
         request_id, _, rest = line.partition(b" ")
         status, _, text = rest.partition(b" ")
         if not request_id or status not in (b"ok", b"error"):
-            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is no reply")
+            raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is not a reply")
         return cls(request_id, status == b"error", text)
 
 
 def number_told(answer: bytes) -> int:
     """Raises ProtocolViolation."""
     if not is_number(answer):
-        raise ProtocolViolation(f"the peer sent {answer[:80]!r} for a number")
+        raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of a number")
     return int(answer)
 
 
 def reason_told(answer: bytes) -> str | None:
-    """What the answer to `reason` tells. Raises ProtocolViolation."""
+    """The reason in the reply to `reason`. Raises ProtocolViolation."""
     try:
         rows = json.loads(answer)
         return str(rows[0]["reason"]) if rows else None
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise ProtocolViolation(f"the peer sent {answer[:80]!r} for an error") from None
+        raise ProtocolViolation(
+            f"the peer sent {answer[:80]!r} instead of the reason of an error"
+        ) from None
 
 
 def count(what: str, value: int, most: int, least: int = 1) -> int:
     if not isinstance(value, int):
-        raise TypeError(f"{what} is a whole number, not {shortly(value)}")
+        raise TypeError(f"{what} must be a whole number, not {shortly(value)}")
     if not least <= value <= most:
-        raise InvalidRequest(f"{what}: {value!r} is no number from {least} to {most}")
+        raise InvalidRequest(f"{what}: {value!r} is not a number from {least} to {most}")
     return value
 
 
 def _delay_s(rule: float | bool) -> float | None:
-    """Seconds of a rule; True is a rule without any."""
+    """The seconds of a delete rule; None for True, a rule without a delay."""
     if rule is True:
         return None
     if not isinstance(rule, int | float):
         raise TypeError(f"a number of seconds, True or False is needed, not {shortly(rule)}")
     if not (math.isfinite(rule) and 0 <= rule <= DELETE_DELAY_S_MAX):
-        raise InvalidRequest(f"{rule!r} is no number of seconds from 0 to {DELETE_DELAY_S_MAX:g}")
+        raise InvalidRequest(
+            f"{rule!r} is not a number of seconds from 0 to {DELETE_DELAY_S_MAX:g}"
+        )
     return float(rule)
 
 
 def _names(texts: Iterable[str]) -> list[bytes]:
     if isinstance(texts, str | bytes):
-        raise InvalidRequest(f"a list of names is needed, not the one name {texts[:80]!r}")
+        raise InvalidRequest(
+            f"a list of names is needed, not a single name: write [{texts[:80]!r}]"
+        )
     if not isinstance(texts, Iterable):
         raise TypeError(f"a list of names is needed, not {shortly(texts)}")
     return [name(text) for text in texts]

@@ -77,7 +77,9 @@ class Call:
             # One error may end many calls: each tells its own way only.
             raise self.error.with_traceback(None)
         if self.remaining:
-            raise ConfirmTimeout("no answer within the time given")
+            raise ConfirmTimeout(
+                "no reply before the timeout; whether the request was executed is unknown"
+            )
         if self.failed:
             error_id = self.failed[0][1]
             raise RequestFailed(f"the server refused the request, error {error_id}", error_id)
@@ -219,7 +221,7 @@ class Session:
         lines = [id_ + body for id_, body in zip(ids, bodies, strict=True)]
         self._check(max(lines, key=len))
         if id_prefix and not self._in_flight.keys().isdisjoint(ids):
-            raise InvalidRequest(f"ids that start with {prefix[:80]!r} are in flight already")
+            raise InvalidRequest(f"ids that start with {prefix[:80]!r} are already in flight")
         self.raise_if_closed()
         call.ids.append(numbers)
         call.remaining += len(ids)
@@ -241,7 +243,7 @@ class Session:
         self._check(line)
         self.raise_if_closed()
         if request_id in self._in_flight:
-            raise InvalidRequest(f"a request with the id {request_id[:80]!r} is in flight already")
+            raise InvalidRequest(f"a request with the id {request_id[:80]!r} is already in flight")
         self._in_flight[request_id] = (line, call)
         self._in_flight_bytes += len(line)
         self._unsent.append(request_id)
@@ -474,7 +476,7 @@ class ConsumerSession(Session):
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
         if isinstance(messages, Message):
-            raise TypeError("ack takes several messages; for one there is message.ack()")
+            raise TypeError("ack needs a list of messages; for one message, use message.ack()")
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         mine = self.consumer_id

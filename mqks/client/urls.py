@@ -50,7 +50,7 @@ def parse(url: str | None = None) -> Address:
     Raises ConfigurationError, and TypeError.
     """
     if url is not None and not isinstance(url, str):
-        raise TypeError(f"a URL is text, such as mqks://localhost, not {url!r}")
+        raise TypeError(f"the URL must be text, such as mqks://localhost, not {url!r}")
     try:
         parts = urlsplit(url or default())
         port = PORT if parts.port is None else parts.port
@@ -66,16 +66,18 @@ def parse(url: str | None = None) -> Address:
     credentials = tuple(unquote(word) for word in given if word)
     client_name = _client_name(parts.query)
     if parts.fragment:
-        raise ConfigurationError("a URL of MQKS has no fragment: write # as %23")
+        raise ConfigurationError("the URL must not have a fragment: write # as %23")
     if parts.scheme == "mqks+unix":
         if parts.hostname or parts.path in ("", "/"):
             raise ConfigurationError(
-                "the URL has no path of a socket, as in mqks+unix:///run/mqks.sock"
+                "the path of the socket is missing in the URL, as in mqks+unix:///run/mqks.sock"
             )
         path = unquote(parts.path)
         return Address("", 0, path, credentials=credentials, client_name=client_name)
     if parts.scheme not in ("mqks", "mqkss"):
-        raise ConfigurationError("the URL must start with mqks://, mqkss:// or mqks+unix://")
+        raise ConfigurationError(
+            "the URL must start with mqks://, mqkss:// or mqks+unix://, as in mqks://localhost:25000"
+        )
     if not parts.hostname or parts.path not in ("", "/"):
         raise ConfigurationError("the URL must have a host and no path, as in mqks://host:25000")
     tls = parts.scheme == "mqkss"
@@ -87,5 +89,5 @@ def _client_name(query: str) -> str:
         return ""
     key, _, value = query.partition("=")
     if key != "name" or not value or "&" in value:
-        raise ConfigurationError("a URL of MQKS has one parameter: ?name=NAME, as in ?name=web-1")
+        raise ConfigurationError("the only parameter of the URL is the name, as in ?name=web-1")
     return unquote(value)

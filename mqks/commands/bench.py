@@ -11,7 +11,7 @@ from mqks.commands.options import AsJson, Url, table, tell
 def bench(
     works: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORK]...", help="The measurements; all by default."),
+        typer.Argument(metavar="WORK", help="The measurements; all by default."),
     ] = None,
     url: Url = None,
     count: Annotated[

@@ -61,18 +61,18 @@ check_config.__signature__ = Signature(  # type: ignore[attr-defined]
 
 
 def problems(settings: Settings) -> Iterator[str]:
-    """What would keep a server from starting, as far as can be told without trying."""
+    """The problems that would prevent a start, as far as they show without a start."""
     for name in MADE_BY_SERVER:
         path: Path | None = getattr(settings, name)
         if path is None:
             continue
         if not path.absolute().parent.is_dir():
-            yield f"{name}: there is no directory {path.absolute().parent}"
+            yield f"{name}: the directory {path.absolute().parent} does not exist"
         elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
             yield f"{name}: the directory {path.absolute().parent} can't be written by this user"
     if settings.db.exists():
         if not settings.db.is_file():
-            yield f"db: {settings.db} is no file"
+            yield f"db: {settings.db} is not a file"
         elif not os.access(settings.db, os.R_OK | os.W_OK):
             yield f"db: {settings.db} can't be written by this user"
     for name, setting in SETTINGS.items():
@@ -80,7 +80,7 @@ def problems(settings: Settings) -> Iterator[str]:
         if name in MADE_BY_SERVER or setting.type not in (Path, Path | None) or path is None:
             continue
         if not path.is_file():
-            yield f"{name}: there is no file {path}"
+            yield f"{name}: the file {path} does not exist"
         elif not os.access(path, os.R_OK):
             yield f"{name}: {path} can't be read by this user"
     try:

@@ -144,7 +144,7 @@ def queue(source: "Source", as_json: bool, name: Name) -> None:
 def bindings(
     source: "Source",
     as_json: bool,
-    event: Annotated[str | None, typer.Argument(metavar="[EVENT]", help="Only this event.")] = None,
+    event: Annotated[str | None, typer.Argument(metavar="EVENT", help="Only this event.")] = None,
 ) -> None:
     """List which queues get which events, by name or by mask."""
     _list(source.bindings(event), BINDING, as_json)
@@ -200,9 +200,7 @@ def unacked(
     as_json: bool,
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[QUEUE]", help="Only of this queue.", autocompletion=complete.queues
-        ),
+        typer.Argument(metavar="QUEUE", help="Only of this queue.", autocompletion=complete.queues),
     ] = None,
 ) -> None:
     """List unacked messages of consumers, or those when the server ended."""

@@ -1,7 +1,7 @@
-"""Messages in and out of a server: publish, consume, requeue.
+"""The commands for messages: publish, consume, tail, peek, requeue.
 
-The one rule: a message is acked when its line has been written, and read if that is a pipe; and a
-publish is told as done when the server has it on disk.
+The one rule: a message is acked after its line was written and, if stdout is a pipe, read. A
+publish is reported as confirmed after the server has stored it.
 """
 
 import errno
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
-"""So long after a signal a write is waited for."""
+"""How long to wait for a write after a signal."""
 LAST_NUMBER = 10**18
 PEEK_ROWS = 100
-"""That many are asked for at a time."""
+"""The number of messages per request."""
 
 
 def publish(
@@ -68,7 +68,7 @@ def publish(
     ],
     url: Url = None,
     confirm: Annotated[
-        bool, typer.Option(help="Wait for the confirm, or only until it is sent.")
+        bool, typer.Option(help="Wait for the confirm, or only until the message is sent.")
     ] = True,
     id: Annotated[str | None, typer.Option(metavar="ID", help="The message id.")] = None,
     id_prefix: Annotated[
@@ -76,22 +76,22 @@ def publish(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Drop it if the server already had a message with this id."),
+        typer.Option("--once", help="Drop the message if the server already received this id."),
     ] = False,
     mandatory: Annotated[
-        bool, typer.Option("--mandatory", help="An error if no queue is bound to the event.")
+        bool, typer.Option("--mandatory", help="Fail if no queue is bound to the event.")
     ] = False,
     delay: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Add it to its queues after this time.")
+        float | None, typer.Option(metavar="SECONDS", help="Deliver it after this time.")
     ] = None,
     at: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Or at this time: 2030-01-31T09:00+01:00, or seconds since 1970."
+            metavar="TIME", help="Deliver it at this time: 2030-01-31T09:00, or seconds since 1970."
         ),
     ] = None,
     ttl: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It is dead after this time in a queue.")
+        float | None, typer.Option(metavar="SECONDS", help="Its time to live in a queue.")
     ] = None,
     meta: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute. Repeatable.")
@@ -101,7 +101,7 @@ def publish(
 ) -> None:
     """Publish one message, or each line of stdin.
 
-    With --once and ids of your choice a repeated run adds only what is missing.
+    With --once and --id or --id-prefix, a repeated run publishes only what is missing.
     """
     many = data == "-"
     if (id if many else id_prefix) is not None:
@@ -109,7 +109,9 @@ def publish(
     if once and not (id_prefix if many else id):
         raise typer.BadParameter(f"--once needs {'--id-prefix' if many else '--id'}")
     if mandatory and not confirm:
-        raise typer.BadParameter("--mandatory needs the confirm: nobody would hear of the error")
+        raise typer.BadParameter(
+            "--mandatory needs the confirm: without it, there is no error reply"
+        )
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": _pairs(meta or ())}
     with connected(url, timeout) as client:
         if many:
@@ -134,7 +136,9 @@ def _time(text: str | None) -> "datetime | float | None":
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is neither a time nor seconds since 1970") from None
+        raise typer.BadParameter(
+            f"--at {text!r} is not a time, as in 2030-01-31T09:00, or seconds since 1970"
+        ) from None
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, str]:
@@ -142,7 +146,7 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals) or key in pairs:
-            raise typer.BadParameter(f"--meta {text!r}: it is KEY=VALUE, each key once")
+            raise typer.BadParameter(f"--meta {text!r} must be KEY=VALUE, each key once")
         pairs[key] = value
     return pairs
 
@@ -184,15 +188,15 @@ def _publish_lines(
                 failure.reason,
             ) from None
     if lines.fault:
-        raise BadData(f"line {lines.count + 1} {lines.fault}; what stands before it is published")
+        raise BadData(f"line {lines.count + 1} {lines.fault}; the lines before it are published")
     return lines.count
 
 
 class Lines:
-    """The lines of a stream in batches, each as it comes, up to one that cannot be sent.
+    """The lines of a stream in batches, as they arrive, up to a line that cannot be sent.
 
-    The last line may lack its end. `count` is how many were given, `fault` what is wrong with the
-    next one.
+    The last line may lack its newline. `count` is the number of lines so far, `fault` the reason
+    why the next one cannot be sent.
     """
 
     def __init__(self, chunks: Iterable[bytes], line_bytes_max: int) -> None:
@@ -244,11 +248,11 @@ def consume(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind the queue to these, too."),
+        typer.Argument(metavar="EVENT", help="Add these events to its bindings."),
     ] = None,
     url: Url = None,
     add: Annotated[
-        list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
+        list[str] | None, typer.Option(metavar="EVENT", help="The same, as an option. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
     replace: Replace = False,
@@ -259,22 +263,25 @@ def consume(
         bool,
         typer.Option(
             "--manual-ack/--auto-ack",
-            help="Ack what has been written, or let the server forget what it has sent.",
+            help="Ack messages after they are printed, or when the server sends them.",
         ),
     ] = True,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many.")
+        int | None,
+        typer.Option(
+            "--count", "-n", min=1, metavar="N", help="End after this number of messages."
+        ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="End when none has come for so long."),
+        typer.Option(metavar="SECONDS", help="End after this time without a message."),
     ] = None,
     delete_queue_when_unused: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Delete the queue when it has had no consumer for so long.",
+            help="Delete the queue after this time without a consumer.",
         ),
     ] = None,
     prefetch: Annotated[
@@ -282,31 +289,34 @@ def consume(
         typer.Option(
             min=0,
             metavar="N",
-            help="Hold at most so many unacked messages, 0: as many as the server allows. "
+            help="The most unacked messages; 0: as many as the server allows. "
             f"[default: {PREFETCH}]",
         ),
     ] = None,
     meta: Annotated[
-        bool, typer.Option("--meta", help="With --json tell attributes, and why letters died.")
+        bool,
+        typer.Option("--meta", help="With --json, print attributes, and why dead letters died."),
     ] = False,
     client_name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Its name in mqks inspect connections."),
+        typer.Option(metavar="NAME", help="The name shown in mqks inspect connections."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the messages of a queue, each on a line, until Ctrl-C.
+    """Print and ack the messages of a queue, one per line, until Ctrl-C.
 
-    Data go out as they are; a terminal gets control characters escaped. With --json a line has
-    id, event, retry and data; data that are no UTF-8 stand as Base64 in data_base64 instead.
-    --meta adds meta and letter.
+    The data is printed unchanged; on a terminal, control characters are escaped. With --json, a
+    line has id, event, retry and data, or data_base64 if the data is not UTF-8. --meta adds meta
+    and letter.
     """
     if count is not None and not manual_ack:
-        raise typer.BadParameter("--count with --auto-ack would lose what the server sent ahead")
+        raise typer.BadParameter(
+            "--count with --auto-ack would lose messages that the server has already sent"
+        )
     if prefetch and not manual_ack:
-        raise typer.BadParameter("--prefetch is about acks, and with --auto-ack there are none")
+        raise typer.BadParameter("--prefetch limits unacked messages, and --auto-ack has none")
     if meta and not as_json:
-        raise typer.BadParameter("--meta needs --json: else only data are printed")
+        raise typer.BadParameter("--meta needs --json: otherwise only the data is printed")
     if timeout is not None and not timeout > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
@@ -362,11 +372,12 @@ def tail(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="QUEUE|EVENT...", help="A queue, or events and masks as order.* or **."
+            metavar="QUEUE|EVENT", help="A queue, or events and masks such as order.* or **."
         ),
     ] = None,
     queue: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="What joins this queue.")
+        str | None,
+        typer.Option(metavar="QUEUE", help="Show the messages that are added to this queue."),
     ] = None,
     event: Annotated[
         list[str] | None,
@@ -374,26 +385,32 @@ def tail(
     ] = None,
     url: Url = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many.")
+        int | None,
+        typer.Option(
+            "--count", "-n", min=1, metavar="N", help="End after this number of messages."
+        ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="End when none has come for so long."),
+        typer.Option(metavar="SECONDS", help="End after this time without a message."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages as they flow, without consuming them, until Ctrl-C.
+    """Show messages as they are published, without consuming them, until Ctrl-C.
 
-    A name is a queue if there is one, and else an event or a mask. A slow reader misses messages
-    and is told how many. With --json a line has id, event, meta and data, or dropped.
+    A name is a queue if it exists, otherwise an event or a mask. If messages arrive faster than
+    they are read, some are not shown, and their number is printed. With --json, a line has id,
+    event, meta and data, or dropped.
     """
     if timeout is not None and not timeout > 0:
         raise typer.BadParameter("a timeout is a number of seconds above 0")
     if not (names or queue or event):
-        raise typer.BadParameter("name a queue, an event or a mask; ** is all events")
+        raise typer.BadParameter("name a queue, an event or a mask; ** matches all events")
     with connected(url) as client:
         if queue is None and names and _is_queue(client, names[0]):
             queue, *names = names
+        elif queue is None and names and "*" not in names[0]:
+            note(f"found no queue {names[0]}: showing the event {names[0]}")
         with client.tail(*(names or ()), *(event or ()), queue=queue) as shown:
             _show(shown, count, timeout, as_json)
 
@@ -413,7 +430,7 @@ def _show(shown: "BlockingTail", count: int | None, timeout: float | None, as_js
         if as_json:
             output.write(json.dumps({"dropped": more}).encode() + b"\n", is_awaited=False)
         else:
-            note(f"{more} messages dropped: they came faster than they were read")
+            note(f"{more} messages dropped: they arrived faster than they were read")
 
     shown.on_dropped = dropped
     form = _json_of_tail if as_json else _line_of_tail
@@ -437,25 +454,25 @@ def _json_of_tail(message: "Message") -> bytes:
 
 
 def _line_of_tail(message: "Message") -> bytes:
-    """Event and data; a terminal must not be steered."""
+    """Event and data, with control characters escaped for a terminal."""
     if not sys.stdout.isatty():
         return os.fsencode(message.event) + b" " + message.data + b"\n"
     return f"{printable(message.event)}  {printable(os.fsdecode(message.data))}\n".encode()
 
 
 class _Output:
-    """Stdout, and what may end it at any time: its reader goes, or a signal comes.
+    """Stdout, which may end at any time: its reader closes it, or a signal arrives.
 
-    Either stops the consumer. What has been written is acked, too, unless a write is stuck. A pipe
-    holds one page only: its reader is given no more than it can work on, and when there is room for
-    more, it has read all.
+    Both stop the consumer. Written messages are still acked, unless a write is blocked. A pipe is
+    reduced to one page: its reader gets few messages in advance, and when the pipe can be written
+    again, the reader has read everything.
     """
 
     def __init__(self, consumer: "BlockingConsumer | BlockingTail") -> None:
         self._consumer = consumer
         self._is_writing = False
         self._signal = 0
-        with suppress(OSError):  # It is no pipe, or more than a page waits in it.
+        with suppress(OSError):  # It is not a pipe, or contains more than a page.
             fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, resource.getpagesize())
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -474,7 +491,7 @@ class _Output:
             self.end()
 
     def _watch(self) -> None:
-        # A pipe whose reader has gone is told although nothing is asked for.
+        # A pipe without a reader is reported although no event is requested.
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         poll.poll()
@@ -501,8 +518,8 @@ class _Output:
 
     def end(self) -> NoReturn:
         """Raises BrokenPipeError, or SystemExit after a signal."""
-        signal.setitimer(signal.ITIMER_REAL, 0)  # Nothing is written any more; Python may be slow.
-        # What could not be written would be tried, and complained about, once more at the end.
+        signal.setitimer(signal.ITIMER_REAL, 0)  # Nothing more is written; Python may be slow.
+        # Otherwise Python would try to write the rest again at exit, and report an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if self._signal:
             sys.exit(128 + self._signal)
@@ -535,20 +552,22 @@ def _row(message: "Message | Peeked") -> dict[str, Any]:
 def peek(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 20,
-    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only later ones.")] = 0,
+    after: Annotated[
+        int, typer.Option(min=0, metavar="SEQ", help="Only messages after this one.")
+    ] = 0,
     event: EventMask = None,
     id: MessageId = None,
     older: Older = None,
     scheduled: Annotated[
-        bool, typer.Option("--scheduled", help="Only those that wait for their time.")
+        bool, typer.Option("--scheduled", help="Only scheduled messages.")
     ] = False,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Print the first messages of a queue, unacked ones as well, without consuming them.
+    """Print the first messages of a queue, including unacked ones, without consuming them.
 
-    Each is printed as by consume; --json adds its sequence number, to go on with --after.
+    The format is that of consume. --json adds the sequence number: continue with --after.
     """
     form = _shown if sys.stdout.isatty() else _raw
     with connected(url, timeout) as client:
@@ -583,19 +602,22 @@ def requeue(
         ),
     ],
     messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Which it has unacked.")
+        list[str] | None,
+        typer.Argument(metavar="MESSAGE_ID", help="Unacked messages of the consumer."),
     ] = None,
-    all_messages: Annotated[bool, typer.Option("--all", help="All that it has unacked.")] = False,
+    all_messages: Annotated[
+        bool, typer.Option("--all", help="All unacked messages of the consumer.")
+    ] = False,
     event: EventMask = None,
     older: Older = None,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Put unacked messages of a consumer back into their queue, at its end."""
+    """Move unacked messages of a consumer to the end of their queue."""
     are_some = event is not None or older is not None
     if all_messages + bool(messages) + are_some != 1:
-        raise typer.BadParameter("name messages, or --event or --older, or all of them with --all")
+        raise typer.BadParameter("give message ids, --event or --older, or --all")
     with connected(url, timeout) as client:
         ids = [checked(each) for each in messages or ()] or ["--all"]
         check_consumer(client, checked(consumer))

@@ -88,7 +88,7 @@ def note_stars(*events: Iterable[str] | None) -> None:
     """A warning for events that read as masks: they are bound as events of that name."""
     for event in chain.from_iterable(some or () for some in events):
         if "*" in event:
-            told = "is bound as an event of that name; for a mask: --add-mask"
+            told = "is bound as an event, not as a mask; for a mask, use --add-mask"
             note(f"warning: {event} {told} '{event}'")
 
 

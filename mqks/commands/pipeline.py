@@ -52,7 +52,7 @@ Queue = Annotated[
 ]
 LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
 LakeOrNone = Annotated[
-    Path | None, typer.Argument(metavar="[LAKE]", help="The directory of the lake.")
+    Path | None, typer.Argument(metavar="LAKE", help="The directory of the lake.")
 ]
 Start = Annotated[
     datetime | None,
@@ -262,7 +262,7 @@ def replay(
     """
     times = _speed(speed)
     if "?" in events:
-        note("--events: ? stands for itself in a mask; * stands for any characters but dots")
+        note("--events: in a mask, ? matches only itself, and * any characters except dots")
     with _job("replay", master, conf, url, lake) as spark:
         from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay
@@ -296,12 +296,12 @@ def replay(
 
 
 def _warn_of_doubles(lake: Path, queues: list[str], *, dry_run: bool) -> None:
-    """Raises ReplayDoubles, unless somebody at a terminal wants it."""
+    """Raises ReplayDoubles unless the user confirms the replay at a terminal."""
     from mqks.pipeline.errors import ReplayDoubles  # here, so that --help need not load them
 
     told = (
-        f"{lake} was archived from {', '.join(queues)} of this very server: if the replay reaches "
-        "that queue and it is archived again, the lake has each of these messages twice, under "
+        f"{lake} was archived from {', '.join(queues)} of this server: if that queue receives the "
+        "replayed messages and is archived again, the lake contains each of them twice, with "
         "different ids and offsets"
     )
     if dry_run:
@@ -311,7 +311,7 @@ def _warn_of_doubles(lake: Path, queues: list[str], *, dry_run: bool) -> None:
         confirm("Replay?", False)
     else:
         raise ReplayDoubles(
-            f"{told}. Replay into another server (--url) or unbind the queue, or give --yes"
+            f"{told}. Replay into another server (--url), unbind the queue, or give --yes"
         )
 
 

@@ -1,7 +1,6 @@
-"""Queues, what they are bound to and what is done to all their messages: subscribe, rebind, purge,
-move and so on.
+"""The commands for queues, their bindings and their messages: subscribe, rebind, purge, move, …
 
-The one rule: what destroys messages or bindings asks first where somebody can answer.
+The one rule: a command that deletes messages or bindings asks first if stdin is a terminal.
 """
 
 from typing import TYPE_CHECKING, Annotated, cast
@@ -32,22 +31,24 @@ if TYPE_CHECKING:
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)]
 Messages = Annotated[
-    list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Scheduled ones.")
+    list[str] | None, typer.Argument(metavar="MESSAGE_ID", help="Ids of scheduled messages.")
 ]
-All = Annotated[bool, typer.Option("--all", help="All that are scheduled.")]
-Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="So many at most.")]
+All = Annotated[bool, typer.Option("--all", help="All scheduled messages.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="At most this number of messages.")
+]
 
 
 def subscribe(
     queue: Queue,
-    events: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...")] = None,
+    events: Annotated[list[str] | None, typer.Argument(metavar="EVENT")] = None,
     add_mask: AddMask = None,
     replace: Replace = False,
     url: Url = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Create a queue if it does not exist, and bind it to these events and masks, too."""
+    """Create a queue if it does not exist, and add events and masks to its bindings."""
     if not (events or add_mask):
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with connected(url, timeout) as client:
@@ -60,17 +61,17 @@ def rebind(
     queue: Queue,
     events: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EVENT]...", help="Bind it to these, too."),
+        typer.Argument(metavar="EVENT", help="Add these events."),
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(metavar="EVENT", help="Unbind this. Repeatable.")
+        list[str] | None, typer.Option(metavar="EVENT", help="Remove this event. Repeatable.")
     ] = None,
     remove_mask: Annotated[
         list[str] | None,
-        typer.Option(metavar="MASK", help="Unbind what matches, as user.*.gone. Repeatable."),
+        typer.Option(metavar="MASK", help="Remove bindings that match this mask. Repeatable."),
     ] = None,
     add: Annotated[
-        list[str] | None, typer.Option(metavar="EVENT", help="Bind it to this, too. Repeatable.")
+        list[str] | None, typer.Option(metavar="EVENT", help="Add this event. Repeatable.")
     ] = None,
     add_mask: AddMask = None,
     replace: Replace = False,
@@ -79,18 +80,18 @@ def rebind(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change the events and masks that a queue is bound to.
+    """Change the bindings of a queue.
 
-    --replace without events unbinds it from all.
+    --replace without events removes all bindings.
     """
     if replace and not (events or add or add_mask):
-        confirm(f"Unbind {printable(queue)} from all its events?", yes)
+        confirm(f"Remove all bindings of {printable(queue)}?", yes)
     elif not (events or remove or remove_mask or add or add_mask):
-        raise typer.BadParameter("name an event or a mask; --replace alone unbinds all")
+        raise typer.BadParameter("name an event or a mask; --replace alone removes all bindings")
     with connected(url, timeout) as client:
         check_queue(client, queue, f"; mqks subscribe {queue} EVENT creates it")
         if not (events or remove or remove_mask or add or add_mask):
-            confirm(f"Unbind {printable(queue)} from all its events?", yes)
+            confirm(f"Remove all bindings of {printable(queue)}?", yes)
             events = []
         client.rebind(
             queue,
@@ -107,7 +108,7 @@ def rebind(
 def purge(
     queue: Queue,
     scheduled: Annotated[
-        bool, typer.Option("--scheduled", help="Also those that wait for their time.")
+        bool, typer.Option("--scheduled", help="Also drop scheduled messages.")
     ] = False,
     event: EventMask = None,
     id: MessageId = None,
@@ -118,16 +119,18 @@ def purge(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop messages that wait in a queue; unacked ones stay with their consumers."""
+    """Drop the ready messages of a queue. Unacked messages are not affected."""
     choice: Choice = {"event": event, "id": id, "older_s": older, "limit": limit}
     are_some = any(value is not None for value in choice.values())
     if scheduled and are_some:
-        raise typer.BadParameter("--scheduled is for all messages; mqks cancel takes ids")
-    which = "wait in or are scheduled for" if scheduled else "wait in"
-    some = "the chosen ones of the" if are_some else "all"
+        raise typer.BadParameter(
+            "--scheduled cannot be combined with a selection; mqks cancel drops some by id"
+        )
+    which = "ready and scheduled" if scheduled else "ready"
+    some = "the selected" if are_some else "all"
     with connected(url, timeout) as client:
         check_queue(client, queue)
-        confirm(f"Drop {some} messages that {which} {printable(queue)}?", yes)
+        confirm(f"Drop {some} {which} messages of {printable(queue)}?", yes)
         count = client.purge(queue, scheduled=scheduled, **choice)
     tell({"queue": queue, "purged": count}, as_json, counted(count, "purged"))
 
@@ -141,7 +144,7 @@ def cancel(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop scheduled messages before their time has come."""
+    """Drop scheduled messages."""
     ids = _ids(messages, all_messages)
     which = f"{len(messages)} scheduled" if messages else "all scheduled"
     with connected(url, timeout) as client:
@@ -159,7 +162,7 @@ def promote(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Let scheduled messages join their queue now."""
+    """Make scheduled messages ready now."""
     ids = _ids(messages, all_messages)
     with connected(url, timeout) as client:
         check_queue(client, queue)
@@ -169,7 +172,7 @@ def promote(
 
 def _ids(messages: list[str] | None, all_messages: bool) -> list[str | None]:
     if all_messages == bool(messages):
-        raise typer.BadParameter("name messages, or all of them with --all")
+        raise typer.BadParameter("give message ids, or --all")
     return [*messages] if messages else [None]
 
 
@@ -177,13 +180,15 @@ def move(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FROM", help="The queue they wait in.", autocompletion=complete.queues
+            metavar="FROM", help="The queue to move from.", autocompletion=complete.queues
         ),
     ],
     to: Annotated[
         str,
         typer.Argument(
-            metavar="TO", help="It is created if it is missing.", autocompletion=complete.queues
+            metavar="TO",
+            help="The queue to move to. It is created if it does not exist.",
+            autocompletion=complete.queues,
         ),
     ],
     event: EventMask = None,
@@ -194,7 +199,7 @@ def move(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Move messages that wait in one queue to the end of another."""
+    """Move the ready messages of a queue to the end of another one."""
     with connected(url, timeout) as client:
         check_queue(client, source)
         count = client.move(source, to, event=event, id=id, older_s=older, limit=limit)
@@ -205,13 +210,13 @@ def redrive(
     queue: Annotated[
         str,
         typer.Argument(
-            metavar="QUEUE", help="One of dead letters.", autocompletion=complete.queues
+            metavar="QUEUE", help="The dead-letter queue.", autocompletion=complete.queues
         ),
     ],
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="QUEUE", help="All to this one instead.", autocompletion=complete.queues
+            metavar="QUEUE", help="Move all of them to this queue.", autocompletion=complete.queues
         ),
     ] = None,
     event: EventMask = None,
@@ -222,7 +227,7 @@ def redrive(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Put dead letters back into the queues where they died, their counts at zero."""
+    """Move dead letters back to the queues where they died, and reset their retries."""
     with connected(url, timeout) as client:
         check_queue(client, queue)
         count = client.redrive(queue, to=to, event=event, id=id, older_s=older, limit=limit)
@@ -240,7 +245,7 @@ def trim(
     """Drop the ready messages of a queue with numbers below SEQ."""
     with connected(url, timeout) as client:
         check_queue(client, queue)
-        confirm(f"Drop all messages below {seq} that wait in {printable(queue)}?", yes)
+        confirm(f"Drop all ready messages of {printable(queue)} below {seq}?", yes)
         count = client.trim(queue, seq)
     tell({"queue": queue, "seq": seq, "trimmed": count}, as_json, counted(count, "trimmed"))
 

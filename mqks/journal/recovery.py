@@ -51,7 +51,7 @@ class Recovery:
             self._tell("", lost)
             raise JournalDamaged(
                 f"{store.name} is damaged ({len(lost)} places, listed above): restore "
-                "a backup, or start with --salvage to continue with what is whole"
+                "a backup, or start with --salvage to continue with everything intact"
             )
         if lost or (metadata.notes and salvage):
             self._settle(metadata, gaps)

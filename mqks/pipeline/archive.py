@@ -201,8 +201,8 @@ class _Run:
             # Numbers that the lake has were, or will be, used again for other messages: these must
             # neither count as archived nor be trimmed.
             raise DataLost(
-                f"the lake has the queue {queue} up to {done}, but the messages of the queue from"
-                f" {other} on are others: an older state of the database was restored"
+                f"the lake has the messages of the queue {queue} up to {done}, but from {other} on"
+                " the queue has other messages: an older state of the database was restored"
             )
         if log.first > done:
             lost(

@@ -77,11 +77,11 @@ def _pieces(text: memoryview, rows: int) -> Any:
     newlines = np.flatnonzero(raw[marks] == _NEWLINE)
     ends = marks[newlines]
     if len(ends) != rows or (rows and ends[-1] != len(raw) - 1):
-        raise ValueError(f"{len(ends)} messages came, not {rows}")
+        raise ValueError(f"{len(ends)} messages were received instead of {rows}")
     # The first two marks behind each newline are spaces: neither id nor event has one.
     firsts = np.concatenate(([0], newlines[:-1] + 1))[:rows]
     if rows and np.diff(newlines, prepend=-1).min() < 3:
-        raise ValueError("a message came without its event")
+        raise ValueError("a message was received without its event")
     edges = np.empty(6 * rows + 1, np.int32)
     edges[0] = 0
     edges[1::6] = marks[firsts]

@@ -337,7 +337,7 @@ class Lake:
     def _check_is_here(self, names: Iterable[str]) -> None:
         """If not, a worker has written elsewhere, and trimming the queue would lose messages."""
         if not all((self.staging / name).exists() for name in names):
-            raise LakeUnfit(f"{self.path}: what the workers wrote is not here: {SHARED}")
+            raise LakeUnfit(f"{self.path}: the files written by the workers are missing: {SHARED}")
 
     def _arrived(self, queue: str, epoch: str, files: Sequence[File]) -> dict[str, int]:
         """The new `arrived_us` with these files, by epoch; an epoch belongs to one queue."""

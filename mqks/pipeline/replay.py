@@ -1,10 +1,10 @@
-"""From the lake back into the broker: a stretch of time and some events, each message once.
+"""Publish messages of the lake to a broker again: a time range, some events, each message once.
 
-A message's id is made of what the archive knows it by, `{name}:{epoch}:{offset}`, so every run of
-a replay gives it the same one, and the broker drops those it has. Where it was is written down
-once a second, so that a run that was killed goes on near there.
+The id of a replayed message is `{name}:{epoch}:{offset}`, from its place in the archive. Every run
+of a replay uses the same ids, so the broker drops the messages that it already has. The progress is
+saved once a second; after a kill, the next run continues from there.
 
-The one rule: what is written down as replayed has been confirmed.
+The one rule: the saved progress covers only confirmed messages.
 """
 
 import json
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PART_MESSAGES, PART_BYTES = 200_000, 64 * 1024 * 1024
-"""Sorted and held in memory at a time, about: Spark refuses to bring a part of 1 GB here."""
+"""About the size of a part that is sorted and held in memory. Spark cannot collect 1 GB at once."""
 SAVE_MESSAGES, SAVE_S = 100_000, 1.0
-"""After so many messages or seconds it is written down how far the replay is. What comes between
-must stay far below the server's `once_ids_max`."""
+"""The progress is saved after this number of messages or seconds. The number of messages in between
+must be far below the `once_ids_max` of the server."""
 _ORDER = ("timestamp", "queue", "epoch", "offset")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     messages: int
-    """Replayed by all runs together; those since the last one was killed may count twice."""
+    """Replayed by all runs together. After a kill, up to one second of messages count twice."""
     total: int
-    """Left at the start of this run, and replayed before it."""
+    """Messages that remained at the start of this run, plus those replayed before."""
     behind_s: float
-    """How much later than the pace asked for."""
+    """How far the replay is behind the requested speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +59,29 @@ class Replay:
     lake: Path
     server: Server
     name: str = "replay"
-    """Of this replay: another name makes other ids, and replays all of it again."""
+    """The name of this replay. Another name gives other ids: everything is replayed again."""
     start: datetime | None = None
     end: datetime | None = None
     events: str = "**"
-    """A mask, as everywhere: `*` stands for any characters but dots, `**` for any at all."""
+    """A mask: `*` matches any characters except dots, `**` any characters."""
     speed: float = math.inf
-    """How many times faster than it was."""
+    """The speed relative to the original one: 2 is twice as fast."""
 
     def rows(self, spark: "SparkSession") -> "DataFrame":
-        """What is to be replayed, all of it."""
+        """All messages to replay."""
         found = between(messages(spark, self.lake), self.start, self.end)
         if self.events == "**":
             return found
         return found.where(found.topic.rlike(pattern(self.events)))
 
     def counts(self, spark: "SparkSession") -> list[tuple[str, int]]:
-        """Messages of each event, most first."""
+        """The number of messages of each event, the largest first."""
         counted = self.rows(spark).groupBy("topic").count().collect()
         return sorted(((r[0], r[1]) for r in counted), key=lambda pair: (-pair[1], pair[0]))
 
     def archived_here(self, spark: "SparkSession") -> list[str]:
-        """Queues of the server from which the lake has what is to be replayed. Where they get it,
-        an archive adds it to the lake again, as messages of other ids and offsets."""
+        """Queues of the server that the messages were archived from. If such a queue receives the
+        replayed messages and is archived again, the lake contains them twice."""
         found = []
         for queue, epoch in sorted(self.rows(spark).select("queue", "epoch").distinct().collect()):
             with suppress(RequestFailed), QueueReader(None, queue, server=self.server) as reader:
@@ -90,9 +90,9 @@ class Replay:
         return found
 
     def run(self, spark: "SparkSession", stop: Event) -> Iterator[Progress]:
-        """Replay what is left, in the order of arrival, until done or stopped.
+        """Replay the remaining messages in the order of arrival, until done or stopped.
 
-        Raises BadOption, and what `Publisher.publish` raises.
+        Raises BadOption and the errors of `Publisher.publish`.
         """
         done, last = self._load()
         left = _behind(self.rows(spark), last)
@@ -118,22 +118,24 @@ class Replay:
         return self.lake / CONTROL / "replays" / f"{requests.name(self.name).hex()}.json"
 
     def _job(self) -> dict[str, Any]:
-        """What must be the same in every run of a replay."""
+        """The options that must be the same in every run of a replay."""
         limits = [limit and limit.isoformat() for limit in (self.start, self.end)]
         return {"to": str(urls.parse(self.server.url)), "mask": self.events, "between": limits}
 
     def _load(self) -> tuple[int, dict[str, Any] | None]:
-        """Messages that were replayed, and which was the last one. Raises BadOption."""
+        """The number of replayed messages, and the place of the last one. Raises BadOption."""
         try:
             state = json.loads(self._state.read_bytes())
         except FileNotFoundError:
             return 0, None
         job = state["job"]
-        if "events" in job:  # Of an older version, for which `*` were any characters, and `?` one.
+        if "events" in job:  # From an older version: `*` matched any characters, `?` one.
             events = job.pop("events")
             job["mask"] = "**" if events == "*" else None if {*"*?"} & {*events} else events
         if job != self._job():
-            raise BadOption(f"there was another replay of the name {self.name}: give another name")
+            raise BadOption(
+                f"a replay named {self.name} was run with other options: choose another name"
+            )
         return state["done"], state["last"]
 
     def _save(self, done: int, last: dict[str, Any] | None) -> None:
@@ -143,7 +145,7 @@ class Replay:
 
 
 def pattern(mask: str) -> str:
-    """A mask as a regular expression, of Java as of Python; `name_masks` is what it means."""
+    """A mask as a regular expression for Java and Python, equivalent to `name_masks`."""
     runs = re.findall(r"\*+|[^*]+", mask)
     wild = {"*": "[^.]*"}
     return (
@@ -152,7 +154,7 @@ def pattern(mask: str) -> str:
 
 
 class _Pace:
-    """Lets messages through when they are due."""
+    """Delays messages until they are due."""
 
     def __init__(self, speed: float, stop: Event) -> None:
         self._speed = speed
@@ -160,7 +162,7 @@ class _Pace:
         self.behind_s = 0.0
 
     def due(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches in parts, each when its last message is due, until stopped."""
+        """Yield parts of the batches, each when its last message is due, until stopped."""
         first_us, began_s = None, 0.0
         for batch in batches:
             times = np.asarray(batch["timestamp"])
@@ -185,7 +187,7 @@ class _Pace:
 
 
 def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
-    """Those that come after the last one that was replayed."""
+    """The rows after the last replayed one."""
     if last is None:
         return rows
     from pyspark.sql import functions as F
@@ -198,7 +200,7 @@ def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
 
 
 def _size(rows: "DataFrame") -> tuple[int, int]:
-    """How many there are, and in how many parts they fit into memory."""
+    """The number of rows, and the number of parts of which each fits into memory."""
     from pyspark.sql import functions as F
 
     sums = rows.agg(F.count("*"), F.coalesce(F.sum(F.length("value")), F.lit(0)))
@@ -207,7 +209,7 @@ def _size(rows: "DataFrame") -> tuple[int, int]:
 
 
 def _in_order(rows: "DataFrame", name: str, parts: int) -> Iterator[pa.RecordBatch]:
-    """Sorted by Spark and brought here part by part, as record batches that no one unpacks."""
+    """The rows in order, sorted by Spark and collected part by part as record batches."""
     ordered = rows.select("topic", "value", *_ORDER).repartitionByRange(parts, *_ORDER)
     packed = ordered.sortWithinPartitions(*_ORDER).mapInArrow(partial(_pack, name), "batch binary")
     for row in packed.toLocalIterator(prefetchPartitions=True):

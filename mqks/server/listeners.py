@@ -108,7 +108,9 @@ def _told(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise AddressUnavailable(f"can't listen on {where}: {error.strerror or error}") from error
+        why = error.strerror or str(error)  # `create_server` repeats the address in it.
+        why = why.partition(" (while attempting")[0]
+        raise AddressUnavailable(f"can't listen on {where}: {why}") from error
 
 
 def _shown(name: Name) -> str:

@@ -247,7 +247,7 @@ class Import:
         """All messages of one queue."""
         for line in lines:
             if name not in self._queues:
-                raise line.wrong("its queue was not told before")
+                raise line.wrong("there is no queue line before it for its queue")
             message_id, data = line.name("id"), line.data()
             event = self._event or line.name("event")
             flags = line.flags(time.time())
@@ -268,11 +268,11 @@ class Import:
     def _end(self, lines: Iterator[Line]) -> None:
         line = next(lines)
         if more := next(lines, None):
-            raise more.wrong("the export has ended already")
+            raise more.wrong("there are lines after the end line")
         self._check_all_are_told()
         were = {what: count + self._left_out[what] for what, count in self._counts.items()}
         if (told := {what: line.row.get(what) for what in were}) != were:
-            raise line.wrong(f"it says {told}, but there were {were}")
+            raise line.wrong(f"its counts are {told}, but the file has {were}")
         for name, line in self._queues.items():
             if name in self._there:
                 continue

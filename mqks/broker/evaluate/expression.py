@@ -264,7 +264,7 @@ class _Evaluation(Allowance):
             case ast.DictComp(key, value, loops):
                 found = yield from self.collect(loops, {**scope}, key, value)
                 return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
-        raise ExpressionError(f"not known or not allowed: {ast.unparse(node)}"[:200])
+        raise ExpressionError(f"unknown or not allowed: {ast.unparse(node)}"[:200])
 
     def mapping(self, pairs: Iterable[Any]) -> Work[dict[Any, Any]]:
         """A dict of `pairs`. Keys with one hash are compared in turn: each pays for the others."""
@@ -594,7 +594,9 @@ def _plain(value: Any, budget: Allowance) -> Any:
                 return sorted(items)
             except TypeError:
                 return sorted(items, key=_json)
-    raise ExpressionError(f"{type(value).__name__} cannot be shown")
+    raise ExpressionError(
+        f"{type(value).__name__} cannot be shown: it is not text, a number, a list or a dict"
+    )
 
 
 _json = partial(json.dumps, ensure_ascii=False, allow_nan=False)

@@ -178,7 +178,10 @@ class SqliteStore:
         try:
             lock = FileLock(path).take()
         except OSError as error:
-            raise ConfigurationError(f"can't open {path}: {error.strerror}") from error
+            why = error.strerror
+            if not path.parent.exists():
+                why = f"the directory {path.parent} does not exist"
+            raise ConfigurationError(f"can't open {path}: {why}") from error
         try:
             async with AsyncExitStack() as undo:
                 undo.callback(lock.release)
@@ -199,7 +202,7 @@ class SqliteStore:
         except UNREADABLE as error:
             # The schema has been checked, so a statement that fails means damage.
             if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
-                raise JournalDamaged(f"{path} is damaged or no database: {error}") from error
+                raise JournalDamaged(f"{path} is damaged, or is not a database: {error}") from error
             raise ConfigurationError(f"can't open {path}: {error}") from error
         return store
 
