@@ -198,6 +198,26 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
     assert ask(world, b"n publish --confirm alone x") == b"n ok \n"
 
 
+def test_returned_messages_that_are_purged_make_no_room() -> None:
+    """They did not count."""
+    world = bare(queue_messages_max=10)
+    ask(world, b"s subscribe q e\n" + b"".join(b"m%d publish e x\n" % n for n in range(10)))
+    world.connect("l")
+    world.send("l", b"c consume --confirm q --manual-ack\n")
+    world.disconnect("l")
+    for number in (b"5", b"6"):
+        assert ask(world, b"p purge --confirm q --id=m" + number) == b"p ok 1\n"
+    queue = world.broker.queues[b"q"]
+    assert (queue.ready, queue.room) == (8, 10)
+    ask(world, b"".join(b"n%d publish e x\n" % n for n in range(20)))
+    assert queue.ready == 18
+    assert ask(world, b"t trim --confirm q 8") == b"t ok 5\n"
+    assert (queue.ready, queue.room, queue.lane.returned_holes) == (13, 0, 0)
+    assert ask(world, b"p purge --confirm q --id=m9") == b"p ok 1\n"
+    assert ask(world, b"p purge --confirm q") == b"p ok 12\n"
+    assert (queue.ready, queue.room, queue.lane.returned_holes) == (0, 10, 0)
+
+
 def test_once_to_a_queue_after_others_is_stored_before_its_confirm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
