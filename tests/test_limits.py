@@ -173,6 +173,84 @@ def test_messages_that_go_to_very_many_queues_in_turns(monkeypatch: pytest.Monke
     assert {*waiting(world).values()} == {2}
 
 
+def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer attaches while the place is taken, and gets the message before it is stored."""
+    monkeypatch.setattr(publishing, "ROUTE_QUEUES", 1)
+    world = bare(queue_messages_max=1)
+    for number in range(GROUPS_QUEUES):
+        world.send("k", b"s subscribe q%d e\n" % number)
+    world.send("k", b"s subscribe --confirm q63 --add alone\n")
+    world.connect("l")
+    last = world.broker.queues[b"q63"]
+    world.broker.turns.chunk_s = -1.0  # A turn is one step.
+    world.intake.receive(world.connection("k"), b"m publish e x\n")
+    world.intake.receive(world.connection("l"), b"c consume q63 --existing\n")
+    for _ in range(20):
+        world.broker.go_on()
+    assert b"c" in world.broker.consumers
+    assert (last.coming, last.full) == (1, True)
+    world.broker.turns.chunk_s = inf
+    world.send("l", b"p ping\n")
+    assert (last.ready, last.coming) == (0, 0)
+    world.received("k")
+    assert ask(world, b"n publish --confirm alone x") == b"n ok \n"
+
+
+def test_returned_messages_that_are_purged_make_no_room() -> None:
+    """They did not count."""
+    world = bare(queue_messages_max=10)
+    ask(world, b"s subscribe q e\n" + b"".join(b"m%d publish e x\n" % n for n in range(10)))
+    world.connect("l")
+    world.send("l", b"c consume --confirm q --manual-ack\n")
+    world.disconnect("l")
+    for number in (b"5", b"6"):
+        assert ask(world, b"p purge --confirm q --id=m" + number) == b"p ok 1\n"
+    queue = world.broker.queues[b"q"]
+    assert (queue.ready, queue.room) == (8, 10)
+    ask(world, b"".join(b"n%d publish e x\n" % n for n in range(20)))
+    assert queue.ready == 18
+    assert ask(world, b"t trim --confirm q 8") == b"t ok 5\n"
+    assert (queue.ready, queue.room, queue.lane.returned_holes) == (13, 0, 0)
+    assert ask(world, b"p purge --confirm q --id=m9") == b"p ok 1\n"
+    assert ask(world, b"p purge --confirm q") == b"p ok 12\n"
+    assert (queue.ready, queue.room, queue.lane.returned_holes) == (0, 10, 0)
+
+
+def test_once_to_a_queue_after_others_is_stored_before_its_confirm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for a publish of another connection, while the chunk of a third is unfinished."""
+    monkeypatch.setattr(publishing, "ROUTE_QUEUES", 1)
+    world = bare()
+    for number in range(GROUPS_QUEUES):
+        world.send("k", b"s subscribe q%d e\n" % number)
+    world.send("k", b"s subscribe alone f\n")
+    broker = world.broker
+    broker.turns.chunk_s = -1.0  # A turn is one step.
+    for name, line in zip(
+        "klm",
+        (b"w publish --once e x", b"o publish --once --confirm --to=alone g x", b"z publish e x"),
+        strict=True,
+    ):
+        if name != "k":
+            world.connect(name)
+        world.intake.receive(world.connection(name), line + b"\n")
+    confirmed, once = list[bytes](), list[bytes]()
+    while broker.has_work or broker.pending:
+        broker.go_on()
+        batch = broker.pending.take()
+        confirmed += [each for _, ids in batch.waiters.confirms for each in ids]
+        once += batch.entry.once
+        if b"o" in confirmed:
+            assert broker.queues[b"alone"].ready == 1
+            assert b"o" in once
+        broker.committed(batch)
+    assert confirmed == [b"o"]
+    assert once == [b"w", b"o"]
+
+
 def test_the_error_of_a_queue_that_was_full_says_when_it_is_not() -> None:
     world = bare(queue_messages_max=100)
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"

@@ -112,6 +112,36 @@ def test_no_step_of_a_purge_drops_more_than_a_thousand() -> None:
     assert world.messages(b"from") == []
 
 
+class Compared(int):
+    """A number that counts how often it is compared with another one."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_very_many_messages_with_one_id_are_rejected_in_short_steps() -> None:
+    world = filled(Disk(), 1)
+    world.send(b"c consume from --manual-ack")
+    consumer = world.broker.consumers[b"c"]
+    [*consumer.let_go()]
+    held = [(Compared(number), b"m event=e x") for number in range(20_000)]
+    for delivery in held:
+        consumer._take_one(b"m", delivery)
+    consumer.unacked_bytes = 1 << 30
+    some = held[7::20]
+    Compared.count = 0
+    assert [number for number, _ in consumer.take_these([*some, (30_000, some[0][1])])] == [
+        number for number, _ in some
+    ]
+    assert Compared.count < 10 * len(some)
+    assert [*consumer.held()] == [each for each in held if each[0] % 20 != 7]
+
+
 def test_a_mask_is_compared_with_few_events_in_a_step() -> None:
     lines = [(number, b"m event=e%d x" % number) for number in range(1000)]
     steps = list(Chosen(Selection(b"e*"), 0).by_body(lines))

@@ -97,9 +97,10 @@ def _publish_to(
     """To one queue, whatever its event is bound to."""
     while message.once and broker.publishing.once_unfinished:
         yield WAITS
-    only: Queues = {_existing(broker, "publish", [name]): None}
+    queue = _existing(broker, "publish", [name])
+    only: Queues = {queue: None}
     _check_publish(broker, connection, message, wanted, only)
-    broker.publishing.publish(connection, message, only)
+    broker.publishing.publish_to(connection, message, only, queue)
 
 
 def _publish_later(

@@ -5,8 +5,8 @@ returned.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from mqks.broker.budget import Budget
@@ -284,15 +284,29 @@ class Consumer(Resting):
 
     def take_these(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Take back those of the deliveries that are still unacked."""
-        held = [(line[: line.index(b" ")], number) for number, line in deliveries]
-        return self._take_numbered([each for each in held if self._has(*each)])
+        by_id: dict[bytes, set[int]] = {}
+        for number, line in deliveries:
+            by_id.setdefault(line[: line.index(b" ")], set()).add(number)
+        held = [
+            (number, message_id)
+            for message_id, numbers in by_id.items()
+            for number in self._held_of(message_id, numbers)
+        ]
+        return self._take_numbered([(message_id, number) for number, message_id in sorted(held)])
 
-    def _has(self, message_id: bytes, number: int) -> bool:
-        delivery = self.unacked.get(message_id)
-        if delivery is None:
-            return False
-        later = self.repeated.get(message_id, ())
-        return delivery[0] == number or any(number == other for other, _ in later)
+    def _held_of(self, message_id: bytes, numbers: set[int]) -> list[int]:
+        """Those of the numbers that are unacked under this id, of which there may be very many."""
+        oldest = self.unacked.get(message_id)
+        if oldest is None:
+            return []
+        held = chain([oldest], self.repeated.get(message_id, ()))
+        found: list[int] = []
+        for number, _ in held:
+            if number in numbers:
+                found.append(number)
+                if len(found) == len(numbers):
+                    break
+        return found
 
     def _take_numbered(self, late: list[tuple[bytes, int]]) -> list[Delivery]:
         by_id: dict[bytes, set[int]] = {}
@@ -302,12 +316,16 @@ class Consumer(Resting):
             self._put_first(message_id, by_id[message_id])
         return self.take_back(message_id for message_id, _ in late)
 
-    def _put_first(self, message_id: bytes, numbers: Container[int]) -> None:
+    def _put_first(self, message_id: bytes, numbers: Collection[int]) -> None:
         """Make these the oldest deliveries with their id."""
-        held = [self.unacked[message_id], *self.repeated[message_id]]
+        later = self.repeated[message_id]
+        first = islice(chain([self.unacked[message_id]], later), len(numbers))
+        if all(number in numbers for number, _ in first):
+            return  # They are already, mostly; there may be very many others.
+        held = [self.unacked[message_id], *later]
         held.sort(key=lambda delivery: delivery[0] not in numbers)
-        self.unacked[message_id], *later = held
-        self.repeated[message_id] = deque(later)
+        self.unacked[message_id], *others = held
+        self.repeated[message_id] = deque(others)
 
     def update(self, about: bytes) -> bytes:
         """The line about the queue's bindings, `replies.bound`."""

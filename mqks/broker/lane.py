@@ -83,6 +83,7 @@ class Lane:
             "next_seq",
         ),
         *("owner", "paged", "paging", "pending", "redo", "redo_bytes", "redo_paged"),
+        "returned_holes",
         *("tail", "tail_bytes", "unwritten", "unwritten_first", "unwritten_runs"),
     )
 
@@ -113,6 +114,8 @@ class Lane:
         self.holes = Numbers()
         """Numbers in the stretches, and of returned messages, that are not ready: they are
         scheduled, or were taken out of order. Each is skipped at its turn."""
+        self.returned_holes = 0
+        """How many of them are numbers of returned messages."""
         self.expiry: Expiry | None = None
         """When messages expire, if any do."""
         self.has_attributes = False
@@ -347,6 +350,8 @@ class Lane:
             self._blank(number - self.cursor)
             if number != self.cursor:
                 self.owner.become_sparse()
+        else:
+            self.returned_holes += 1
         self.skip()
 
     def _blank(self, place: int) -> None:
@@ -372,9 +377,11 @@ class Lane:
             return False
         while self.redo_is_next and self.redo[0][0] in holes and room:
             holes.discard(self.pop_redo()[0])
+            self.returned_holes -= 1
             room -= 1
         while self.redo_paged and self.redo_paged[0] in holes and room:
             holes.discard(self._pop_redo_paged())
+            self.returned_holes -= 1
             room -= 1
         count = 0
         while self.cursor + count in holes and count < room:
@@ -481,6 +488,7 @@ class Lane:
             return 0
         if returned := self._pop_returned(end, min(count_max, STEP_MESSAGES)):
             waited = [number for number in returned if number not in self.holes]
+            self.returned_holes -= len(returned) - len(waited)
             for number in returned:
                 self.holes.discard(number)
             self.settle(waited)
@@ -785,7 +793,7 @@ class Lane:
             )
         ]
         self.head, self.tail, self.redo, self.redo_paged = deque(), deque(), [], []
-        self.marks, self.marked, self.holes = {}, {}, Numbers()
+        self.marks, self.marked, self.holes, self.returned_holes = {}, {}, Numbers(), 0
         self.unwritten, self.unwritten_runs = [], []
         self.acked, self.acked_ranges, self.moved = [], [], []
         return chain.from_iterable(gone)

@@ -171,6 +171,9 @@ class Publishing:
                 if queue in tight:
                     queue.reserve(-len(ids), -size)
                 _append(queue, ids, bodies, terms)
+                if queue.nearly_full:
+                    # Consumers may have taken all: it is not full any more.
+                    queue.deliver()
             yield broker.pending.records > broker.settings.batch_records_max + COPIES_MAX
 
     def single(self, message_id: bytes, wanted: Publish) -> Single:
@@ -198,6 +201,22 @@ class Publishing:
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
         if not message.once or self.is_new(connection, message.id):
             self._publish(queues, [message.id], [message.body], message.terms)
+
+    def publish_to(
+        self, connection: Connection, message: Single, only: Queues, queue: Queue
+    ) -> None:
+        """The same in any turn, for a single queue: nothing is left to the end of a chunk, which
+        may be another connection's."""
+        message_id, _, body, terms, once = message
+        once_id = connection.once_id(message_id) if once else b""
+        if once and not self._broker.once.add(once_id):
+            return
+        self._count(only, 1)
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, [body])
+        _append(queue, [message_id], [body], terms)
+        if once:
+            self.last_once([once_id])
 
     def find(self, message: Single) -> Work[Queues]:
         """The queues of a message, when routing takes long, or after unfinished `--once` works."""

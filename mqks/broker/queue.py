@@ -296,9 +296,10 @@ class Queue:
 
     @property
     def room(self) -> int:
-        """How many more ready messages the setting allows."""
+        """How many more ready messages the setting allows; returned ones do not count."""
         lane = self.lane
-        return self.messages_max - (lane.next_seq - lane.cursor - len(lane.holes)) - self.coming
+        new = lane.next_seq - lane.cursor - len(lane.holes) + lane.returned_holes
+        return self.messages_max - new - self.coming
 
     def reserve(self, count: int, size: int) -> None:
         """Count messages on their way here, of `size` bytes together; negative when they arrive."""
