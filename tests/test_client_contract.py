@@ -412,7 +412,7 @@ async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broke
                 client.consume(queue, **options)
         async with client.consume("q", ["e"], manual_ack=True) as consumer:
             await client.publish("e", "x")
-            with pytest.raises(TypeError, match=r"for one there is message\.ack\(\)"):
+            with pytest.raises(TypeError, match=r"for one message, use message\.ack\(\)"):
                 consumer.ack(await consumer.receive(WAIT_S))
         with pytest.raises(RuntimeError, match=r"with client\.consume\(…\) as consumer"):
             await client.consume("q").receive()

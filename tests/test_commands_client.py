@@ -730,7 +730,10 @@ def test_a_bad_url_ends_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "ping", "--url", "http://example.org")
 
     assert (code, out) == (78, "")
-    assert err == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://\n"
+    assert (
+        err
+        == "mqks: the URL must start with mqks://, mqkss:// or mqks+unix://, as in mqks://localhost:25000\n"
+    )
 
 
 def test_ping(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

@@ -366,7 +366,7 @@ def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path, kind: ty
 def test_what_a_worker_merged_elsewhere_is_not_committed(tmp_path: Path) -> None:
     with Lake(tmp_path / "lake") as lake:
         put(lake, range(1, 5))
-        with pytest.raises(LakeUnfit, match="what the workers wrote is not here"):
+        with pytest.raises(LakeUnfit, match="the files written by the workers are missing"):
             lake.roll(lambda groups: [["000000000001-000000000004-0"] for _ in groups], 0)
     with Lake(tmp_path / "lake") as lake:
         roll(lake)

@@ -66,7 +66,7 @@ def check_bound(mask: bytes) -> None:
         return
     if b"." not in mask:
         raise BadRequest(
-            f"the mask {_shown(mask)} has no dot; write ** for all events, or such as orders.*"
+            f"the mask {_shown(mask)} has no dot, as in orders.*; ** matches all events"
         )
     _check_rest(mask)
 
