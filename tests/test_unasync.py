@@ -1,7 +1,10 @@
 """The blocking client is the async one in other words."""
 
-from tests.unasync import SOURCE, TARGET, blocking
+import pytest
+
+from tests.unasync import TARGETS, blocking, target
 
 
-def test_the_blocking_client_is_written_from_the_async_one() -> None:
-    assert TARGET.read_text() == blocking(SOURCE.read_text()), "run: python -m tests.unasync"
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_blocking_client_is_written_from_the_async_one(name: str) -> None:
+    assert target(name).read_text() == blocking(name), "run: python -m tests.unasync"

@@ -12,18 +12,30 @@ from pathlib import Path
 import mqks
 
 CLIENT = Path(mqks.__file__).parent / "client"
-SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "blocking.py"
 RUFF = sys.executable, "-m", "ruff"
 STYLE = Path(__file__).parents[1] / "pyproject.toml"
-DOCSTRING = '''"""The blocking client, on threads. Any thread may call.
+DOCSTRINGS = {
+    "async_client": '''"""The blocking client, on threads. Any thread may call.
 
 Made of `async_client.py` by `python -m tests.unasync`: change that, and write this anew.
 
 The one rule: a session is touched with its lock held.
 """
-'''
+''',
+    "async_traced": '''"""The blocking client with spans.
+
+Made of `async_traced.py` by `python -m tests.unasync`: change that, and write this anew.
+
+The one rule: what a span says is decided in `tracing.py`.
+"""
+''',
+}
+"""Of the blocking modules, by the async ones that they are written from."""
+TARGETS = {"async_client": "blocking", "async_traced": "blocking_traced"}
 WORDS = {
+    "async_client": "blocking",
     "async_connection": "blocking_connection",
+    "async_traced": "blocking_traced",
     "connect": "connect_blocking",
     "AsyncClient": "BlockingClient",
     "AsyncConsumer": "BlockingConsumer",
@@ -40,17 +52,25 @@ WORDS = {
 WORD = re.compile(rf"\b(?:(?:async|await) |({'|'.join(WORDS)})\b)")
 
 
-def blocking(source: str) -> str:
-    """The text of the blocking client."""
-    _, _, code = source.partition('"""\n\nimport')
-    code = WORD.sub(lambda found: WORDS.get(found[0], ""), f"import{code}")
-    # Two imports have become one.
+def source(name: str) -> Path:
+    return CLIENT / f"{name}.py"
+
+
+def target(name: str) -> Path:
+    return CLIENT / f"{TARGETS[name]}.py"
+
+
+def blocking(name: str) -> str:
+    """The text of the blocking module that is written from this async one."""
+    _, _, code = source(name).read_text().partition('"""\n\n')
+    code = WORD.sub(lambda found: WORDS.get(found[0], ""), code)
+    # Imports of two names have become one.
     code = code.replace(
         "Iterable, Iterator, Callable, Iterable\n", "Callable, Iterable, Iterator\n"
-    )
+    ).replace("import Iterable, Iterator, Iterable\n", "import Iterable, Iterator\n")
     return subprocess.run(
-        [*RUFF, "format", "--config", STYLE, "--stdin-filename", TARGET, "-"],
-        input=f"{DOCSTRING}\n{code}",
+        [*RUFF, "format", "--config", STYLE, "--stdin-filename", target(name), "-"],
+        input=f"{DOCSTRINGS[name]}\n{code}",
         text=True,
         capture_output=True,
         check=True,
@@ -58,4 +78,5 @@ def blocking(source: str) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(blocking(SOURCE.read_text()))
+    for name in TARGETS:
+        target(name).write_text(blocking(name))

@@ -114,7 +114,7 @@ class App:
 
         def register(work: Work) -> Work:
             service = _Service(
-                *(work, queue, tuple(events), tuple(add), tuple(add_mask), replace),
+                *(self._traced(work), queue, tuple(events), tuple(add), tuple(add_mask), replace),
                 *(delete_when_unused, concurrency, held),
                 *(retries, backoff),
             )
@@ -122,6 +122,13 @@ class App:
             return work
 
         return register
+
+    def _traced(self, work: Work) -> Work:
+        if not (self._options and self._options.tracing):
+            return work
+        from mqks.client.tracing import traced
+
+        return traced(work)
 
     @property
     def client(self) -> AsyncClient:

@@ -588,17 +588,20 @@ class AsyncMessages:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = self._kind(
-            client._options,
-            client._address.credentials,
+        self._session = session = self._new_session(lock)
+        self._connection = Connection(client._address, client._options, session, lock)
+        await client._start(self._connection)
+        return self
+
+    def _new_session(self, lock: Lock) -> ConsumerSession:
+        return self._kind(
+            self._client._options,
+            self._client._address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
             arguments=self._arguments,
             guard=lock.guard,
         )
-        self._connection = Connection(client._address, client._options, session, lock)
-        await client._start(self._connection)
-        return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         await self._client._leave(self._connection)
@@ -734,4 +737,9 @@ def connect(
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options are mqks.Options(…), not {options!r}")
-    return AsyncClient(url, named(options or Options(), client_name))
+    options = named(options or Options(), client_name)
+    if options.tracing:
+        from mqks.client.async_traced import TracedClient
+
+        return TracedClient(url, options)
+    return AsyncClient(url, options)

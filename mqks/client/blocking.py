@@ -586,17 +586,20 @@ class BlockingMessages:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = self._kind(
-            client._options,
-            client._address.credentials,
+        self._session = session = self._new_session(lock)
+        self._connection = Connection(client._address, client._options, session, lock)
+        client._start(self._connection)
+        return self
+
+    def _new_session(self, lock: Lock) -> ConsumerSession:
+        return self._kind(
+            self._client._options,
+            self._client._address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
             arguments=self._arguments,
             guard=lock.guard,
         )
-        self._connection = Connection(client._address, client._options, session, lock)
-        client._start(self._connection)
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._client._leave(self._connection)
@@ -732,4 +735,9 @@ def connect_blocking(
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options are mqks.Options(…), not {options!r}")
-    return BlockingClient(url, named(options or Options(), client_name))
+    options = named(options or Options(), client_name)
+    if options.tracing:
+        from mqks.client.blocking_traced import TracedClient
+
+        return TracedClient(url, options)
+    return BlockingClient(url, options)

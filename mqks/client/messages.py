@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -256,7 +257,12 @@ class Processing:
     def __enter__(self) -> Message:
         return self._message
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self._message.ack()
         else:
@@ -265,7 +271,12 @@ class Processing:
     async def __aenter__(self) -> Message:
         return self._message
 
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.__exit__(kind, error, trace)
 
 

@@ -41,6 +41,9 @@ class Options:
     """The longest reply; an update names all events of a queue in one line."""
     client_name: str = ""
     """The name of the client in the server's log and in `mqks inspect connections`."""
+    tracing: bool = False
+    """Whether clients and services emit spans and metrics of OpenTelemetry, and messages carry
+    their trace. Needs `mqks[otel]`."""
     ssl_context: ssl.SSLContext | None = None
     """For `mqkss://`; by default the system's certificate authorities are trusted."""
 

@@ -448,7 +448,8 @@ class ConsumerSession(Session):
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
         self._settle = guard(self.settle) if b"--manual-ack" in words else None
-        self._message = MetaMessage if b"--meta" in words else Message
+        self.message_type: type[Message] = MetaMessage if b"--meta" in words else Message
+        """What deliveries become."""
 
     @property
     def is_up(self) -> bool:
@@ -536,7 +537,7 @@ class ConsumerSession(Session):
     def _replies(self, lines: list[bytes]) -> None:
         # One split and one object per delivery. `python -m benchmarks.client` measures it.
         ready, mine, settle = self.ready.append, self.consumer_id, self._settle
-        message = self._message
+        message = self.message_type
         for line in lines:
             words = line.split(b" ", 4)
             if (
@@ -600,7 +601,7 @@ class TailSession(ConsumerSession):
         super().__init__(
             options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
         )
-        self._message = MetaMessage
+        self.message_type = MetaMessage
         self._settle = None
 
     def _begin(self) -> None:
