@@ -60,7 +60,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         for module, distributions in packages_distributions().items()
         if not any(normal(each) in allowed for each in distributions)
     }
-    assert {"pytest", "_pytest", "hypothesis", "starlette"} <= blocked
+    assert {"pytest", "_pytest", "hypothesis", "trustme"} <= blocked
     assert not blocked & {"mqks", "anyio", "typer", "rich", "pyspark", "pyarrow", "pandas"}
     (tmp_path / "sitecustomize.py").write_text(BLOCKER.format(blocked=blocked))
     return {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

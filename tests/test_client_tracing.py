@@ -522,7 +522,7 @@ async def test_arguments_that_are_wrong_raise_as_without_traces(
             assert str(raised.value) == str(expected.value)
         async with client.consume("q", ["e"], manual_ack=True) as consumer:
             await client.publish("e", "x")
-            with pytest.raises(TypeError, match="several messages"):
+            with pytest.raises(TypeError, match="needs a list of messages"):
                 consumer.ack(await consumer.receive(WAIT_S))
 
 

@@ -361,6 +361,7 @@ def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> N
         with pytest.raises(HTTPError) as refused:
             urlopen(Request(f"{web_url(server)}/do/delete", form, headers))
         assert refused.value.code == 403
+        refused.value.close()
         assert client.request("stats", "queue", "orders")
         for _ in pages:
             pass
@@ -381,7 +382,8 @@ def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> 
                 with urlopen(Request(url, urlencode(form).encode(), headers | extra)) as answer:
                     return int(answer.status)
             except HTTPError as failure:
-                return failure.code
+                with failure:
+                    return failure.code
 
         wanted = {"queue": "orders", "sure": "yes", "csrf": csrf}
         assert code(wanted | {"csrf": "wrong"}) == 403
@@ -536,8 +538,8 @@ def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
         pages = [watch(number) for number in range(WATCHERS_MAX)]
         assert {lines.readline() for _, lines in pages} == {b"HTTP/1.1 200 OK\r\n"}
         more, lines = watch(0)
-        assert lines.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
-        more.close()
+        with more, lines:
+            assert lines.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
         client.publish_many(("order.new", n) for n in range(2_000))
         for _, lines in pages[:100]:
             until(lambda lines=lines: b'"2,000"' in lines.readline())  # type: ignore[misc]

@@ -15,7 +15,7 @@ def test_all_figures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     told = re.sub(r"[\d.,]*\d", "N", capsys.readouterr().out).splitlines()
 
     for what in ("messages/s", "ns of CPU a message"):
-        for way in watching.WAYS:
+        for way in (re.sub(r"\d+", "N", each) for each in watching.WAYS):
             assert f"stream, {way}: N {what}, ratio N (N to N)" in told
     for path in watching.PATHS:
         times = "N ms, N of CPU, N MB, longest wait of a ping N ms"
