@@ -520,6 +520,7 @@ def test_screen_readers_keyboards_and_narrow_screens(
         context.close()
 
 
+@pytest.mark.slow
 def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
     host, _, port = web_url(server).removeprefix("http://").partition(":")
 

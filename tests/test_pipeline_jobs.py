@@ -536,6 +536,7 @@ def test_a_lake_whose_older_files_have_no_data(
     assert {row["topic"] for row in rows} == {"page.view"}
 
 
+@pytest.mark.slow
 def test_a_replay_that_would_be_archived_again_needs_a_yes(
     spark: "SparkSession", mqks_broker: Broker, lake: Path
 ) -> None:
@@ -567,6 +568,7 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
     assert job_of_it.archived_here(spark) == []
 
 
+@pytest.mark.slow
 def test_a_replay_of_many_parts_keeps_the_order(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,7 @@ def test_the_command_shows_a_queue_or_events(tmp_path: Path) -> None:
             # They may not be there yet: what they show then is one of many.
             def both_have_ended() -> bool:
                 client.publish("order.new", "a  b", id="m1", meta={"k": "v"}, confirm=True)
+                time.sleep(0.05)  # Nobody reads the other one meanwhile: its pipe must not fill.
                 return of_queue.poll() is not None
 
             until(both_have_ended)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import watching
 
 
+@pytest.mark.slow
 def test_all_figures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     watching.main(["--count", "1000", "--runs", "1", "--queues", "50"])
     told = re.sub(r"[\d.,]*\d", "N", capsys.readouterr().out).splitlines()
