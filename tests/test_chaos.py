@@ -452,12 +452,12 @@ def ward_brings_back(ward: WardStory) -> None:
 
 
 def ward_brings_back_a_cancelled_one(ward: WardStory) -> None:
-    ward.book.cancelled(b"m1", 1, before=False)
+    ward.book.cancelled(b"m1", 1)
     ward.restart(scheduled=found(b"m1"))
 
 
 def ward_loses_what_was_not_cancelled(ward: WardStory) -> None:
-    ward.book.cancelled(b"m1", 0, before=False)
+    ward.book.cancelled(b"m1", 0)
     ward.restart()
 
 

@@ -123,6 +123,7 @@ class Copy:
     """A reader has seen it."""
     again: list[Request] = field(default_factory=list)
     """Later attempts to publish it once."""
+    delivered: bool = False
     may_be_gone: bool = False
     gone: Request | None = None
     holder: Consumer | None = None
@@ -224,6 +225,8 @@ class Checker:
         self.limited = False
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[bytes, Consumer] = {}
+        self.claims: dict[bytes, set[Link]] = {}
+        """Consumer ids → the connections that have consumed under them in this life."""
         self.links: list[Link] = []
         self.once: dict[bytes, set[bytes]] = {}
         """Ids that may have been published once → the queues they went to."""
@@ -288,7 +291,7 @@ class Checker:
             for queue in self.queues.values():
                 copy = queue.copies.get(request.name)
                 if copy is not None and copy.publish is request:
-                    if copy.holder or copy.gone or copy.number:
+                    if copy.delivered or copy.durable:
                         raise Violation(f"{request.name!r} is refused, and was seen")
                     del queue.copies[request.name]
 
@@ -371,6 +374,7 @@ class Checker:
     def consume(self, link: Link, name: bytes, queue: Queue, *, manual: bool) -> Consumer:
         request = self.send(link)
         request.name = name
+        self.claims.setdefault(name, set()).add(link)
         old = self.consumers.get(name)
         consumer = Consumer(name, link, queue, manual, request)
         if old is not None and not old.ending:
@@ -420,6 +424,7 @@ class Checker:
             raise Violation(f"{what}: it was never there, or is settled since an earlier life")
         if event != copy.event or all(data != payload(name, each) for each in copy.attempts):
             raise Violation(f"{what}: it was not published so")
+        copy.delivered = True
         self.carried(copy.publish)
         self._check_order(consumer, copy, retry, what)
         self.counts["delivered"] += 1
@@ -687,6 +692,7 @@ class Checker:
         for queue in self.queues.values():
             self._begin_again(queue, found.get(queue.name), link)
         self.consumers.clear()
+        self.claims.clear()
         self.links.clear()
         self.proved = self.now
         self.now += 1

@@ -217,13 +217,19 @@ class Player:
         """A message has been delivered."""
 
     def _is_replaced(self, name: bytes) -> bool:
-        """Whether an error says that another connection has taken this id. It says so once."""
-        consumer = self.consumers.get(name)
-        if consumer is None or not consumer.broken or consumer.link is not self.wire.link:
+        """Whether an error says that another connection has taken this id: once to each consumer.
+
+        What two connections send at once, the server may read in either order.
+        """
+        if self.checker.claims[name] == {self.wire.link}:
             return False
-        is_first = consumer not in self.replaced
-        self.replaced.append(consumer)
-        return is_first
+        own = [each for each in (self.consumers.get(name), self.coming.get(name)) if each]
+        told = [each for each in own if each not in self.replaced]
+        self.replaced += told[:1]
+        for consumer in told:
+            if not consumer.ending:
+                self.checker.ends(consumer)
+        return bool(told)
 
     def _updated(self, consumer: Consumer, rest: bytes) -> None:
         words = rest.split(b" ")[1:]

@@ -175,7 +175,7 @@ class Chaos:
             with server:
                 life = Life(server.address, self._checker)
                 try:
-                    asyncio.run(play(life, its_plan, server))
+                    asyncio.run(_closing(life, play(life, its_plan, server)))
                 except BaseException:
                     if not (life.ending or server.is_running):
                         code = server.wait()
@@ -305,6 +305,13 @@ class Chaos:
             *(hermit.run(life, p) for hermit in self._hermits[: p.hermits]),
             *([self._ward.run(life, p)] if p.ward else []),
         ]
+
+
+async def _closing(life: Life, play: Coroutine[Any, Any, None]) -> None:
+    try:
+        await play
+    finally:
+        await life.close()
 
 
 def chaos(directory: Path, seed: int, lives: int, *, seconds: float = 1e9) -> Figures:

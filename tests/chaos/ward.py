@@ -42,6 +42,8 @@ class Holder:
     name: bytes
     prefetch: int
     held: set[bytes] = field(default_factory=set)
+    unproved: list[bytes] = field(default_factory=list)
+    """Rejected or released, and not known to be carried out."""
     leaving: bool = False
 
 
@@ -61,6 +63,7 @@ class Patient:
     received: bool = False
     """Nothing less than a crash loses it."""
     may_be_gone: bool = False
+    cancelling: bool = False
     gone: bool = False
     """It is, and that is durable."""
     rejects: int = 0
@@ -140,6 +143,7 @@ class Book:
         self, holder: Holder, name: bytes, now: float, delay_s: float = 0, *, dead: bool = False
     ) -> None:
         patient = self._taken_from(holder, name)
+        holder.unproved.append(name)
         patient.killed |= dead
         if dead:
             return
@@ -149,6 +153,7 @@ class Book:
 
     def released(self, holder: Holder, name: bytes, now: float, delay_s: float = 0) -> None:
         patient = self._taken_from(holder, name)
+        holder.unproved.append(name)
         if delay_s and not self.hurrying:
             patient.due = now + delay_s
 
@@ -162,7 +167,11 @@ class Book:
     def left(self, holder: Holder, *, unread: bool) -> None:
         """Its connection ends; `unread`: at once, so that nobody reads what is on its way."""
         holder.leaving = True
-        self.unread += unread
+        if unread:
+            self.unread += 1
+            for name in holder.unproved:
+                if name in self.patients:
+                    self.patients[name].due = 0
         for name in [*holder.held]:
             self._taken_from(holder, name).losses += 1
 
@@ -179,12 +188,13 @@ class Book:
         for patient in self.patients.values():
             patient.due = patient.due_sure = 0
 
-    def cancelled(self, name: bytes, count: int, *, before: bool) -> None:
-        """The confirm of a cancel; `before`: whether it may have been gone already."""
+    def cancelled(self, name: bytes, count: int) -> None:
+        """The confirm of a cancel."""
         if count or name in self.patients:  # Its publish may have been refused meanwhile.
             patient = self._patient(name)
+            patient.cancelling = False
             patient.gone |= count > 0
-            patient.may_be_gone = before or count > 0
+            patient.may_be_gone |= count > 0
 
     # -- what is there
 
@@ -214,7 +224,7 @@ class Book:
             if patient.gone:
                 raise Violation(f"{name!r} is back in {places_of_it}")
         for name, patient in self.patients.items():
-            if name in where or patient.may_be_gone:
+            if name in where or patient.may_be_gone or patient.cancelling:
                 continue
             if patient.sure or (stopped and patient.received):
                 raise Violation(f"{name!r} is lost: {patient}")
@@ -229,6 +239,7 @@ class Book:
         self.patients = {name: self.patients[name] for name in there}
         for patient in self.patients.values():
             patient.sure, patient.may_be_gone, patient.holder = True, False, None
+            patient.cancelling = False
             patient.due = patient.due_sure
         self.hurrying = 0
 
@@ -378,7 +389,9 @@ class Ward:
             line = f"consume --confirm {queue.decode()} --manual-ack --prefetch={holder.prefetch}"
             await self._ask(wire, line + " --meta", lambda rest: rest == b"", holder.name)
             for _ in range(self._rng.randrange(5, 100)):
+                sent = len(holder.unproved)
                 await self._ask(wire, "ping x", lambda rest: True)
+                del holder.unproved[:sent]
                 if not lines and len(holder.held) >= holder.prefetch:
                     break
                 wire.send(b"".join(lines))
@@ -478,7 +491,7 @@ class Ward:
         if not waiting:
             return
         name = self._rng.choice(waiting)
-        before, patients[name].may_be_gone = patients[name].may_be_gone, True
+        patients[name].cancelling = True
         line = f"cancel --confirm {QUEUE.decode()} {name.decode()}"
         [count] = await self._ask(wire, line, lambda rest: True)
-        self.book.cancelled(name, int(count), before=before)
+        self.book.cancelled(name, int(count))

@@ -42,6 +42,7 @@ class Life:
     transcript: list[tuple[str, bytes]] = field(default_factory=list)
     transcript_bytes: int = 0
     links: int = 0
+    open: set[Wire] = field(default_factory=set)
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     first: BaseException | None = None
     """What was wrong first; others may come of it."""
@@ -54,6 +55,12 @@ class Life:
     def happened(self, count: int) -> None:
         self.events += count
         self.progress.set()
+
+    async def close(self) -> None:
+        """Whatever a failure has left open."""
+        for wire in [*self.open]:
+            wire.break_off()
+        await asyncio.sleep(0)
 
 
 class Wire(asyncio.Protocol):
@@ -91,6 +98,7 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.life.open.add(self)
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -144,6 +152,7 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self.life.open.discard(self)
         self.life.note(f"{self.name} closed", repr(exc).encode())
         if not (self.leaving or self.life.ending) and self._failure is None:
             self._failure = Violation(f"the server closed {self.name}: {exc!r}")
