@@ -225,8 +225,10 @@ class Checker:
         self.limited = False
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[bytes, Consumer] = {}
-        self.claims: dict[bytes, set[Link]] = {}
-        """Consumer ids → the connections that have consumed under them in this life."""
+        self.claims: dict[bytes, Consumer] = {}
+        """Ids → the last consumer, which may be ending."""
+        self.claiming: set[bytes] = set()
+        """Of those no confirm has come for."""
         self.links: list[Link] = []
         self.once: dict[bytes, set[bytes]] = {}
         """Ids that may have been published once → the queues they went to."""
@@ -374,12 +376,14 @@ class Checker:
     def consume(self, link: Link, name: bytes, queue: Queue, *, manual: bool) -> Consumer:
         request = self.send(link)
         request.name = name
-        self.claims.setdefault(name, set()).add(link)
-        old = self.consumers.get(name)
+        old = self.claims.get(name)
         consumer = Consumer(name, link, queue, manual, request)
         if old is not None and not old.ending:
             self.ends(old, link)
-        self.consumers[name] = consumer
+        elif old is not None:
+            # It may come before what its connection sent last.
+            old.broken |= old.link is not link
+        self.claims[name] = self.consumers[name] = consumer
         queue.consumers.append(consumer)
         return consumer
 
@@ -693,6 +697,7 @@ class Checker:
             self._begin_again(queue, found.get(queue.name), link)
         self.consumers.clear()
         self.claims.clear()
+        self.claiming.clear()
         self.links.clear()
         self.proved = self.now
         self.now += 1

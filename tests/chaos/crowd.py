@@ -163,7 +163,16 @@ class Player:
     async def consume(
         self, name: bytes, queue: bytes, *, manual: bool, events: bytes = b""
     ) -> None:
-        """With a confirm; one of the same name, on any connection, is replaced."""
+        """With a confirm; one of the same name, on any connection, is replaced.
+
+        What two connections send at once, a server may read in either order: one claims after the
+        other.
+        """
+        claiming = self.checker.claiming
+        while name in claiming:
+            await asyncio.sleep(0.002)
+            self.wire.check()
+        claiming.add(name)
         consumer = self.checker.consume(
             self.wire.link, name, self.checker.queues[queue], manual=manual
         )
@@ -195,6 +204,7 @@ class Player:
         flag = b" --manual-ack" if manual else b""
         self.send(b"%s consume --confirm %s%s%s\n" % (name, queue, events, flag))
         await self.wire.until(lambda: name not in self.coming)
+        claiming.remove(name)
 
     def came(self, name: bytes, word: bytes, rest: bytes) -> None:
         """A line that is no reply."""
@@ -217,19 +227,12 @@ class Player:
         """A message has been delivered."""
 
     def _is_replaced(self, name: bytes) -> bool:
-        """Whether an error says that another connection has taken this id: once to each consumer.
-
-        What two connections send at once, the server may read in either order.
-        """
-        if self.checker.claims[name] == {self.wire.link}:
+        """Whether an error says that another connection has taken this id. It says so once."""
+        consumer = self.consumers.get(name)
+        if consumer is None or not consumer.broken or consumer in self.replaced:
             return False
-        own = [each for each in (self.consumers.get(name), self.coming.get(name)) if each]
-        told = [each for each in own if each not in self.replaced]
-        self.replaced += told[:1]
-        for consumer in told:
-            if not consumer.ending:
-                self.checker.ends(consumer)
-        return bool(told)
+        self.replaced.append(consumer)
+        return True
 
     def _updated(self, consumer: Consumer, rest: bytes) -> None:
         words = rest.split(b" ")[1:]
