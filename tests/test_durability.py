@@ -310,6 +310,31 @@ def test_a_burst_on_a_full_disk_is_logged_once_for_each_state(small_disk: Path) 
         assert server.log.count("event=request_failed") == sum(count > 0 for count in counts)
 
 
+def test_on_a_full_disk_only_what_is_durable_is_confirmed(small_disk: Path) -> None:
+    """A rejected message cannot be written in its new place; acked there, it is back in the old."""
+    filler = small_disk / "filler"
+    flags = ("--disk-free-bytes-min", "0")
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            subscribed(client, b"other", b"other")
+            data = b"x" * 64 * KIB
+            assert all(published(client, b"m%d" % number, b"e", data) for number in range(3))
+            filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - KIB))
+            until(lambda: not published(client, b"late", b"other", data))
+            client.send(b"c consume q --manual-ack\n")
+            assert [delivery(client.line()).message for _ in range(3)] == [b"m0", b"m1", b"m2"]
+            assert client.ask(b"a1 ack --confirm c m0") == b"a1 ok "
+            client.send(b"r1 reject c m1\n")
+            assert delivery(client.line()) == Delivery(b"m1", 1, data)
+            assert ERROR.fullmatch(client.ask(b"a2 ack --confirm c m1"))
+            assert client.ask(b"a3 ack --confirm c m2") == b"a3 ok "
+        server.kill()
+    filler.unlink()
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        assert [each.message for each in drained(server, b"q", b"e")] == [b"m1"]
+
+
 def test_an_id_is_never_remembered_without_its_message(db: Path) -> None:
     """On a full disk everything but messages is still written."""
     flags = ("--ballast-bytes", "0", "--disk-free-bytes-min")
