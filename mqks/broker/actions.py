@@ -210,8 +210,11 @@ def _warn_of_stars(
 def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     consumer_id, message_id = parse_settle("ack", request.rest)
     if message_id == ALL:
-        return broker.ack_all(consumer_id)
-    broker.ack(consumer_id, [message_id])
+        return broker.ack_all(consumer_id, confirm=request.confirm)
+    if request.confirm:
+        broker.ack_surely(consumer_id, message_id)
+    else:
+        broker.ack(consumer_id, [message_id])
     return None
 
 

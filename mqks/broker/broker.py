@@ -30,7 +30,7 @@ from mqks.broker.selection import Chosen
 from mqks.broker.shared import Shared
 from mqks.broker.tails import Tail, Tails
 from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
-from mqks.errors import BadRequest, Limit, LimitExceeded
+from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
@@ -255,6 +255,20 @@ class Broker:
         if consumer is not None and (deliveries := consumer.settle(message_ids)):
             consumer.queue.settle(deliveries)
 
+    def ack_surely(self, consumer_id: bytes, message_id: bytes) -> None:
+        """The same for one. Raises Unwritable if it will not be durable: what was moved while
+        nothing can be written is still in its old place after a restart."""
+        consumer = self.consumers.get(consumer_id)
+        if consumer is not None and (deliveries := consumer.settle([message_id])):
+            queue = consumer.queue
+            is_durable = deliveries[0][0] < queue.lane.boundary
+            queue.settle(deliveries)
+            self._check_durable(is_durable)
+
+    def _check_durable(self, is_durable: bool) -> None:
+        if self.unwritable and not is_durable:
+            raise Unwritable(f"{self.unwritable}: the place of the message is not durable")
+
     def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """A consumer rejects these; unknown ids are ignored."""
         consumer = self.consumers.get(consumer_id)
@@ -278,16 +292,20 @@ class Broker:
         if consumer is not None:
             consumer.touch(None if message_id == ALL else message_id)
 
-    def ack_all(self, consumer_id: bytes) -> Work[None]:
-        """Settle all messages of a consumer."""
+    def ack_all(self, consumer_id: bytes, *, confirm: bool = False) -> Work[None]:
+        """Settle all messages of a consumer. With `confirm` it raises as `ack_surely`."""
         consumer = self.consumers.get(consumer_id)
         if consumer is None or not consumer.unacked:
             return
         queue, deliveries = consumer.queue, consumer.let_go()
+        is_durable = True
         while some := list(islice(deliveries, STEP_MESSAGES)):
             if not queue.deleted:
+                is_durable = is_durable and max(some)[0] < queue.lane.boundary
                 queue.settle(some)
             yield GOES_ON
+        if confirm:
+            self._check_durable(is_durable)
 
     def _give_up_all(self, consumer: Consumer, how: GiveUp) -> Work[None]:
         """Give back all messages in their order in the queue."""

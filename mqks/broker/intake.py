@@ -204,6 +204,7 @@ class Intake:
                         and rest >= PLAIN
                         and b" " not in rest
                         and 0 < len(request_id) <= name_bytes_max
+                        and not (confirm and self._broker.unwritable)
                     ):
                         acked.append(rest)
                         if confirm:

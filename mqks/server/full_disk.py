@@ -1,10 +1,9 @@
 """The writer while the disk is full.
 
-The one rule: it writes as many acks as fit and drops the acked messages, until there is space for
-the pending data and the reserves.
+The one rule: only acks are written in the space of the reserves, and what else frees space;
+messages wait until the reserves are held again.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from mqks.broker.broker import Broker
@@ -27,32 +26,37 @@ class FullDisk:
         self._journal = journal
         self._store = journal.store
 
-    async def leave(self, failure: DiskFull, unwritten: Sequence[Batch] = ()) -> None:
+    async def leave(self, failure: DiskFull, unwritten: Batch | None = None) -> None:
         """Refuse publishes until there is space again or the writer stops."""
         writer = self._writer
         log.error("disk_full", reason=failure)
         writer.become(disk_full=failure.state)
-        await self._store.give_up_reserves()
         await self._answer(failure, unwritten)
         while not writer.stopping:
             writer.stepped()
+            await self._store.give_up_reserves()
             await self._write(self._pending.take_settled())
             await self._let_go()
-            if await self._write(self._pending.take()) and await self._has_room():
+            if await self._has_room() and await self._write(self._pending.take()):
                 writer.become(disk_full="")
                 log.event("disk_has_room", refused=writer.refused())
                 return
             await writer.pause(RETRY_S)
 
-    async def _answer(self, failure: DiskFull, unwritten: Sequence[Batch]) -> None:
+    async def _answer(self, failure: DiskFull, unwritten: Batch | None) -> None:
         """Write what was accepted before, or answer waiting clients with errors."""
-        # Whole: the loop below confirms what is settled, and with it everybody who still waits.
-        if unwritten or not await self._write(self._pending.take(whole=True)):
-            # What came last goes first, as what is put back stands before what is pending.
-            for batch in (self._pending.take(whole=True), *unwritten):
-                self._broker.failed(batch, failure)
-                self._pending.put_back(batch)
-        self._writer.release()
+        # Whole: `leave` confirms what is settled, and with it everybody who still waits.
+        if unwritten is not None:
+            self._pending.put_back(unwritten)
+        elif await self._write(self._pending.take(whole=True)):
+            return
+        await self._store.give_up_reserves()
+        await self._let_go()
+        if not (await self._has_room() and await self._write(self._pending.take(whole=True))):
+            batch = self._pending.take(whole=True)
+            self._broker.failed(batch, failure)
+            self._pending.put_back(batch)
+            self._writer.release()
 
     async def _write(self, batch: Batch) -> bool:
         """Write it, or put it back with all waiting clients."""
@@ -69,6 +73,8 @@ class FullDisk:
 
     async def _let_go(self) -> None:
         try:
+            # First, as everything else takes space.
+            await self._journal.drop_dead()
             while await self._journal.maintain(idle=True):
                 self._writer.stepped()
         except DiskFull:

@@ -279,9 +279,7 @@ class Writer:
         try:
             await self._journal.write(batch.entry)
         except DiskFull as failure:
-            await self._journal.store.give_up_reserves()
-            unwritten = [] if await self.writes(batch) else [batch]
-            await self._full_disk.leave(failure, unwritten)
+            await self._full_disk.leave(failure, batch)
         else:
             self.committed(batch)
             self._flush()

@@ -429,7 +429,12 @@ class SqliteStore:
     async def tidy(self, *, idle: bool) -> bool:
         with self._failures():
             if self.overdue:
-                await self._checkpoint()
+                if await self._has_room_to_fold():
+                    await self._checkpoint()
+                elif await self._vacuum(0):
+                    return True  # What is cut off at the end of the database needs no space.
+                else:
+                    raise DiskFull(f"no space to copy the WAL into {self.name}")
             elif idle and not self._freed and self._wal_pages >= WAL_PAGES_IDLE:
                 await self._checkpoint()
                 return True
@@ -486,6 +491,16 @@ class SqliteStore:
         if self._wal_is_held:
             raise DiskFull(f"another process reads {self.name} for long: the WAL has {pages} pages")
 
+    async def _has_room_to_fold(self) -> bool:
+        """Whether a checkpoint succeeds: one that does not takes the last space for nothing."""
+        growth = 0 if self.gone else await self._growth()
+        return not growth or growth <= self._free_bytes()
+
+    async def _growth(self) -> int:
+        """By how many bytes a checkpoint makes the database file longer."""
+        pages = await self._number("pragma page_count")
+        return max(0, pages * PAGE_SIZE - _size(self._path))
+
     async def _count_segments(self) -> None:
         """Write the tally of segments before a checkpoint, so that a page lost later is detected.
         Segments after it are in the WAL, where each frame has a checksum."""
@@ -520,9 +535,9 @@ class SqliteStore:
             if self._wal_is_held:
                 self._wal_is_held, self._restart_pages = False, 0
                 await self._checkpoint()
-            # The ballast will need its part again.
-            floor = self._free_bytes_min
-            if floor and self._free_bytes() < floor + self._ballast_bytes:
+            # The ballast will need its part again, and so does the next checkpoint.
+            wanted = self._free_bytes_min + await self._growth()
+            if wanted and self._free_bytes() < wanted + self._ballast_bytes:
                 return False
             if not self._pages_max:
                 return True
