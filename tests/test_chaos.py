@@ -542,7 +542,7 @@ def test_a_violation_in_the_ward_is_found(story: Callable[[WardStory], None]) ->
         "Traceback (most recent call last):",
         "time=t level=error event=internal_error reason=r traceback=t",
         "mqks: messages of queue b'q' from 7 are missing",
-        "time=t level=warning event=loop_held cpu_ms=101",
+        "time=t level=warning event=loop_held cpu_ms=1001",
     ],
 )
 def test_a_fault_in_the_log_is_found(line: str) -> None:

@@ -12,7 +12,8 @@ from tests.chaos.checker import Violation
 from tests.chaos.plan import LifePlan
 from tests.server_process import ServerProcess
 
-LOOP_HELD_CPU_MS_MAX = 100
+LOOP_HELD_CPU_MS_MAX = 1000
+"""Only a fault takes longer, also where time that others had counts as ours."""
 _FAULTS = re.compile(
     r"Traceback|event=(internal_error|http_failed|journal_damaged|connection_failed)|^mqks: ", re.M
 )
