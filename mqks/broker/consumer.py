@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqks.broker.budget import Budget
 from mqks.broker.deadlines import Deadlines
+from mqks.broker.held_since import HeldSince
 from mqks.broker.lane import Delivery
 from mqks.broker.pending import NO_MARK
 from mqks.broker.resting import Resting
@@ -49,7 +50,7 @@ class Rest:
 class Consumer(Resting):
     __slots__ = (
         *("budget", "connection", "id", "manual_ack", "prefix", "queue", "repeated"),
-        *("deadlines", "meta", "prefetch", "separator"),
+        *("deadlines", "meta", "prefetch", "separator", "since"),
         *("unacked", "unacked_bytes", "unacked_max", "update_due"),
     )
 
@@ -86,6 +87,8 @@ class Consumer(Resting):
         self.repeated: dict[bytes, deque[Delivery]] = {}
         """Message id → later deliveries under the same id."""
         self.unacked_bytes = 0
+        self.since = HeldSince(queue.shared.schedule.clock_us)
+        """Since when it holds each of them."""
 
     @property
     def deleted(self) -> bool:
@@ -152,6 +155,7 @@ class Consumer(Resting):
         if self.manual_ack:
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
+            is_long = self.since.add(numbers, len(self.unacked))
             taken = dict(zip(ids, zip(numbers, lines, strict=True), strict=True))
             # Python iterates over the shorter one of two views, but over all of a dict.
             if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked.keys()):
@@ -159,6 +163,8 @@ class Consumer(Resting):
             else:
                 for message_id, number, line in zip(ids, numbers, lines, strict=True):
                     self._take_one(message_id, (number, line))
+            if is_long:
+                self.since.keep([number for number, _ in self.held()])
             size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
             if self.queue.ack_timeout_us is not None:
                 self._await_acks([*zip(ids, numbers, strict=True)], self.queue.ack_timeout_us)
@@ -237,6 +243,7 @@ class Consumer(Resting):
     def _promote(self, message_id: bytes) -> bool:
         """Make the next delivery with a settled id its oldest. Always returns True."""
         if later := self.repeated.get(message_id):
+            self.since.out_of_order = True
             self.unacked[message_id] = later.popleft()
             if not later:
                 del self.repeated[message_id]
@@ -247,6 +254,7 @@ class Consumer(Resting):
         large number can be handled in turns."""
         unacked, repeated = self.unacked, self.repeated
         self.unacked, self.repeated = {}, {}
+        self.since.clear()
         if self.deadlines is not None:
             self.deadlines.clear()
         self._give_back(self.unacked_bytes)
@@ -256,6 +264,19 @@ class Consumer(Resting):
         )
 
     # -- ack timeout
+
+    def held_since_us(self, message_id: bytes, number: int) -> int | None:
+        """When this delivery was made, by the monotonic clock; None if it is settled."""
+        return self.since.time_us(number) if self.holds(message_id, number) else None
+
+    def oldest_us(self) -> int | None:
+        """When the oldest of its unacked deliveries was made, by the monotonic clock."""
+        unacked = self.unacked
+        if not unacked:
+            return None
+        if self.since.out_of_order:
+            return self.since.first_us(number for number, _ in unacked.values())
+        return self.since.time_us(next(iter(unacked.values()))[0])
 
     def holds(self, message_id: bytes, number: int) -> bool:
         """Whether this delivery is unacked; of several with one id the oldest is settled first."""

@@ -156,10 +156,20 @@ def _binding_row(name: bytes, bound: bytes) -> Row:
 
 def consumers(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _page(broker.consumers, after, limit)
-    yield from _rows(names, broker.consumers, _consumer_row)
+    now_us = broker.schedule.clock_us()
+    some: list[Row] = []
+    for name in names:
+        if (consumer := broker.consumers.get(name)) is not None:
+            some.append(_consumer_row(consumer, now_us))
+        # A consumer with repeated message ids takes longer.
+        if len(some) == STEP_ROWS or (consumer is not None and consumer.since.out_of_order):
+            yield some
+            some, now_us = [], broker.schedule.clock_us()
+    yield some
 
 
-def _consumer_row(consumer: Consumer) -> Row:
+def _consumer_row(consumer: Consumer, now_us: int) -> Row:
+    oldest_us = consumer.oldest_us()
     return {
         "id": _text(consumer.id),
         "queue": _text(consumer.queue.name),
@@ -171,6 +181,7 @@ def _consumer_row(consumer: Consumer) -> Row:
         "meta": consumer.meta,
         "unacked": consumer.unacked_count,
         "unacked_bytes": consumer.unacked_bytes,
+        "oldest_age_s": None if oldest_us is None else max(0, now_us - oldest_us) / 1e6,
         "blocked": bool(consumer.connection.rests),
     }
 
@@ -206,11 +217,13 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
     )
     rows: list[Row] = []
     found = yield from _smallest(limit, held, key, itemgetter(0))
+    ahead_us = broker.schedule.wall_us() - broker.schedule.clock_us()
     for (queue_name, seq), consumer, line in found:
         if len(rows) == STEP_ROWS:
             yield rows
             rows = []
         message_id, event, data = line.split(b" ", 2)
+        since_us = consumer.held_since_us(message_id, seq)
         rows.append(
             {
                 "queue": _text(queue_name),
@@ -220,6 +233,7 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
                 "seq": seq,
                 "retry": consumer.queue.lane.marks.get(seq, NO_MARK).retry,
                 "data_bytes": len(data),
+                "delivered_us": None if since_us is None else ahead_us + since_us,
             }
         )
     yield rows

@@ -32,7 +32,7 @@ from mqks.commands.options import (
     tell,
 )
 from mqks.errors import InspectionFailed, MqksError
-from mqks.inspection.text import data_as_text
+from mqks.inspection.text import data_as_text, time_text
 from mqks.protocol.masks import name_masks
 from mqks.settings import load
 
@@ -47,13 +47,13 @@ QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "olde
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
     *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch", "meta"),
-    *("unacked", "unacked_bytes", "blocked"),
+    *("unacked", "unacked_bytes", "oldest", "blocked"),
 )
 CONNECTION = (
     *("id", "name", "address", "user", "consumers", "unacked"),
     *("unconfirmed", "outbox_bytes", "blocked"),
 )
-UNACKED = ("queue", "seq", "consumer", "id", "event", "retry", "data_bytes")
+UNACKED = ("queue", "seq", "consumer", "delivered", "id", "event", "retry", "data_bytes")
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
@@ -153,7 +153,10 @@ def bindings(
 @_command("mqks inspect consumers")
 def consumers(source: "Source", as_json: bool) -> None:
     """List the consumers of a running server."""
-    _list(source.consumers(), CONSUMER, as_json)
+    rows = source.consumers()
+    if not as_json:
+        rows = (row | {"oldest": _duration(row["oldest_age_s"])} for row in rows)
+    _list(rows, CONSUMER, as_json)
 
 
 @_command("mqks inspect connections")
@@ -204,7 +207,10 @@ def unacked(
     ] = None,
 ) -> None:
     """List unacked messages of consumers, or those when the server ended."""
-    _list(source.unacked(name), UNACKED, as_json)
+    rows = source.unacked(name)
+    if not as_json:
+        rows = (row | {"delivered": _time(row["delivered_us"])} for row in rows)
+    _list(rows, UNACKED, as_json)
 
 
 @_command("mqks inspect journal --json")
@@ -354,6 +360,10 @@ def _shortened(row: Row) -> Row:
 
 def _duration(seconds: float | None) -> str | None:
     return None if seconds is None else duration(seconds)
+
+
+def _time(time_us: int | None) -> str | None:
+    return None if time_us is None else time_text(time_us)
 
 
 def _message(row: Row, *, data: bool, as_json: bool) -> Row:

@@ -174,6 +174,7 @@ class Stopped:
                         "seq": message.seq,
                         "retry": message.retry,
                         "data_bytes": len(message.data),
+                        "delivered_us": None,
                     }
 
     def journal(self) -> Row:

@@ -13,6 +13,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
 from mqks.broker.deaths import _kill_read
 from mqks.broker.delays import _number
+from mqks.broker.held_since import SPARE
 from mqks.broker.lane import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.pending import NO_MARK
@@ -172,8 +173,21 @@ def _check_consumer(broker: Broker, consumer: Consumer) -> None:
     require(len(deliveries) <= consumer.unacked_max, f"{who!r}: more unacked than it may")
     require(consumer.repeated.keys() <= consumer.unacked.keys(), f"{who!r}: repeated without first")
     require(all(consumer.repeated.values()), f"{who!r}: nothing repeated")
+    _check_times(consumer, deliveries)
     for message_id, (_, line) in consumer.unacked.items():
         require(line.startswith(message_id + b" event="), f"{who!r}: {message_id!r} is another")
+
+
+def _check_times(consumer: Consumer, deliveries: list[tuple[int, bytes]]) -> None:
+    """Every unacked message has the time of its delivery, and what is settled has few."""
+    who, since = consumer.id, consumer.since
+    ends, numbers = [*since._ends], [number for number, _ in deliveries]
+    require(all(map(int.__lt__, ends, ends[1:])), f"{who!r}: times of numbers that do not increase")
+    require(len(ends) == len(since._times_us), f"{who!r}: times without numbers")
+    times_us = [since.time_us(number) for number in numbers]
+    require(consumer.oldest_us() == min(times_us, default=None), f"{who!r}: the oldest is another")
+    most = 2 * max(len(consumer.unacked), consumer.unacked_max) + SPARE
+    require(len(since) <= most, f"{who!r}: {len(since)} times of {len(numbers)} messages")
 
 
 def _check_reasons(consumer: Consumer) -> None:
