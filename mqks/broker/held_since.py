@@ -17,14 +17,14 @@ SPARE: Final = 64
 
 
 class HeldSince:
-    __slots__ = ("_again", "_clock_us", "_ends", "_most", "_times_us", "out_of_order")
+    __slots__ = ("_again", "_clock", "_ends", "_most", "_times_s", "out_of_order")
 
-    def __init__(self, clock_us: Callable[[], int]) -> None:
-        self._clock_us = clock_us
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._ends = array("q")
         """The last number of each batch, increasing."""
-        self._times_us = array("q")
-        self._again: dict[int, int] = {}
+        self._times_s = array("d")
+        self._again: dict[int, float] = {}
         """Number → time, of messages that are not in a batch after the one before."""
         self._most = SPARE
         self.out_of_order = False
@@ -36,19 +36,22 @@ class HeldSince:
     def add(self, numbers: Sequence[int], held: int) -> bool:
         """Note a delivery to a consumer that held so many messages before. Return whether there
         are so many entries that those of settled messages should go."""
-        ends = self._ends
-        if not held and (ends or self._again):
+        ends, again = self._ends, self._again
+        if not held and ends:
+            if len(ends) == 1 and not again:
+                ends[0], self._times_s[0] = numbers[-1], self._clock()
+                return False
             self.clear()
         if not ends or numbers[0] > ends[-1]:
             ends.append(numbers[-1])
-            self._times_us.append(self._clock_us())
+            self._times_s.append(self._clock())
         else:
-            self._again.update(dict.fromkeys(numbers, self._clock_us()))
-        size = len(ends) + len(self._again)
+            again.update(dict.fromkeys(numbers, self._clock()))
+        size = len(ends) + len(again)
         return size > self._most and size > 2 * held + SPARE
 
     def clear(self) -> None:
-        del self._ends[:], self._times_us[:]
+        del self._ends[:], self._times_s[:]
         self._again.clear()
         self._most = SPARE
         self.out_of_order = False
@@ -58,22 +61,22 @@ class HeldSince:
         again, ends = self._again, self._ends
         once = filterfalse(again.__contains__, numbers)
         used = sorted({*map(partial(bisect_left, ends), once)})
-        self._times_us = array("q", map(self._times_us.__getitem__, used))
+        self._times_s = array("d", map(self._times_s.__getitem__, used))
         self._ends = array("q", map(ends.__getitem__, used))
         self._again = {number: again[number] for number in numbers if number in again}
         self._most = 2 * len(self) + SPARE
 
-    def time_us(self, number: int) -> int:
+    def time_s(self, number: int) -> float:
         """When a message that is held was delivered, by the monotonic clock."""
-        again_us = self._again.get(number)
-        return self._times_us[bisect_left(self._ends, number)] if again_us is None else again_us
+        again_s = self._again.get(number)
+        return self._times_s[bisect_left(self._ends, number)] if again_s is None else again_s
 
-    def first_us(self, numbers: Iterable[int]) -> int:
+    def first_s(self, numbers: Iterable[int]) -> float:
         """The earliest of these times."""
         again = self._again
         if not again:
-            return self.time_us(min(numbers))
+            return self.time_s(min(numbers))
         held = [*numbers]
         once = min(filterfalse(again.__contains__, held), default=None)
-        times_us = [again[number] for number in held if number in again]
-        return min(times_us if once is None else [*times_us, self.time_us(once)])
+        times_s = [again[number] for number in held if number in again]
+        return min(times_s if once is None else [*times_s, self.time_s(once)])
