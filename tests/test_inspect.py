@@ -12,6 +12,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -22,8 +23,10 @@ import pytest
 
 from mqks.commands import main
 from mqks.commands.inspect import app
+from mqks.inspection.text import time_text
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S
 
 MQKS = [sys.executable, "-m", "mqks"]
 ODD = b"od\xffd"
@@ -176,6 +179,14 @@ def test_consumers_and_connections_are_those_of_a_running_server(
     assert (consumer["id"], consumer["queue"], consumer["unacked"]) == ("w", "held", 3)
     assert consumer["connection"] == first["id"]
     assert first["unacked"] == 3
+    times_us = [row["delivered_us"] for row in told("unacked", "held")]
+    assert times_us == sorted(times_us)
+    assert abs(time.time() - consumer["oldest_age_s"] - times_us[0] / 1e6) < WAIT_S
+    _, out, _ = run(capsys, "unacked", "held")
+    for row in times_us:
+        assert time_text(row) in out
+    _, out, _ = run(capsys, "consumers")
+    assert re.search(r"unacked_bytes +oldest +blocked", out)
 
     world.server.stop()
     for what in ("consumers", "connections"):

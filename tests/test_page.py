@@ -3,6 +3,7 @@ goes and comes back."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -20,6 +21,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import mqks
+from mqks.inspection.text import time_text
 from mqks.page.live import WATCHERS_MAX
 from mqks.settings import PAGE_PORT
 from mqks.users import User, hash_password, hash_token
@@ -269,6 +271,66 @@ def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
         expect(page.get_by_role("alert")).to_have_text("retries: 'many' is not a number.")
 
 
+def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> None:
+    def policy() -> object:
+        return json.loads(client.request("stats", "queue", "orders"))["policy"]
+
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        for choice, told in (("yes", True), ("no", False)):
+            page.goto("/queue?name=orders")
+            page.get_by_text("Change the policy").click()
+            page.get_by_label("One active consumer").select_option(choice)
+            sure(page, "Change policy", "Policy of orders changed.")
+            assert policy() == {"single_consumer": {"value": told, "from": "set_queue"}}
+        page.get_by_text("Change the policy").click()
+        # Another field is changed, and this one stays.
+        page.get_by_label("Retries before").fill("5")
+        sure(page, "Change policy", "Policy of orders changed.")
+        expect(page.get_by_text("False from set_queue")).to_be_visible()
+        page.get_by_text("Change the policy").click()
+        page.get_by_label("One active consumer").select_option("")
+        page.get_by_label("Retries before").fill("")
+        sure(page, "Change policy", "Policy of orders changed.")
+        assert policy() == {}
+
+
+def test_one_message_is_moved(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.subscribe("others", ["other"])
+        for name in ("one", "two", "three"):
+            client.publish("order.new", name, id=name, confirm=True)
+        page.goto("/queue?name=orders")
+        row = page.get_by_role("article").filter(has_text="id two")
+        row.get_by_label("to queue").fill("others")
+        row.get_by_role("button", name="Move message").click()
+        expect(page.get_by_text("Move message two of orders to others?")).to_be_visible()
+        assert client.peek("others") == []
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_have_text("1 message moved to others.")
+        assert [each.id for each in client.peek("orders")] == ["one", "three"]
+        assert [each.id for each in client.peek("others")] == ["two"]
+
+
+def test_one_dead_letter_is_moved(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.subscribe("others", ["other"])
+        client.set_queue("orders", retries=1, dead_letters="orders.dead")
+        client.publish_many([("order.new", n) for n in range(2)])
+        with client.consume("orders", manual_ack=True) as consumer:
+            for _ in range(2):
+                consumer.receive().reject()
+            until(lambda: len(client.peek("orders.dead")) == 2)
+        first, second = client.peek("orders.dead")
+        page.goto("/queue?name=orders.dead")
+        page.get_by_label("to queue").first.fill("others")
+        sure(page, "Move message", "1 message moved to others.")
+        assert [each.id for each in client.peek("orders.dead")] == [second.id]
+        assert [each.id for each in client.peek("others")] == [first.id]
+
+
 def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
@@ -278,11 +340,22 @@ def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> 
             page.goto("/consumers")
             expect(page.get_by_role("link", name="orders")).to_be_visible()
             expect(page.locator("#rows td:nth-child(8)")).to_have_text("1")
+            since = page.locator("#rows td:nth-child(9)")
+            expect(since).to_have_text(re.compile(r"^\d+(\.\d)? s$"))
+            # It grows while the message is held.
+            expect(since).not_to_have_text(since.text_content() or "?")
             page.goto("/connections")
             expect(page.locator("#rows")).to_contain_text("127.0.0.1:")
             page.goto("/queue?name=orders")
             held = page.get_by_role("region", name="Unacked messages")
             expect(held).to_contain_text("order.new")
+            [told] = json.loads(client.request("stats", "unacked", "orders"))
+            delivered = time_text(told["delivered_us"])[:19].replace("T", " ")
+            expect(held.locator("td:nth-child(4)")).to_have_text(delivered)
+            expect(held.locator("td:nth-child(5)")).to_have_text(re.compile(r"^\d+(\.\d)? s$"))
+            [row] = json.loads(client.request("stats", "consumers"))
+            page.goto(f"/connection?number={row['connection']}")
+            expect(page.get_by_role("main")).to_contain_text("1 unacked, the oldest for ")
         with pytest.raises(mqks.RequestFailed):
             client.request("dance")
         page.goto("/errors")

@@ -117,6 +117,7 @@ async def _set_policy(client: AsyncClient, form: Form) -> str:
         bytes_max=_whole(form, "bytes_max"),
         overflow={"reject": "reject", "drop": "drop"}.get(form.get("overflow", "")),  # type: ignore[arg-type]
         ack_timeout_s=_number(form, "ack_timeout_s"),
+        single_consumer={"yes": True, "no": False}.get(form.get("single_consumer", "")),
     )
     return f"Policy of {_queue(form)} changed."
 
@@ -141,12 +142,21 @@ POLICY_FIELDS: Final = (
 
 def policy_values(policy: Mapping[str, Any]) -> dict[str, str]:
     """The form's values: what `set_queue` has set, empty where the server's default counts."""
-    values = dict.fromkeys((*(key for key, _ in POLICY_FIELDS), "overflow"), "")
+    values = dict.fromkeys((*(key for key, _ in POLICY_FIELDS), "overflow", "single_consumer"), "")
     for key, told in policy.items():
         if told["from"] == "set_queue" and key in values:
             value = told["value"]
-            values[key] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            values[key] = _field(value)
     return values
+
+
+def _field(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ",".join(map(str, value))
+    return str(value)
 
 
 async def _close(client: AsyncClient, form: Form) -> str:

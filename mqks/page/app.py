@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
+from time import time
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -97,6 +98,7 @@ class Page:
             lstrip_blocks=True,
         )
         self._environment.filters["plain"] = tables.text
+        self._environment.filters["duration"] = tables.duration
         self._environment.globals.update(
             cell=tables.cell,
             connection_link=tables.connection_link,
@@ -255,7 +257,7 @@ class Page:
             "queue.html",
             session,
             queue=row,
-            held=held,
+            held=[*map(_held, held)],
             fields=POLICY_FIELDS,
             values=policy_values(row["policy"]),
             reason=reason,
@@ -384,6 +386,16 @@ async def _form(request: Request) -> dict[str, str]:
 def _parameter(request: Request, key: str) -> str:
     pairs = parse_qsl(request.url.query, errors="surrogateescape")
     return next((value for name, value in pairs if name == key), "")
+
+
+def _held(row: tables.Row) -> Mapping[str, Any]:
+    """An unacked message; one that is acked meanwhile has no time."""
+    delivered_us = row["delivered_us"]
+    if delivered_us is None:
+        return {**row, "delivered": "", "held": ""}
+    age_s = max(0.0, time() - delivered_us / 1e6)
+    delivered = time_text(delivered_us)[:19].replace("T", " ")
+    return {**row, "delivered": delivered, "held": tables.duration(age_s)}
 
 
 def _message(message: Peeked) -> Mapping[str, Any]:

@@ -191,6 +191,7 @@ CONSUMERS: Final = Table(
         Column("manual_ack", "Manual ack", "yes"),
         Column("prefetch", "Prefetch", "count"),
         Column("unacked", "Unacked", "count"),
+        Column("oldest_age_s", "Held for", "age"),
         Column("unacked_bytes", "Unacked bytes", "bytes"),
         Column("blocked", "Paused", "yes"),
     ),
