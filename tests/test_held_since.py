@@ -126,6 +126,20 @@ def test_one_message_that_is_held_long_keeps_no_times_of_others() -> None:
     assert held(world) == [("old", 0)]
 
 
+def test_deliveries_again_are_known_when_others_are_dropped() -> None:
+    """Whichever delivery it is that drops them."""
+    world = bare()
+    publish(world, "old")
+    for number in range(150):
+        name = f"m{number}"
+        publish(world, name)
+        for _ in range(2):
+            world.advance(1.0)
+            world.send("c", b"r release c m%d\n" % number)
+            assert held(world)[-1] == (name, world.now_s - START_S)
+        world.send("c", b"a ack c m%d\n" % number)
+
+
 def test_many_deliveries_one_by_one_are_all_known() -> None:
     """More than there are before settled ones are dropped."""
     world = bare()

@@ -183,8 +183,8 @@ def test_consumers_and_connections_are_those_of_a_running_server(
     assert times_us == sorted(times_us)
     assert abs(time.time() - consumer["oldest_age_s"] - times_us[0] / 1e6) < WAIT_S
     _, out, _ = run(capsys, "unacked", "held")
-    for row in times_us:
-        assert time_text(row) in out
+    for time_us in times_us:
+        assert time_text(time_us) in out
     _, out, _ = run(capsys, "consumers")
     assert re.search(r"unacked_bytes +oldest +blocked", out)
 

@@ -87,7 +87,7 @@ class Consumer(Resting):
         self.repeated: dict[bytes, deque[Delivery]] = {}
         """Message id → later deliveries under the same id."""
         self.unacked_bytes = 0
-        self.since = HeldSince(queue.shared.turns.clock)
+        self.since = HeldSince(queue.shared.schedule.wall_us)
         """Since when it holds each of them."""
 
     @property
@@ -265,18 +265,18 @@ class Consumer(Resting):
 
     # -- ack timeout
 
-    def held_since_s(self, message_id: bytes, number: int) -> float | None:
-        """When this delivery was made, by the monotonic clock; None if it is settled."""
-        return self.since.time_s(number) if self.holds(message_id, number) else None
+    def held_since_us(self, message_id: bytes, number: int) -> int | None:
+        """When this delivery was made, in microseconds since 1970; None if it is settled."""
+        return self.since.time_us(number) if self.holds(message_id, number) else None
 
-    def oldest_s(self) -> float | None:
-        """When the oldest of its unacked deliveries was made, by the monotonic clock."""
+    def oldest_us(self) -> int | None:
+        """When the oldest of its unacked deliveries was made, in microseconds since 1970."""
         unacked = self.unacked
         if not unacked:
             return None
         if self.since.out_of_order:
-            return self.since.first_s(number for number, _ in unacked.values())
-        return self.since.time_s(next(iter(unacked.values()))[0])
+            return self.since.first_us(number for number, _ in unacked.values())
+        return self.since.time_us(next(iter(unacked.values()))[0])
 
     def holds(self, message_id: bytes, number: int) -> bool:
         """Whether this delivery is unacked; of several with one id the oldest is settled first."""

@@ -17,14 +17,14 @@ SPARE: Final = 64
 
 
 class HeldSince:
-    __slots__ = ("_again", "_clock", "_ends", "_most", "_times_s", "out_of_order")
+    __slots__ = ("_again", "_ends", "_most", "_times_us", "_wall_us", "out_of_order")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, wall_us: Callable[[], int]) -> None:
+        self._wall_us = wall_us
         self._ends = array("q")
         """The last number of each batch, increasing."""
-        self._times_s = array("d")
-        self._again: dict[int, float] = {}
+        self._times_us = array("q")
+        self._again: dict[int, int] = {}
         """Number → time, of messages that are not in a batch after the one before."""
         self._most = SPARE
         self.out_of_order = False
@@ -39,44 +39,45 @@ class HeldSince:
         ends, again = self._ends, self._again
         if not held and ends:
             if len(ends) == 1 and not again:
-                ends[0], self._times_s[0] = numbers[-1], self._clock()
+                ends[0], self._times_us[0] = numbers[-1], self._wall_us()
                 return False
             self.clear()
         if not ends or numbers[0] > ends[-1]:
             ends.append(numbers[-1])
-            self._times_s.append(self._clock())
+            self._times_us.append(self._wall_us())
         else:
-            again.update(dict.fromkeys(numbers, self._clock()))
+            again.update(dict.fromkeys(numbers, self._wall_us()))
         size = len(ends) + len(again)
         return size > self._most and size > 2 * held + SPARE
 
     def clear(self) -> None:
-        del self._ends[:], self._times_s[:]
+        del self._ends[:], self._times_us[:]
         self._again.clear()
         self._most = SPARE
         self.out_of_order = False
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Drop the entries that no message with one of these numbers needs."""
+        """Drop the entries that no message with one of these numbers needs, and not the last one:
+        lower numbers were delivered before."""
         again, ends = self._again, self._ends
         once = filterfalse(again.__contains__, numbers)
-        used = sorted({*map(partial(bisect_left, ends), once)})
-        self._times_s = array("d", map(self._times_s.__getitem__, used))
+        used = sorted({*map(partial(bisect_left, ends), once), len(ends) - 1})
+        self._times_us = array("q", map(self._times_us.__getitem__, used))
         self._ends = array("q", map(ends.__getitem__, used))
         self._again = {number: again[number] for number in numbers if number in again}
         self._most = 2 * len(self) + SPARE
 
-    def time_s(self, number: int) -> float:
-        """When a message that is held was delivered, by the monotonic clock."""
-        again_s = self._again.get(number)
-        return self._times_s[bisect_left(self._ends, number)] if again_s is None else again_s
+    def time_us(self, number: int) -> int:
+        """When a message that is held was delivered, by the wall clock."""
+        again_us = self._again.get(number)
+        return self._times_us[bisect_left(self._ends, number)] if again_us is None else again_us
 
-    def first_s(self, numbers: Iterable[int]) -> float:
+    def first_us(self, numbers: Iterable[int]) -> int:
         """The earliest of these times."""
         again = self._again
         if not again:
-            return self.time_s(min(numbers))
+            return self.time_us(min(numbers))
         held = [*numbers]
         once = min(filterfalse(again.__contains__, held), default=None)
-        times_s = [again[number] for number in held if number in again]
-        return min(times_s if once is None else [*times_s, self.time_s(once)])
+        times_us = [again[number] for number in held if number in again]
+        return min(times_us if once is None else [*times_us, self.time_us(once)])

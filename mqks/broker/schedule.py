@@ -88,11 +88,12 @@ class Schedule:
     """`clock` returns monotonic seconds, `now_us` the wall clock in microseconds since 1970. A
     delay uses the first, a point of time the second, even when the clock is set."""
 
-    __slots__ = ("_clock", "_delays", "_now_us", "_points")
+    __slots__ = ("_clock", "_delays", "_points", "wall_us")
 
     def __init__(self, clock: Callable[[], float], now_us: Callable[[], int]) -> None:
         self._clock = clock
-        self._now_us = now_us
+        self.wall_us = now_us
+        """The wall clock in microseconds since 1970."""
         self._delays = _Heap()
         self._points = _Heap()
 
@@ -113,9 +114,6 @@ class Schedule:
         """The monotonic clock in microseconds."""
         return round(self._clock() * 1_000_000)
 
-    def wall_us(self) -> int:
-        return self._now_us()
-
     def cancel(self, entry: int) -> None:
         """Remove an entry, which must not have been run."""
         (self._points if entry & 1 else self._delays).cancel(entry >> 1)
@@ -127,7 +125,7 @@ class Schedule:
         due_s = None if delay_us is None else delay_us / 1_000_000
         if point_us is None:
             return due_s
-        wait_s = (point_us - self._now_us()) / 1_000_000
+        wait_s = (point_us - self.wall_us()) / 1_000_000
         look_s = self._clock() + min(max(wait_s, 0.0), WALL_LOOK_S)
         return look_s if due_s is None else min(due_s, look_s)
 
@@ -135,7 +133,7 @@ class Schedule:
         """Run the next entry that is due; return whether there was one."""
         for heap, now_us in (
             (self._delays, round(self._clock() * 1_000_000)),
-            (self._points, self._now_us()),
+            (self._points, self.wall_us()),
         ):
             due_us = heap.next_us()
             if due_us is not None and due_us <= now_us:

@@ -183,9 +183,10 @@ def _check_times(consumer: Consumer, deliveries: list[tuple[int, bytes]]) -> Non
     who, since = consumer.id, consumer.since
     ends, numbers = [*since._ends], [number for number, _ in deliveries]
     require(all(map(int.__lt__, ends, ends[1:])), f"{who!r}: times of numbers that do not increase")
-    require(len(ends) == len(since._times_s), f"{who!r}: times without numbers")
-    times_s = [since.time_s(number) for number in numbers]
-    require(consumer.oldest_s() == min(times_s, default=None), f"{who!r}: the oldest is another")
+    require(len(ends) == len(since._times_us), f"{who!r}: times without numbers")
+    times_us = [since.time_us(number) for number in numbers]
+    require(consumer.oldest_us() == min(times_us, default=None), f"{who!r}: the oldest is another")
+    require(all(ends[-1] >= number for number in since._again), f"{who!r}: a number twice")
     most = 2 * max(len(consumer.unacked), consumer.unacked_max) + SPARE
     require(len(since) <= most, f"{who!r}: {len(since)} times of {len(numbers)} messages")
 
