@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 import mqks
 from mqks.testing import BrokerProcess
+from mqks.users import User, hash_token
 
 HERE = Path(__file__).parent
 LOAD_S = 45.0
@@ -28,6 +30,31 @@ QUEUES = {
     "search-index": ["product.**"],
     "thumbnails": ["image.uploaded"],
 }
+TOKEN = "example"
+USERS = (
+    User("shop", token=hash_token(TOKEN), admin=True, publish=["**"], consume=["**"], read=["**"]),
+    User("grafana", token=hash_token("g"), monitoring=True),
+    User("invoices", token=hash_token("i"), consume=["invoices"], publish=["invoice.*"]),
+)
+MISTAKES = (
+    ["move", "order", "orders"],
+    ["purge", "exports", "--limit=0"],
+    ["stats", "queue", "mail"],
+)
+FORM = {"Event": "order.new", "Data": '{"number": 4711, "total": 49.9}', "Attributes": "trace=7"}
+VIEWS = {
+    "overview": ("/", 800),
+    "queues": ("/queues", 480),
+    "queue": ("/queue?name=orders", 1150),
+    "consumers": ("/consumers", 420),
+    "connections": ("/connections", 420),
+    "connection": ("/connections", 480),
+    "errors": ("/errors", 300),
+    "limits": ("/limits", 620),
+    "users": ("/users", 320),
+    "publish": ("/publish", 620),
+}
+"""Path and height of each picture."""
 EVENTS = ["order.new"] * 8 + ["order.paid"] * 5 + ["product.changed"] * 4 + ["image.uploaded"] * 2
 EVENTS += ["order.changed", "user.created", "refund.new", "report.due"]
 
@@ -71,18 +98,24 @@ def work(url: str, queue: str, is_over: threading.Event) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
-        flags = "--http-port", "0", "--page", "full"
+        users = Path(directory) / "users"
+        users.write_text("".join(each.line() for each in USERS))
+        flags = "--http-port", "0", "--page", "full", "--users", str(users)
         with BrokerProcess(Path(directory) / "mqks.db", *flags) as server:
             while not (found := re.search(r"address=(http://\S+)", server.log)):
                 time.sleep(0.01)
-            with mqks.connect_blocking(server.url) as client:
+            url = server.url.replace("://", f"://{TOKEN}@")
+            with mqks.connect_blocking(url, client_name="deploy") as client:
                 for queue, events in QUEUES.items():
                     plain = [each for each in events if "*" not in each]
                     masks = [each for each in events if "*" in each]
                     client.subscribe(queue, plain, add_mask=masks)
                     client.set_queue(queue, retries=5, dead_letters="dead-letters")
-                client.set_queue("orders", ack_timeout_s=60, ttl_s=86_400)
-            take(server.url, found[1])
+                client.set_queue("orders", ack_timeout_s=60, ttl_s=86_400, single_consumer=True)
+                for words in MISTAKES:
+                    with suppress(mqks.RequestFailed):
+                        client.request(*words)
+            take(url, found[1])
 
 
 def take(url: str, web: str) -> None:
@@ -101,18 +134,21 @@ def take(url: str, web: str) -> None:
                 base_url=web, viewport={"width": 1120, "height": 800}, color_scheme="light"
             )
             page = context.new_page()
-            page.goto("/")
+            page.goto("/login")
+            page.get_by_label("Token").fill(TOKEN)
+            page.get_by_role("button", name="Log in").click()
             page.wait_for_timeout(LOAD_S * 1000)
-            for name, path in (
-                ("overview", "/"),
-                ("queues", "/queues"),
-                ("queue", "/queue?name=orders"),
-                ("connections", "/connections"),
-            ):
+            for name, (path, height) in VIEWS.items():
+                page.set_viewport_size({"width": 1120, "height": height})
                 page.goto(path)
+                if name == "connection":
+                    page.get_by_role("row").filter(has_text="search-index").get_by_role(
+                        "link"
+                    ).first.click()
+                if name == "publish":
+                    for label, text in FORM.items():
+                        page.get_by_label(label, exact=label == "Event").fill(text)
                 page.wait_for_timeout(5_000)
-                if name == "queue":
-                    page.set_viewport_size({"width": 1120, "height": 1150})
                 page.screenshot(path=HERE / f"page-{name}.png")
             browser.close()
     finally:
