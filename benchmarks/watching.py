@@ -165,24 +165,31 @@ def make_queues(peer: socket.socket, queues: int) -> None:
             assert replies.readline() == b"p ok \n"
 
 
-def open_page(directory: Path) -> None:
-    """The share of a core that open pages take, of a server that does nothing else."""
-    db = directory / "page.db"
+def open_page(directory: Path, runs: int) -> None:
+    """The share of a core that open pages take, in turns with none, of a server that does nothing
+    else."""
+    db, shares = directory / "page.db", dict[int, list[float]]()
+    renewals: dict[int, list[int]] = {}
     with (
         BrokerProcess(db, *WITH_PAGE) as server,
         socket.create_connection(("127.0.0.1", server.port), 60) as peer,
     ):
         make_queues(peer, PAGE_QUEUES)
-        for count in (0, *PAGES.values()):
-            watched = opened(web_of(server), count) if count else nullcontext([0])
-            with watched as renewed:
-                before, before_s, began = min(renewed), cpu_s(db), time.monotonic()
-                time.sleep(OPEN_S)
-                share = (cpu_s(db) - before_s) / (time.monotonic() - began)
-                print(
-                    f"{count} open pages, {PAGE_QUEUES:,} queues: {share:.2%} of a core, "
-                    f"renewed {min(renewed) - before} times in {OPEN_S} s"
-                )
+        for _ in range(runs):
+            for count in (0, *PAGES.values()):
+                watched = opened(web_of(server), count) if count else nullcontext([0])
+                with watched as renewed:
+                    before, before_s, began = min(renewed), cpu_s(db), time.monotonic()
+                    time.sleep(OPEN_S)
+                    share = (cpu_s(db) - before_s) / (time.monotonic() - began)
+                    shares.setdefault(count, []).append(share)
+                    renewals.setdefault(count, []).append(min(renewed) - before)
+    for count, mine in shares.items():
+        print(
+            f"{count} open pages, {PAGE_QUEUES:,} queues: {statistics.median(mine):.2%} of a core "
+            f"({min(mine):.2%} to {max(mine):.2%}), "
+            f"renewed {statistics.median(renewals[count]):.0f} times in {OPEN_S} s"
+        )
 
 
 def many_queues(directory: Path, queues: int, runs: int) -> None:
@@ -234,11 +241,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1_000_000, help="messages of a run")
     parser.add_argument("--queues", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--only", choices=("compare", "pages", "queues"), help="only this part")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
-        compare(Path(directory), given.count, given.runs)
-        open_page(Path(directory))
-        many_queues(Path(directory), given.queues, given.runs)
+        if given.only in (None, "compare"):
+            compare(Path(directory), given.count, given.runs)
+        if given.only in (None, "pages"):
+            open_page(Path(directory), min(3, given.runs))
+        if given.only in (None, "queues"):
+            many_queues(Path(directory), given.queues, given.runs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What open pages show, renewed while anybody watches.
 
-The one rule: one sample serves all who watch, and equal views are formatted once. Sampling takes a
-hundredth of the time at most: the longer a sample takes, the later the next one comes.
+The one rule: one sample serves all who watch; its rows are sorted and formatted once for all views
+that show them. This takes a hundredth of the time: the longer it takes, the later the next one
+comes. Only pages that were just opened are served earlier.
 """
 
 import json
@@ -21,13 +22,17 @@ from mqks.client.errors import ClientError
 from mqks.inspection.sample import add_rates
 from mqks.inspection.source import Row
 from mqks.page.overview import numbers
-from mqks.page.tables import TABLES, View, shown
+from mqks.page.tables import TABLES, Ordered, View, cell
 
 INTERVAL_S: Final = 2.0
 SHARE: Final = 100
 """A sample that takes a second is followed by this many seconds without one."""
+SHARE_NEW: Final = 10
+"""The same for pages that were just opened."""
 INTERVAL_S_MAX: Final = 60.0
-EVENT_S: Final = 0.001
+FIRST_S: Final = 1.0
+"""The first rates of a page are those of this time at least, after it was opened."""
+EVENT_S: Final = 0.0003
 """About the time that one event takes on its way to its page."""
 HISTORY: Final = 900
 """Points of the charts: half an hour, when samples come every two seconds."""
@@ -45,6 +50,8 @@ class Watcher:
     view: View | None
     changed: anyio.Event = field(default_factory=anyio.Event)
     message: bytes = b""
+    is_new: bool = True
+    """It has not got everything yet."""
 
 
 class Derived(NamedTuple):
@@ -67,7 +74,10 @@ class Live:
         self._derived = derived
         self._watchers: set[Watcher] = set()
         self._watched = anyio.Event()
+        self._joined = anyio.Event()
+        """Somebody new watches."""
         self._latest: Row | None = None
+        self._latest_s = 0.0
         self.history: deque[list[float]] = deque(maxlen=HISTORY)
         """Time in seconds since the start of the server, then the rates of `RATES`."""
 
@@ -83,6 +93,7 @@ class Live:
         watcher = Watcher(view)
         self._watchers.add(watcher)
         self._watched.set()
+        self._joined.set()
         try:
             yield b"retry: 2000\n\n"
             while True:
@@ -100,44 +111,80 @@ class Live:
             await self._watched.wait()
             with suppress(ClientError):
                 async with self._open_client() as client:
-                    while self._watchers:
-                        began_s = monotonic()
-                        await self._renew(client)
-                        took_s = monotonic() - began_s + EVENT_S * len(self._watchers)
-                        await anyio.sleep(min(INTERVAL_S_MAX, max(INTERVAL_S, SHARE * took_s)))
+                    await self._sample_all(client)
             self._latest = None
             self._watched = anyio.Event()
             if self._watchers:
                 self._watched.set()
                 await anyio.sleep(INTERVAL_S)
 
-    async def _renew(self, client: AsyncClient) -> None:
+    async def _sample_all(self, client: AsyncClient) -> None:
+        """While anybody watches: for all when it is time, between that for those who are new."""
+        due_s = 0.0
+        while self._watchers:
+            if self._latest is not None:
+                await anyio.sleep(max(0.0, self._latest_s + FIRST_S - monotonic()))
+            began_s = monotonic()
+            is_due = began_s >= due_s
+            served = await self._renew(client, only_new=not is_due)
+            took_s = monotonic() - began_s + EVENT_S * served
+            if is_due:
+                due_s = monotonic() + min(INTERVAL_S_MAX, max(INTERVAL_S, SHARE * took_s))
+            await self._wait(max(INTERVAL_S, SHARE_NEW * took_s), due_s)
+
+    async def _wait(self, least_s: float, due_s: float) -> None:
+        """Until somebody new watches, but so many seconds at least; or until this time."""
+        await anyio.sleep(max(0.0, min(least_s, due_s - monotonic())))
+        with anyio.move_on_after(due_s - monotonic()):
+            while not any(each.is_new for each in self._watchers):
+                self._joined = anyio.Event()
+                await self._joined.wait()
+
+    async def _renew(self, client: AsyncClient, *, only_new: bool) -> int:
+        """Sample once, and return how many pages get it."""
         wanted = {each.view.table for each in self._watchers if each.view is not None}
         sample = await self._take(client, wanted)
-        add_rates(sample, self._latest)
-        self._latest = sample
+        has_rates = self._add_rates(sample)
+        self._remember(sample)
         rates = [sample["rates_per_s"][key] for key in RATES]
         if None not in rates:
             self.history.append([sample["totals"]["uptime_s"], *rates])
-        messages: dict[View | None, bytes] = {}
+        messages, served = Messages(sample), 0
         for watcher in [*self._watchers]:
-            if watcher.view not in messages:
-                messages[watcher.view] = message(sample, watcher.view)
-                await checkpoint()
-            watcher.message = messages[watcher.view]
+            view = watcher.view
+            # The table of somebody who has come meanwhile may not be in this sample.
+            if (only_new and not watcher.is_new) or not (view is None or view.table in sample):
+                continue
+            watcher.message = messages.of(view)
+            watcher.is_new = not has_rates
             watcher.changed.set()
+            served += 1
+            await checkpoint()
+        return served
 
     async def sample(self, client: AsyncClient, lists: set[str]) -> Row:
         """A sample for a page that is opened now, with the rates since the last one."""
         sample = await self._take(client, lists)
-        add_rates(sample, self._latest)
+        if not self._add_rates(sample):
+            self._remember(sample)
         return sample
+
+    def _add_rates(self, sample: Row) -> bool:
+        """Add the rates since the last sample; return whether that had what they need."""
+        latest = self._latest
+        if latest is not None and monotonic() - self._latest_s > INTERVAL_S_MAX + INTERVAL_S:
+            latest = None
+        add_rates(sample, latest)
+        return latest is not None and latest["has_queues"] >= sample["has_queues"]
+
+    def _remember(self, sample: Row) -> None:
+        self._latest, self._latest_s = sample, monotonic()
 
     async def _take(self, client: AsyncClient, tables: set[str]) -> Row:
         """Totals, journal and what some tables need."""
         derived = {key: self._derived[key] for key in self._derived.keys() & tables}
         lists = (tables - derived.keys()).union(*(each.needs for each in derived.values()))
-        sample: Row = {"connected": True, "queues": []}
+        sample: Row = {"connected": True, "queues": [], "has_queues": "queues" in lists}
         sample["totals"] = json.loads(await client.request("stats"))
         sample["journal"] = json.loads(await client.request("stats", "journal"))
         for key in sorted(lists):
@@ -162,14 +209,45 @@ async def rows_of(client: AsyncClient, key: str) -> list[Row]:
             return rows
 
 
-def message(sample: Row, view: View | None) -> bytes:
-    """One server-sent event."""
-    told: dict[str, Any] = {
-        "time": sample["totals"]["uptime_s"],
-        "numbers": numbers(sample),
-        "rates": [sample["rates_per_s"][key] for key in RATES],
-    }
-    if view is not None:
-        table = shown(TABLES[view.table], view, sample[view.table])
-        told["rows"], told["first"], told["total"] = table.rows, table.first, table.total
-    return b"data: %b\n\n" % json.dumps(told, separators=(",", ":")).encode()
+class Messages:
+    """The server-sent events of a sample. What several views have in common is formatted once."""
+
+    def __init__(self, sample: Row) -> None:
+        self._sample = sample
+        told = {
+            "time": sample["totals"]["uptime_s"],
+            "numbers": numbers(sample),
+            "rates": [sample["rates_per_s"][key] for key in RATES],
+        }
+        self._head = _json(told).removesuffix("}")
+        self._tables: dict[str, Ordered] = {}
+        self._rows: dict[int, str] = {}
+        """Identity of a row → its cells."""
+        self._messages: dict[View | None, bytes] = {}
+
+    def of(self, view: View | None) -> bytes:
+        message = self._messages.get(view)
+        if message is None:
+            end = "}" if view is None else self._table(view)
+            message = self._messages[view] = f"data: {self._head}{end}\n\n".encode()
+        return message
+
+    def _table(self, view: View) -> str:
+        key = view.table
+        ordered = self._tables.get(key)
+        if ordered is None:
+            ordered = self._tables[key] = Ordered(TABLES[key], self._sample[key])
+        rows, first, total = ordered.part(view)
+        cells = ",".join([self._cells(key, row) for row in rows])
+        return f',"rows":[{cells}],"first":{first},"total":{total}}}'
+
+    def _cells(self, key: str, row: Mapping[str, Any]) -> str:
+        text = self._rows.get(id(row))
+        if text is None:
+            text = _json([cell(column, row) for column in TABLES[key].columns])
+            self._rows[id(row)] = text
+        return text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

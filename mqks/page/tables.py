@@ -148,16 +148,34 @@ def view_of(table: Table, wanted: Mapping[str, str]) -> View:
 
 
 def shown(table: Table, view: View, rows: Iterable[Row]) -> Shown:
-    """Rows as the view wants them; those without a value come last."""
-    wanted = view.filter.lower()
-    found = [row for row in rows if not wanted or wanted in str(row[table.filter]).lower()]
-    key = view.sort
-    with_value = [row for row in found if row.get(key) is not None]
-    with_value.sort(key=lambda row: row[key], reverse=not view.ascending)
-    ordered = with_value + [row for row in found if row.get(key) is None]
-    first = min(view.first, max(0, (len(ordered) - 1) // PAGE_ROWS * PAGE_ROWS))
-    some = ordered[first : first + PAGE_ROWS]
-    return Shown([[cell(each, row) for each in table.columns] for row in some], first, len(ordered))
+    """Rows as the view wants them."""
+    some, first, total = Ordered(table, rows).part(view)
+    return Shown([[cell(each, row) for each in table.columns] for row in some], first, total)
+
+
+class Ordered:
+    """The rows of a table, in each order that a view has wanted; they are sorted once for all."""
+
+    def __init__(self, table: Table, rows: Iterable[Row]) -> None:
+        self._rows = [(str(row[table.filter]).lower(), row) for row in rows]
+        self._orders: dict[tuple[str, bool], list[tuple[str, Row]]] = {}
+
+    def part(self, view: View) -> tuple[list[Row], int, int]:
+        """The rows that a view shows, how many come before them, and how many there are."""
+        wanted = view.filter.lower()
+        found = [row for name, row in self._order(view.sort, view.ascending) if wanted in name]
+        first = min(view.first, max(0, (len(found) - 1) // PAGE_ROWS * PAGE_ROWS))
+        return found[first : first + PAGE_ROWS], first, len(found)
+
+    def _order(self, key: str, ascending: bool) -> list[tuple[str, Row]]:
+        """Those without a value come last."""
+        order = self._orders.get((key, ascending))
+        if order is None:
+            order = [each for each in self._rows if each[1].get(key) is not None]
+            order.sort(key=lambda each: each[1][key], reverse=not ascending)
+            order += [each for each in self._rows if each[1].get(key) is None]
+            self._orders[key, ascending] = order
+        return order
 
 
 QUEUES: Final = Table(
