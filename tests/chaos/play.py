@@ -209,7 +209,7 @@ class Chaos:
     # -- a life
 
     async def _play(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        await self._restarted(life)
+        await self._restarted(life, its_plan)
         self._checker.exact = not its_plan.full
         self._checker.limited = its_plan.limited
         if its_plan.number == 0:
@@ -232,7 +232,7 @@ class Chaos:
         self._ended(its_plan)
 
     async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        await self._restarted(life)
+        await self._restarted(life, its_plan)
         self._checker.exact = True
         self._checker.limited = False
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
@@ -243,7 +243,7 @@ class Chaos:
         self._ended(its_plan)
 
     async def _is_drained(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        await self._restarted(life)
+        await self._restarted(life, its_plan)
         for queue in self._checker.queues.values():
             if queue.copies:
                 raise Violation(f"{queue.name!r} was drained, and has {list(queue.copies)}")
@@ -272,7 +272,7 @@ class Chaos:
                 raise Violation("a player has ended")
             await asyncio.sleep(0.005)
 
-    async def _restarted(self, life: Life) -> None:
+    async def _restarted(self, life: Life, its_plan: LifePlan) -> None:
         seen = await _Looker(life).look()
         self._checker.restarted(seen.queues, stopped=self._stopped)
         known = {*self._checker.queues}
@@ -281,7 +281,8 @@ class Chaos:
             known |= {name.encode() for name in hermit.queues}
         if others := seen.queues.keys() - known:
             raise Violation(f"there are queues that nobody has made: {others}")
-        await self._ward.restarted(life, stopped=self._stopped)
+        if not its_plan.full:  # What dies at the start would be on its way to another queue.
+            await self._ward.restarted(life, stopped=self._stopped)
 
     async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
         owner = Owner(life, its_plan, "set-up")
