@@ -52,8 +52,9 @@ class Seen:
 
 
 class _Looker:
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Life, its_plan: LifePlan) -> None:
         self._life = life
+        self._plan = its_plan
         self._wire: Wire
 
     async def look(self) -> Seen:
@@ -72,7 +73,7 @@ class _Looker:
             rules[name] = None if rule is None else _seconds(rule["delay_s"])
             queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
         for name in rows:
-            if name.startswith("n."):
+            if name.startswith("n.") and not self._plan.full:
                 await self._ask(f"delete_queue --confirm {name}", lambda rest: True)
         self._wire.finish()
         await self._wire.until_closed()
@@ -273,7 +274,7 @@ class Chaos:
             await asyncio.sleep(0.005)
 
     async def _restarted(self, life: Life, its_plan: LifePlan) -> None:
-        seen = await _Looker(life).look()
+        seen = await _Looker(life, its_plan).look()
         self._checker.restarted(seen.queues, stopped=self._stopped)
         known = {*self._checker.queues}
         for hermit in self._hermits:
