@@ -161,7 +161,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--servers", help=f"of {', '.join(SERVERS)}; default: all brokers")
     parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--count", type=int, help="messages, instead of the work's own number")
-    parser.add_argument("--payload-bytes", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--payload-bytes", type=int, help="instead of the work's own, mostly 100")
     parser.add_argument("--peers", type=int, help="publishers in fan_in and fairness")
     parser.add_argument(
         "--serve-flags",
@@ -188,7 +188,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def size_of(work: Work, chosen: argparse.Namespace) -> Size:
     """The work's size, as changed on the command line."""
-    size = replace(work.tiny if chosen.tiny else work.full, payload_bytes=chosen.payload_bytes)
+    size = work.tiny if chosen.tiny else work.full
+    if chosen.payload_bytes:
+        size = replace(size, payload_bytes=chosen.payload_bytes)
     if chosen.count:
         size = replace(size, count=chosen.count)
     return replace(size, peers=chosen.peers) if chosen.peers and size.peers > 1 else size

@@ -240,7 +240,7 @@ class Settings:
     ballast_bytes: int = _advanced(
         16 * MIB,
         "Size of a file that is released when the disk is full, to make space for acks. Less than "
-        "batch_bytes_max and wal_checkpoint_pages together may not suffice.",
+        "batch_bytes_max and the WAL (wal_checkpoint_pages) together may not suffice.",
         (0, 16 * GIB, "bytes"),
     )
     wal_checkpoint_pages: int = _advanced(

@@ -17,13 +17,14 @@ from typing import IO
 
 import pytest
 
-from benchmarks import footprint, process, scale
+from benchmarks import footprint, process, scale, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.process import Running
 from benchmarks.run import main, measure, measure_all, medians, takes_part
 from benchmarks.scale import Costs, Talk, expect, probe, sizes
 from benchmarks.servers import SERVERS
+from benchmarks.servers.base import TALKERS
 from benchmarks.servers.rabbitmq import (
     ACK,
     BASIC_ACK,
@@ -67,8 +68,14 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(part, "ROUNDS", 3)
 
 
+def skip_without_compiler(name: str) -> None:
+    if name in TALKERS and (reason := talk.missing()):
+        pytest.skip(reason)
+
+
 @pytest.mark.parametrize("name", WORKS)
 def test_work_against_mqks(name: str) -> None:
+    skip_without_compiler(name)
     figures = measure(MQKS, WORKS[name], WORKS[name].tiny)
     assert figures
     told = {key: value for key, value in figures.items() if not key.endswith(DIFFERENCES)}
@@ -77,6 +84,7 @@ def test_work_against_mqks(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAYED)
 def test_work_against_sink(name: str) -> None:
+    skip_without_compiler(name)
     assert measure(Sink(), WORKS[name], WORKS[name].tiny)
 
 
@@ -85,9 +93,12 @@ def test_payload_size_is_kept(payload_bytes: int) -> None:
     assert measure(MQKS, WORKS["acked"], Size(100, payload_bytes))
 
 
-@pytest.mark.parametrize("name", ["stream", "confirm", "fanout", "latency", "fan_in"])
+@pytest.mark.parametrize(
+    "name", ["stream", "confirm", "fanout", "latency", "fan_in", "talkers_100", "big_10k"]
+)
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"none"}))
 def test_wrong_delivery_is_noticed(name: str, fault: str) -> None:
+    skip_without_compiler(name)
     with pytest.raises((Wrong, Stalled)):
         measure(Sink(fault), WORKS[name], WORKS[name].tiny)
 

@@ -35,6 +35,11 @@ class Wish:
 POLICIES = frozenset({"stream_ttl", "prefetch", "delayed", "dead_letters"})
 """The works that wish for something."""
 
+TALKERS = frozenset(
+    {"talkers_100", "talkers_1000", "talkers_10k", "big_10k", "big_100k", "big_900k"}
+)
+"""The works whose load program tells a reply by a mark."""
+
 
 class Server(ABC):
     """One kind of server in one setting.

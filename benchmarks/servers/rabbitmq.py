@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from benchmarks.flow import UNLIMITED, Flow, Stalled, connect, free_port
 from benchmarks.messages import MARK, PLACE, Messages, Wrong
-from benchmarks.servers.base import Server
+from benchmarks.servers.base import TALKERS, Server
 
 METHOD, HEADER, BODY = 1, 2, 3
 END = b"\xce"
@@ -176,7 +176,7 @@ class Rabbitmq(Server):
     refusal: ClassVar[bytes] = CHANNEL_CLOSE
     program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
     scale = 0.3
-    skips = frozenset({"fairness", "paging"})
+    skips = frozenset({"fairness", "paging"}) | TALKERS
 
     def version(self) -> str:
         homes = Path(self.program).parents[1].glob("lib/rabbitmq_server-*")

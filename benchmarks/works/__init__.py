@@ -1,4 +1,5 @@
-"""The works: one module each, which opens with what it measures and ends with its `WORK`."""
+"""The works: one module each, which opens with what it measures and ends with its `WORK`, or with
+several that differ in their sizes."""
 
 from benchmarks.work import Work
 from benchmarks.works import (
@@ -23,6 +24,7 @@ from benchmarks.works import (
     scale_waiting,
     stream,
     stream_ttl,
+    talkers,
     wal_reader,
 )
 
@@ -52,4 +54,4 @@ WORKS: dict[str, Work] = {
         scale_waiting,
         scale_consumers,
     )
-}
+} | talkers.WORKS

@@ -208,6 +208,12 @@ class Batch:
     def must_last(self) -> bool:
         return self.is_rest or self.entry.must_last
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether some of it needs more space than it frees."""
+        entry = self.entry
+        return bool(entry.once) or any(change.runs or change.moved for change in entry.changes)
+
 
 class Pending:
     """Everything that is not written yet. `now_us` is the wall clock, in microseconds."""

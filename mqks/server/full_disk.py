@@ -54,7 +54,8 @@ class FullDisk:
         await self._let_go()
         if not (await self._has_room() and await self._write(self._pending.take(whole=True))):
             batch = self._pending.take(whole=True)
-            self._broker.failed(batch, failure)
+            if batch.has_messages:  # Otherwise it is settled, and `leave` writes it.
+                self._broker.failed(batch, failure)
             self._pending.put_back(batch)
             self._writer.release()
 

@@ -52,8 +52,9 @@ class Seen:
 
 
 class _Looker:
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Life, its_plan: LifePlan) -> None:
         self._life = life
+        self._plan = its_plan
         self._wire: Wire
 
     async def look(self) -> Seen:
@@ -72,7 +73,7 @@ class _Looker:
             rules[name] = None if rule is None else _seconds(rule["delay_s"])
             queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
         for name in rows:
-            if name.startswith("n."):
+            if name.startswith("n.") and not self._plan.full:
                 await self._ask(f"delete_queue --confirm {name}", lambda rest: True)
         self._wire.finish()
         await self._wire.until_closed()
@@ -209,7 +210,7 @@ class Chaos:
     # -- a life
 
     async def _play(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        await self._restarted(life)
+        await self._restarted(life, its_plan)
         self._checker.exact = not its_plan.full
         self._checker.limited = its_plan.limited
         if its_plan.number == 0:
@@ -232,7 +233,7 @@ class Chaos:
         self._ended(its_plan)
 
     async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        await self._restarted(life)
+        await self._restarted(life, its_plan)
         self._checker.exact = True
         self._checker.limited = False
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
@@ -243,7 +244,7 @@ class Chaos:
         self._ended(its_plan)
 
     async def _is_drained(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
-        await self._restarted(life)
+        await self._restarted(life, its_plan)
         for queue in self._checker.queues.values():
             if queue.copies:
                 raise Violation(f"{queue.name!r} was drained, and has {list(queue.copies)}")
@@ -272,8 +273,8 @@ class Chaos:
                 raise Violation("a player has ended")
             await asyncio.sleep(0.005)
 
-    async def _restarted(self, life: Life) -> None:
-        seen = await _Looker(life).look()
+    async def _restarted(self, life: Life, its_plan: LifePlan) -> None:
+        seen = await _Looker(life, its_plan).look()
         self._checker.restarted(seen.queues, stopped=self._stopped)
         known = {*self._checker.queues}
         for hermit in self._hermits:
@@ -281,7 +282,8 @@ class Chaos:
             known |= {name.encode() for name in hermit.queues}
         if others := seen.queues.keys() - known:
             raise Violation(f"there are queues that nobody has made: {others}")
-        await self._ward.restarted(life, stopped=self._stopped)
+        if not its_plan.full:  # What dies at the start would be on its way to another queue.
+            await self._ward.restarted(life, stopped=self._stopped)
 
     async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
         owner = Owner(life, its_plan, "set-up")
