@@ -423,6 +423,10 @@ class World(AbstractContextManager["World"]):
 
     def _flush(self) -> None:
         broker = self.broker
+        expelled, broker.shared.expelled = broker.shared.expelled, []
+        for peer in [*self.peers.values()]:
+            if peer.connection in expelled:
+                self._look_at(peer)
         for _ in range(_MORE_THAN_ENDLESS):
             self._write()
             if not (broker.shared.touched or broker.has_work):
