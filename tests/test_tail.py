@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from select import select
 from typing import Any
 
 import anyio
@@ -246,15 +247,17 @@ def test_the_command_shows_a_queue_or_events(tmp_path: Path) -> None:
         of_events = shell.start("tail", "order.*", "other", "--json", "--timeout", WAIT_S)
         with of_queue, of_events:
             # They may not be there yet: what they show then is one of many.
-            def both_have_ended() -> bool:
+            assert of_events.stdout is not None
+
+            def both_have_shown_it() -> bool:
                 client.publish("order.new", "a  b", id="m1", meta={"k": "v"}, confirm=True)
                 time.sleep(0.05)  # Nobody reads the other one meanwhile: its pipe must not fill.
-                return of_queue.poll() is not None
+                can_read, _, _ = select([of_events.stdout], [], [], 0)
+                return of_queue.poll() is not None and bool(can_read)
 
-            until(both_have_ended)
+            until(both_have_shown_it)
             assert of_queue.communicate() == (b"order.new a  b\n", b"")
             assert of_queue.returncode == 0
-            assert of_events.stdout is not None
             assert json.loads(of_events.stdout.readline()) == {
                 "id": "m1",
                 "event": "order.new",
