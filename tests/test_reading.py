@@ -315,9 +315,10 @@ def test_stats_come_in_pages_and_tell_the_same_as_counted(tmp_path: Path) -> Non
             "retry": 0,
             "data_bytes": 1,
         }
-        [row] = reader.stats("unacked")
-        assert row.pop("delivered_us")
-        assert row == held
+        rows = reader.stats("unacked")
+        assert isinstance(rows, list)
+        assert [row.pop("delivered_us") > 0 for row in rows] == [True]
+        assert rows == [held]
         assert reader.stats("unacked --after=q3 --then=1") == []
         queue = reader.stats("queue q3")
         assert isinstance(queue, dict)

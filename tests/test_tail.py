@@ -247,18 +247,19 @@ def test_the_command_shows_a_queue_or_events(tmp_path: Path) -> None:
         of_events = shell.start("tail", "order.*", "other", "--json", "--timeout", WAIT_S)
         with of_queue, of_events:
             # They may not be there yet: what they show then is one of many.
-            assert of_events.stdout is not None
+            shown = of_events.stdout
+            assert shown is not None
 
             def both_have_shown_it() -> bool:
                 client.publish("order.new", "a  b", id="m1", meta={"k": "v"}, confirm=True)
                 time.sleep(0.05)  # Nobody reads the other one meanwhile: its pipe must not fill.
-                can_read, _, _ = select([of_events.stdout], [], [], 0)
+                can_read, _, _ = select([shown], [], [], 0)
                 return of_queue.poll() is not None and bool(can_read)
 
             until(both_have_shown_it)
             assert of_queue.communicate() == (b"order.new a  b\n", b"")
             assert of_queue.returncode == 0
-            assert json.loads(of_events.stdout.readline()) == {
+            assert json.loads(shown.readline()) == {
                 "id": "m1",
                 "event": "order.new",
                 "meta": {"k": "v"},
