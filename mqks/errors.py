@@ -18,6 +18,7 @@
     ├── CannotWrite            73  an output file exists, or cannot be created
     ├── BenchFailed            69  the server to be measured does not answer, or answers wrongly
     ├── JournalFailed          74  the journal could not be written
+    ├── JournalReverted        76  the database has lost commits that it had confirmed
     ├── ClaimLost              77  another process has taken over the journal
     ├── BadData                65  the input of a command cannot be published
     ├── TimedOut               75  a command has waited too long
@@ -150,6 +151,10 @@ class BenchFailed(MqksError, exit_code=69):
 
 class JournalFailed(MqksError, exit_code=74):
     """The journal could not be written; requests not yet confirmed can be lost."""
+
+
+class JournalReverted(MqksError, exit_code=76):
+    """The database has gone back to an earlier state, and lost commits that it had confirmed."""
 
 
 class ClaimLost(MqksError, exit_code=77):

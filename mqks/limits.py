@@ -206,6 +206,13 @@ LOGINS_WAITING_MAX: Final = 64
 STUCK_S: Final = 5.0
 """Who takes nothing for so long is closed when there is hardly room for anybody's replies."""
 
+SILENT_S: Final = 2.0
+"""After this time without a commit of a journal on another machine, what it holds is not delivered:
+another broker may deliver it soon."""
+
+FORSAKEN_S: Final = 45.0
+"""After this time without one, clients are closed, so that they look for another broker."""
+
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
 

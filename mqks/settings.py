@@ -8,12 +8,14 @@ with it.
 # ruff: noqa: RUF009  A default that is a call to a `_Group` makes a field.
 
 import ipaddress
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from mqks.errors import BadRequest, ConfigurationError
@@ -48,6 +50,19 @@ class QueueTable(NamedTuple):
 
     name: str
     fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """The URL of a database server, as it was given. As a string it has no password."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}***", self.text)
+
+
+_PASSWORD = re.compile(r"(:/+[^:@/]*:)[^/]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,16 @@ PAGE_PORT: Final = 25080
 class Settings:
     """The settings of a server; made by `load`, which checks every value."""
 
-    db: Path = _storage(Path("mqks.db"), "Path of the database file.")
+    db: Path | DatabaseUrl = _storage(
+        Path("mqks.db"), "Path of the database file, or the URL of a PostgreSQL database."
+    )
+    db_replication: Literal["standbys", "provider", "none"] = _storage(
+        "standbys",
+        "What replicates PostgreSQL's commits: synchronous standbys, the provider, or nothing.",
+    )
+    standby: bool = _storage(
+        True, "With PostgreSQL: wait while another broker owns the journal, instead of exiting."
+    )
     synchronous: Literal["full", "normal", "off"] = _storage(
         "full", "When commits are synced to the disk; only full survives a power cut."
     )
@@ -248,9 +272,16 @@ class Settings:
         "Checkpoint the WAL at this size; larger values make the slowest confirms slower.",
         (1, 1_000_000, "pages"),
     )
+    text_file_bytes_min: int = _advanced(
+        512 * 1024,
+        "The text of a segment, all messages of a commit, is in a file of its own from this size "
+        "on; 0 means never.",
+        (0, GIB, "bytes"),
+    )
     wal_bytes_max: int = _advanced(
         GIB,
-        "Refuse publishes at this size of the WAL, which grows while another process reads it.",
+        "Refuse publishes at this size of the WAL, or of deleted texts, which grow while another "
+        "process reads the database.",
         (16 * MIB, 128 * TIB, "bytes"),
     )
     errors_kept_max: int = _advanced(
@@ -305,6 +336,17 @@ class Settings:
     """Defaults for policies of queues; the first table that matches applies."""
 
     @property
+    def db_file(self) -> Path:
+        """The database file. Raises ConfigurationError if there is none."""
+        if isinstance(self.db, DatabaseUrl):
+            raise ConfigurationError(
+                f"db: {self.db} is a PostgreSQL database, and this command is for database files: "
+                "use PostgreSQL's own tools, such as pg_basebackup and vacuum, or name a file "
+                "with --db"
+            )
+        return self.db
+
+    @property
     def has_http(self) -> bool:
         return self.http_port is not None or self.page != "off"
 
@@ -316,7 +358,8 @@ class Settings:
         """All settings as plain values."""
         values = {name: getattr(self, name) for name in SETTINGS}
         return {
-            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
+            name: str(value) if isinstance(value, Path | DatabaseUrl) else value
+            for name, value in values.items()
         }
 
 
@@ -341,8 +384,8 @@ class Setting:
 
     @property
     def kind(self) -> Any:
-        """The type of a value that is not None."""
-        return get_args(self.type)[0] if self.default is None else self.type
+        """The type of a value that is not None; of a path or URL, the path."""
+        return get_args(self.type)[0] if isinstance(self.type, UnionType) else self.type
 
     @property
     def flag(self) -> str:
@@ -420,12 +463,15 @@ class Setting:
         except ValueError:
             return None
 
-    def _parse_text(self, value: object) -> str | Path:
+    def _parse_text(self, value: object) -> str | Path | DatabaseUrl:
         text = str(value) if isinstance(value, str | Path) else "\0"
         if "\0" in text:
             raise ValueError(f"must be text, not {value!r}")
         if not text:
             raise ValueError("must not be empty")
+        # As a path, a URL has one slash less.
+        if self.name == "db" and text.startswith(("postgresql:/", "postgres:/")):
+            return DatabaseUrl(text)
         return text if self.kind is str else Path(text)
 
 

@@ -18,6 +18,7 @@ from mqks.commands import ask, inspect, messages, pipeline, queues, user
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
+from mqks.commands.copy import copy, new_epoch
 from mqks.commands.export import export
 from mqks.commands.guesses import Commands
 from mqks.commands.import_ import import_
@@ -48,6 +49,8 @@ _add(RUN, "bench", bench, "mqks bench stream confirm --json")
 _add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
 _add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
 _add(KEEP, "compact", compact, "mqks compact --db mqks.db")
+_add(KEEP, "copy", copy, "mqks copy mqks.db postgresql://mqks@db1,db2/mqks")
+_add(KEEP, "new-epoch", new_epoch, "mqks new-epoch --db postgresql://mqks@db1,db2/mqks")
 _add(KEEP, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
 _add(KEEP, "export", export, "mqks export --messages --queue mail > mail.jsonl")
 _add(KEEP, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")

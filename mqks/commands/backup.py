@@ -28,7 +28,7 @@ def backup(
     """
     from mqks.journal.sqlite.backup import backup  # here, so that --help does not load the journal
 
-    source = load({"db": db}, os.environ).db
+    source = load({"db": db}, os.environ).db_file
     pages = source.stat().st_size // PAGE_BYTES if source.is_file() else 0
     copied = 0
     with progress("Copying", pages) as advance:
@@ -55,16 +55,23 @@ def backup(
 
 def verify(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A database or a backup.", readable=False)
+        str, typer.Argument(metavar="FILE", help="A database file, a backup, or a URL.")
     ],
     as_json: AsJson = False,
 ) -> None:
     """Check that a database is undamaged; exit code 65 if it is damaged."""
-    from mqks.journal.sqlite.verify import verify  # here, as above
+    from mqks.journal.default_store import contents  # here, as above
+    from mqks.journal.sqlite.verify import verify
 
+    db = load({"db": file}, os.environ).db
+    file = str(db)
     with progress("Verifying"):
-        verdict = verify(file)
-    if verdict.is_served:
+        if isinstance(db, Path):
+            verdict = verify(db)
+        else:
+            with contents(db, thorough=True).read() as found:
+                verdict = found.verdict()
+    if verdict.is_served and isinstance(db, Path):
         note(f"{file} is in use by a server: SQLite's structure was not checked")
     if verdict.torn:
         note(verdict.torn)

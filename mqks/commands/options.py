@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,10 +23,9 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-# An unreadable file is reported when it is opened, as with any other file.
 Database = Annotated[
-    Path | None,
-    typer.Option("--db", metavar="PATH", help="The database file, as for serve.", readable=False),
+    str | None,
+    typer.Option("--db", metavar="PATH", help="The database file or URL, as for serve."),
 ]
 AddMask = Annotated[
     list[str] | None,

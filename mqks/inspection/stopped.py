@@ -1,4 +1,4 @@
-"""Reads a database file that no server uses; and chooses between a server and the file."""
+"""Reads the database of a server, a file or PostgreSQL; and chooses between the server and it."""
 
 import os
 import time
@@ -13,23 +13,28 @@ from mqks.errors import InspectionFailed, JournalDamaged
 from mqks.inspection.live import Live
 from mqks.inspection.source import Note, Row, Source, error_row, message_row
 from mqks.inspection.text import did_you_mean
-from mqks.journal.sqlite.database_file import DatabaseFile, no_file
+from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
 from mqks.protocol.masks import MASK, bound_matches
+from mqks.settings import DatabaseUrl
 
 DAMAGE_SHOWN = 20
 _ONLY_OF_A_SERVER = (
     *("memory_bytes", "metadata_bytes", "unacked_bytes", "unsent_bytes", "disk_full"),
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors"),
-    *("loop_held", "loop_late"),
+    *("loop_held", "loop_late", "reverts_seen"),
 )
 """Totals that only a server knows."""
 
 
-def source_of(database: Path, options: Options, note: Note, *, is_named: bool) -> Source:
+def source_of(
+    database: Path | DatabaseUrl, options: Options, note: Note, *, is_named: bool
+) -> Source:
     """The server that uses this file, or the file, or, unless the file was named, the default
-    server."""
+    server. Of PostgreSQL the database."""
+    if isinstance(database, DatabaseUrl):
+        return Stopped(database, note)
     url = server_of(database)
     if url:
         return Live(url, options)
@@ -42,11 +47,11 @@ def source_of(database: Path, options: Options, note: Note, *, is_named: bool) -
     return Stopped(database, note)
 
 
-def errors_of(database: Path, note: Note, limit: int, error_id: str | None = None) -> list[Row]:
-    """Like `Live.errors`, for a file, even one that a server uses."""
-    if not database.is_file():
-        raise no_file(database)
-    with DatabaseFile(database, thorough=False) as file:
+def errors_of(
+    database: Path | DatabaseUrl, note: Note, limit: int, error_id: str | None = None
+) -> list[Row]:
+    """Like `Live.errors`, for a database, even one that a server uses."""
+    with contents(database) as file:
         # No id contains a space, so the id is the last one below this text.
         found = file.errors(limit) if error_id is None else file.errors(1, f"{error_id} ")
         for place, what in file.damage:
@@ -55,15 +60,21 @@ def errors_of(database: Path, note: Note, limit: int, error_id: str | None = Non
 
 
 class Stopped:
-    """A file that no server uses. On exit it raises JournalDamaged if the file is damaged."""
+    """A file that no server uses, or a database in PostgreSQL. On exit it raises JournalDamaged if
+    it is damaged."""
 
-    def __init__(self, path: Path, note: Note) -> None:
-        self._path = path
+    def __init__(self, database: Path | DatabaseUrl, note: Note) -> None:
+        self._database = database
         self._note = note
         self._doubtful = 0
 
     def __enter__(self) -> Self:
-        self._file = DatabaseFile.open(self._path)
+        self._file = contents(self._database).read()
+        if self._file.server:
+            self._note(
+                f"{self._database}: {self._file.server} has claimed it; these are the contents of "
+                "the database, and --url asks the server"
+            )
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -81,7 +92,7 @@ class Stopped:
                 "any byte of them may be wrong, and they may have been acked"
             )
         raise JournalDamaged(
-            f"{self._path} is damaged in {len(damage)} places: what can still be read is shown"
+            f"{self._database} is damaged in {len(damage)} places: what can still be read is shown"
         )
 
     def totals(self) -> Row:
@@ -150,12 +161,13 @@ class Stopped:
         return self._nobody("connections")
 
     def _nobody(self, what: str) -> Iterator[Row]:
-        self._note(f"{self._path}: no server uses it, so there are no {what}")
+        if not self._file.server:
+            self._note(f"{self._database}: no server uses it, so there are no {what}")
         return iter(())
 
     def _missing(self, queue: str) -> InspectionFailed:
         near = did_you_mean(queue, (requests.decoded(each.name) for each in self._file.queues))
-        return InspectionFailed(f"{self._path}: there is no queue {queue}{near}")
+        return InspectionFailed(f"{self._database}: there is no queue {queue}{near}")
 
     def unacked(self, queue: str | None) -> Iterator[Row]:
         if queue is not None and all(row["name"] != queue for row in self.queues()):
@@ -178,13 +190,16 @@ class Stopped:
                     }
 
     def journal(self) -> Row:
-        facts, disk = self._file.facts, os.statvfs(self._path.absolute().parent)
+        facts, free = self._file.facts, None
+        if isinstance(self._database, Path):
+            disk = os.statvfs(self._database.absolute().parent)
+            free = disk.f_bavail * disk.f_frsize
         return {
-            "path": str(self._path),
+            "path": str(self._database),
             "epoch": facts.epoch,
             "db_bytes": facts.db_bytes,
             "wal_bytes": facts.wal_bytes,
-            "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+            "disk_free_bytes": free,
             "disk_full": None,
             "unwritable": None,
             "segments": facts.segments,

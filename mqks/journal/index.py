@@ -55,7 +55,7 @@ class Segment:
         """Number of messages when it was written."""
         self.live = 0
         self.queues: list[int] = []
-        self.spans: list[tuple[QueueIndex, Span]] = []
+        self.spans: list[Span] = []
         self.has_marks = False
         self.about: set[int] = set()
         self.named_by: set[int] = set()
@@ -79,11 +79,21 @@ class Span:
         "first",
         "is_tidy",
         "latest_us",
+        "queue",
         "segment",
         "time_us",
     )
 
-    def __init__(self, first: int, end: int, size: int, time_us: int, segment: Segment) -> None:
+    def __init__(
+        self,
+        queue: "QueueIndex",
+        first: int,
+        end: int,
+        size: int,
+        time_us: int,
+        segment: Segment,
+    ) -> None:
+        self.queue = queue
         self.first = first
         self.end = end
         self.bytes = size
@@ -93,7 +103,7 @@ class Span:
         """Arrival of the first message (the others are within SPAN_TIME_US of it), and the latest
         arrival of all, which is not that of the last message if the clock was set back."""
         self.segment = segment
-        self.dead: list[Range] = []
+        self.dead: list[Range] | tuple[()] = ()
         self.dead_max = DEAD_RANGES
         """Length at which `dead` is tidied up: twice what was left the last time, so that each
         range is examined only a few times, however many there are."""
@@ -108,13 +118,20 @@ class Span:
 
     def extend(self, first: int, end: int, count: int, size: int, latest_us: int) -> None:
         if first > self.end:
-            self.dead.append((self.end, first - self.end))
-            self.dead_count += first - self.end
-            self.is_tidy = False
+            self.add_dead([(self.end, first - self.end)], first - self.end)
         self.end = end
         self.count += count
         self.bytes += size
         self.latest_us = max(self.latest_us, latest_us)
+
+    def add_dead(self, ranges: Sequence[Range], count: int) -> None:
+        """These, `count` numbers together, are dead."""
+        if self.dead:
+            self.dead += ranges
+        else:  # Most spans never have any: a list for each would take much memory.
+            self.dead = [*ranges]
+        self.dead_count += count
+        self.is_tidy = False
 
     def tidy(self) -> None:
         """Sort and merge `dead`, if needed."""
@@ -257,19 +274,19 @@ class Index:
         over_gaps: bool = False,
     ) -> None:
         """`over_gaps`: no message added later has a number between those of its runs."""
-        last_queue, last = segment.spans[-1] if segment.spans else (None, None)
+        last = segment.spans[-1] if segment.spans else None
         if (
             last is not None
-            and last_queue is queue
+            and last.queue is queue
             and (last.end == first or (over_gaps and last.end < first))
             and last.reaches(first, time_us)
             and (last.end == first or queue.is_next(last, first + count))
         ):
             last.extend(first, first + count, count, size, time_us)
         else:
-            span = Span(first, first + count, size, time_us, segment)
+            span = Span(queue, first, first + count, size, time_us, segment)
             queue.insert(span)
-            segment.spans.append((queue, span))
+            segment.spans.append(span)
         segment.count += count
         segment.live += count
 
@@ -285,17 +302,13 @@ class Index:
                     and last.reaches(span.first, span.time_us, len(span.dead))
                 ):
                     last.extend(span.first, span.end, span.count, span.bytes, span.latest_us)
-                    last.dead += span.dead
-                    last.dead_count += span.dead_count
-                    last.is_tidy = False
+                    last.add_dead(span.dead, span.dead_count)
                 else:
                     spans.append(span)
             if len(spans) < len(queue.spans):
                 queue.spans, queue.firsts = spans, [span.first for span in spans]
         for segment in self.segments.values():
-            segment.spans = [
-                (queue, span) for queue, span in segment.spans if queue.find(span.first) is span
-            ]
+            segment.spans = [span for span in segment.spans if span.queue.find(span.first) is span]
 
     def settle(self, segment: Segment, queue: QueueIndex, first: int, count: int) -> None:
         """A segment settles these numbers."""
@@ -320,8 +333,8 @@ class Index:
     def withdraw(segments: Iterable[Segment]) -> None:
         """The messages of these segments no longer exist."""
         for segment in segments:
-            for queue, span in segment.spans:
-                queue.remove(span)
+            for span in segment.spans:
+                span.queue.remove(span)
             segment.spans.clear()
             segment.live = 0
 
@@ -341,9 +354,7 @@ class Index:
             other.named_by.add(segment.id)
 
     def _kill(self, span: Span, start: int, count: int) -> None:
-        span.dead.append((start, count))
-        span.dead_count += count
-        span.is_tidy = False
+        span.add_dead([(start, count)], count)
         if len(span.dead) > span.dead_max:
             span.tidy()
         span.segment.live -= count

@@ -36,6 +36,8 @@ ENCODED_AT_ONCE_MAX: Final = 16 * 1024
 each."""
 DROP_COUNT_MIN: Final = 16
 """Dead segments are dropped this many at a time, while there is other work."""
+COMMITTED_NOW_BYTES_MAX: Final = 64 * 1024
+"""A larger segment is committed in a thread, though only its end may have come in this turn."""
 CUT_NOW_BYTES: Final = 128 * 1024
 """Larger results are cut in a thread: this much takes 2 ms if each message is a separate run."""
 LOOKED_UP_AT_ONCE: Final = 1024
@@ -109,7 +111,7 @@ class Journal:
         commit_now = self.store.commit_now
         start_s = time.monotonic()
         parts = _encoded(entry, self.next_segment)
-        if commit_now is None or len(parts) != 1:
+        if commit_now is None or len(parts) != 1 or parts[0][0].size > COMMITTED_NOW_BYTES_MAX:
             return False
         commit_now(parts[0][0])
         self._written(entry, parts, start_s)

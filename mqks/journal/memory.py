@@ -35,14 +35,17 @@ class MemoryStore:
     def __init__(self, memory: Memory, settings: Settings) -> None:
         self.name = "memory"
         self.versions: dict[str, str] = {}
-        self.torn = ""
+        self.torn = self.waits = ""
         self.overdue = False
+        self.silent_s = 0.0
         self.commit_now: Callable[[NewSegment], None] | None = None
         self._memory = memory
         self._once_ids_max = settings.once_ids_max
         self._errors_kept_max = settings.errors_kept_max
 
     # -- starting
+
+    async def claim(self, *, wait: bool) -> None: ...
 
     async def load(self) -> Metadata:
         known = self._memory.metadata
@@ -65,7 +68,7 @@ class MemoryStore:
 
     async def begin(self) -> None: ...
 
-    def announce(self, url: str) -> None: ...
+    def announce(self, url: str, far_url: str) -> None: ...
 
     # -- writing
 
@@ -109,6 +112,14 @@ class MemoryStore:
         errors = kept.errors + [record._replace(user=None) for record in entry.errors]
         kept.errors = errors[-self._errors_kept_max or len(errors) :]
 
+    async def become(self, epoch: str) -> None:
+        self._memory.metadata.epoch = epoch
+
+    async def skip_to(self, segment_id: int, queue_id: int = 1) -> None:
+        kept = self._memory.metadata
+        kept.next_segment = segment_id
+        kept.next_queue_id = max(kept.next_queue_id, queue_id)
+
     async def tidy(self, *, idle: bool) -> bool:
         return False
 
@@ -139,5 +150,7 @@ class MemoryStore:
 
     def renew_claim(self) -> str:
         return ""
+
+    def abandon(self) -> None: ...
 
     async def close(self) -> None: ...

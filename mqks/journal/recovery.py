@@ -33,14 +33,15 @@ class Recovery:
         self._report = report
         self._damaged: list[int] = []
 
-    async def run(self, *, salvage: bool) -> None:
-        """Restore queues, bindings, policies and messages; unacked messages return to their places
-        with one more retry.
+    async def run(self, *, salvage: bool, wait: bool = False) -> None:
+        """Claim the store, and restore queues, bindings, policies and messages; unacked messages
+        return to their places with one more retry.
 
-        Raises JournalDamaged, unless `salvage`; JournalFailed when what is salvaged can't be
-        written.
+        While another process has the store, wait. Raises DatabaseLocked, unless `wait`;
+        JournalDamaged, unless `salvage`; JournalFailed when what is salvaged can't be written.
         """
         store = self._store
+        await store.claim(wait=wait)
         metadata = await store.load()
         survey = Survey(self._index, metadata.queues, metadata.queue_ids_end)
         metadata.damage += await self._place(survey, metadata)
@@ -51,7 +52,7 @@ class Recovery:
             self._tell("", lost)
             raise JournalDamaged(
                 f"{store.name} is damaged ({len(lost)} places, listed above): restore "
-                "a backup, or start with --salvage to continue with everything intact"
+                "a backup, or start with --salvage to continue with what is intact"
             )
         if lost or (metadata.notes and salvage):
             self._settle(metadata, gaps)

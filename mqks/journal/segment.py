@@ -230,9 +230,12 @@ def _stretches(lines: list[bytes], size_max: int) -> Iterator[tuple[int, list[by
     yield start, lines[start:], size
 
 
-def checksum(segment_id: int, body: bytes) -> int:
-    """CRC-32 of id and body: a body under another id counts as damaged, too."""
-    return zlib.crc32(body, zlib.crc32(segment_id.to_bytes(8, "little")))
+def checksum(segment_id: int, *pieces: bytes) -> int:
+    """CRC-32 of id and body, whole or in pieces: a body under another id counts as damaged, too."""
+    crc = zlib.crc32(segment_id.to_bytes(8, "little"))
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc
 
 
 def decode(body: bytes) -> list[StoredSection]:
@@ -250,7 +253,17 @@ def runs_of(body: bytes, queue_id: int) -> list[StoredRun]:
     )
 
 
-def _decode(body: bytes) -> list[StoredSection]:
+def head_bytes(body: bytes) -> int:
+    """The length of the head of a segment. Raises SegmentDamaged."""
+    try:
+        return _layout(body)[-1]
+    except struct.error as error:
+        raise SegmentDamaged("ends too early") from error
+
+
+def _layout(body: bytes) -> tuple[bool, int, struct.Struct, tuple[int, ...], int]:
+    """Whether it is of the old format, the number of sections, the form of each, the sizes of what
+    they list, and the length of the head."""
     magic, section_count = HEADER.unpack_from(body)
     if magic not in (MAGIC, MAGIC_OLD):
         raise SegmentDamaged("does not begin as a segment")
@@ -267,6 +280,11 @@ def _decode(body: bytes) -> list[StoredSection]:
         text += section.size + sum(map(mul, counts, sizes))
     if text > len(body):
         raise SegmentDamaged("ends too early")
+    return is_old, section_count, section, sizes, text
+
+
+def _decode(body: bytes) -> list[StoredSection]:
+    is_old, section_count, section, sizes, text = _layout(body)
     sections, at = [], HEADER.size
     for _ in range(section_count):
         queue_id, next_seq, cursor, *counts = section.unpack_from(body, at)

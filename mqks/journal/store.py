@@ -1,6 +1,6 @@
 """The storage behind the journal, which keeps segments and metadata.
 
-A store is claimed when it is opened, loaded once, and written by one caller, one step at a time.
+A store is opened, claimed, loaded once, and written by one caller, one step at a time.
 Its steps may take long, and it may be on another machine: nothing but `commit_now`, which a store
 need not offer, blocks the caller's thread.
 
@@ -15,11 +15,11 @@ The one rule: a commit is one step. Either all of it is durable when it returns,
 exists.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from mqks.broker.pending import Entry, ErrorRecord
+from mqks.broker.pending import Entry, ErrorRecord, QueueState
 from mqks.broker.policy import DEFAULT
 from mqks.settings import Settings
 
@@ -112,14 +112,29 @@ class Store(Protocol):
     """Versions of the software that it uses."""
     torn: str
     """A possible trace of a power cut; nothing that was confirmed is missing."""
+
+    @property
+    def waits(self) -> str:
+        """What a commit waits for, if it is another machine: it takes longer, and nothing is lost.
+        Empty if there is nothing."""
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a commit of a store on another machine has succeeded; it has one a second.
+        0 of others."""
+
     commit_now: Callable[[NewSegment], None] | None
     """`commit` of one segment on the caller's thread; None where that is slower than waiting for
     another thread."""
 
     # -- starting
 
+    async def claim(self, *, wait: bool) -> None:
+        """Keep other processes away; is called first. While one has the store, wait for its end,
+        and say in `waits` who it is; or else raise DatabaseLocked."""
+
     async def load(self) -> Metadata:
-        """Is called first, once; `segments` comes next."""
+        """Comes next, and then `segments`. Both may be called again, to verify a copy."""
 
     def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
         """All segments in ascending order of ids, some at a time; adds missing ones to
@@ -132,8 +147,9 @@ class Store(Protocol):
         """Accept what was loaded: from here on the store may be written. A store that is closed
         before this is left as it was found."""
 
-    def announce(self, url: str) -> None:
-        """Publish the URL of the server that has this store."""
+    def announce(self, url: str, far_url: str) -> None:
+        """Publish where clients of the server that has this store connect to: those on its machine,
+        and those on others."""
 
     # -- writing
 
@@ -145,6 +161,12 @@ class Store(Protocol):
         last_words: Iterable[LastWords] = (),
     ) -> None:
         """Add segments, apply the metadata of an entry and drop segments, in one durable step."""
+
+    async def become(self, epoch: str) -> None:
+        """Set the epoch. An empty one marks a copy that is not complete: it can't be served."""
+
+    async def skip_to(self, segment_id: int, queue_id: int = 1) -> None:
+        """Ids below these are never used. For a copy, whose ids have gaps."""
 
     @property
     def overdue(self) -> bool:
@@ -184,9 +206,38 @@ class Store(Protocol):
         """Restore what keeps other processes away, if it is gone. Return the outcome; empty if
         there was nothing to restore."""
 
+    def abandon(self) -> None:
+        """The server ends: a commit that still waits may fail with JournalFailed."""
+
     async def close(self) -> None: ...
 
 
+def changed_queues(
+    known: Mapping[int, QueueRow],
+    last_words: Iterable[LastWords],
+    states: Mapping[int, QueueState | None],
+) -> dict[int, QueueRow | None]:
+    """The rows that a commit changes; None: deleted."""
+    rows: dict[int, QueueRow | None] = {
+        queue_id: known[queue_id]._replace(next_seq=next_seq, cursor=cursor)
+        for queue_id, next_seq, cursor in last_words
+    }
+    for queue_id, state in states.items():
+        old = rows.get(queue_id) or known.get(queue_id) or QueueRow(queue_id, b"")
+        rows[queue_id] = None
+        if state is not None:
+            rows[queue_id] = old._replace(name=state.name, policy=state.policy.encode())
+    return rows
+
+
+def keep_queues(known: dict[int, QueueRow], changed: Mapping[int, QueueRow | None]) -> None:
+    """Keep these rows, as they were written."""
+    for queue_id, row in changed.items():
+        known.pop(queue_id, None)
+        if row is not None:
+            known[queue_id] = row
+
+
 OpenStore = Callable[[Settings, Report], Coroutine[Any, Any, Store]]
-"""Claims the store that the settings name. Raises DatabaseLocked, SchemaTooNew, JournalDamaged,
-JournalFailed, ConfigurationError."""
+"""Opens the store that the settings name; a file is claimed by that. Raises DatabaseLocked,
+SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError."""

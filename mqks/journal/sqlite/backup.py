@@ -1,4 +1,4 @@
-"""Copies a database, also while a server uses it.
+"""Copies a database, also while a server uses it. The copy is one file, with all texts in it.
 
 The one rule: the copy is one state of the journal, it is verified, and it is renamed last.
 """
@@ -14,12 +14,15 @@ from typing import Final
 
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
+from mqks.journal.contents import Verdict
 from mqks.journal.sqlite.database_file import State, connect, no_file
 from mqks.journal.sqlite.lock import FileLock, lock_path
 from mqks.journal.sqlite.metadata import become_another
 from mqks.journal.sqlite.migrations import check_version
 from mqks.journal.sqlite.structure import UNREADABLE
-from mqks.journal.sqlite.verify import Verdict, verify
+from mqks.journal.sqlite.tables import TEXTS_SINCE
+from mqks.journal.sqlite.texts import TextDamaged, kept, text_of, texts_path
+from mqks.journal.sqlite.verify import verify
 
 STEP_PAGES: Final = 4096
 """Pages copied between two reports of progress: 16 MiB."""
@@ -43,8 +46,8 @@ def backup(
         raise CannotWrite(f"{target} is the database itself")
     partial = target.with_name(target.name + ".partial")
     try:
-        with _locked(target), _cleared(partial):
-            _refuse(target, force)
+        with locked(target), cleared(partial):
+            refuse(target, force)
             # No other user may read it before it has the right mode.
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             while not _copied(source, partial, progress):
@@ -58,25 +61,26 @@ def backup(
                     f"{len(verdict.damage)} places in all, listed by mqks verify"
                 )
             shutil.copymode(source, partial)
-            sync(partial)
-            partial.replace(target)
-            sync(target.parent)
+            rename(partial, target)
     except OSError as error:
         raise CannotWrite(f"{target} can't be written: {error.strerror}") from error
     return verdict
 
 
-def _refuse(target: Path, force: bool) -> None:
+def refuse(target: Path, force: bool) -> None:
+    """Raise CannotWrite if something is in the way."""
     if target.exists() and not (force and target.is_file()):
         raise CannotWrite(f"{target} exists already")
     wal = target.with_name(target.name + "-wal")
     if wal.exists() and wal.stat().st_size:
         # SQLite would take it for the copy's.
         raise CannotWrite(f"{wal} exists: it belongs to another state of {target}")
+    if (texts := texts_path(target)).exists():
+        raise CannotWrite(f"{texts} exists: it belongs to another state of {target}")
 
 
 @contextmanager
-def _locked(target: Path) -> Iterator[None]:
+def locked(target: Path) -> Iterator[None]:
     """Hold the server's lock of the target. A lock file that did not exist is deleted again."""
     path = lock_path(target)
     was_there = path.exists()
@@ -90,11 +94,11 @@ def _locked(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _cleared(partial: Path) -> Iterator[None]:
+def cleared(partial: Path) -> Iterator[None]:
     """Delete an unfinished copy, of this or of an earlier run."""
     names = [
         partial,
-        *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal")),
+        *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal", ".lock")),
     ]
 
     def clear() -> None:
@@ -109,25 +113,52 @@ def _cleared(partial: Path) -> Iterator[None]:
             clear()
 
 
+def rename(partial: Path, target: Path) -> None:
+    """Give a complete copy its name."""
+    sync(partial)
+    partial.replace(target)
+    sync(target.parent)
+
+
 def _copied(source: Path, partial: Path, progress: Progress) -> bool:
     """Copy in one read transaction; False when a server has opened the file meanwhile, and the copy
     must be repeated with SQLite's locks."""
-    state = State.of(source)
+    state, had_texts = State.of(source), texts_path(source).exists()
     with (
         _failures(source, partial),
+        kept(source),
         closing(connect(source, state)) as reading,
         closing(_made(partial)) as writing,
     ):
         writing.execute("pragma journal_mode = off")
         reading.execute("begin")
-        check_version(reading.execute("pragma user_version").fetchone()[0], source)
+        version = reading.execute("pragma user_version").fetchone()[0]
+        check_version(version, source)
         reading.backup(
             writing,
             pages=STEP_PAGES,
             progress=lambda _, left, total: progress(total - left, total),
         )
         reading.execute("rollback")
-    return not state.is_still or state == State.of(source)
+        missing = "" if version < TEXTS_SINCE else _joined(source, writing)
+    if had_texts != texts_path(source).exists() or (state.is_still and state != State.of(source)):
+        return False
+    if missing:
+        raise JournalDamaged(f"{source} is damaged, so it is not backed up: {missing}")
+    return True
+
+
+def _joined(source: Path, writing: sqlite3.Connection) -> str:
+    """Put all texts into the copy's rows; return what is missing. Checksums are verified later."""
+    rows = writing.execute("select id, text_bytes from segment where text_bytes is not null")
+    for segment_id, size in rows.fetchall():
+        try:
+            text = text_of(texts_path(source), segment_id, size)
+        except TextDamaged as error:
+            return f"segment {segment_id}: {error}"
+        sql = "update segment set body = cast(body || ? as blob), text_bytes = null where id = ?"
+        writing.execute(sql, (text, segment_id))
+    return ""
 
 
 def _become_another(source: Path, partial: Path) -> None:

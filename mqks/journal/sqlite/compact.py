@@ -12,6 +12,7 @@ from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.sqlite.database_file import no_file, wal_path
 from mqks.journal.sqlite.store import SqliteStore
+from mqks.journal.sqlite.texts import size_of, texts_path
 from mqks.settings import Settings
 
 
@@ -22,7 +23,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     Raises like `OpenStore` and `Recovery.run`, InspectionFailed when there is no such file, and
     JournalFailed.
     """
-    path = Path(settings.db)
+    path = settings.db_file
     if not path.is_file():
         raise no_file(path)
     before = _size(path)
@@ -46,4 +47,5 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
 
 def _size(path: Path) -> int:
     wal = wal_path(path)
-    return path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
+    its_wal = wal.stat().st_size if wal.exists() else 0
+    return path.stat().st_size + its_wal + size_of(texts_path(path))

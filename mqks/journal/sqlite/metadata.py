@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from mqks.broker.pending import Entry, ErrorRecord, QueueState
+from mqks.broker.pending import Entry, ErrorRecord
 from mqks.errors import JournalFailed
-from mqks.journal.segment import checksum
-from mqks.journal.sqlite.once import OnceRow, OnceRows
+from mqks.journal.once import OnceRow, OnceRows
 from mqks.journal.sqlite.tables import (
     CHECKSUMS_SINCE,
     Row,
@@ -22,10 +21,18 @@ from mqks.journal.sqlite.tables import (
     row_crc,
     segment_crcs,
 )
-from mqks.journal.store import LastWords, Metadata, NewSegment, QueueRow
+from mqks.journal.sqlite.texts import SegmentRow
+from mqks.journal.store import (
+    LastWords,
+    Metadata,
+    QueueRow,
+    changed_queues,
+    keep_queues,
+)
 
+PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
-INSERT_SEGMENT: Final = "insert into segment (id, crc, body) values (?, ?, ?)"
+INSERT_SEGMENT: Final = "insert into segment (id, crc, body, text_bytes) values (?, ?, ?, ?)"
 TALLIED: Final = ("queue", "binding", "once", "segment")
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
@@ -73,7 +80,7 @@ class Tables:
     def write(
         self,
         db: sqlite3.Connection,
-        segments: Sequence[NewSegment],
+        segments: Sequence[SegmentRow],
         next_id: int,
         entry: Entry | None = None,
         drop: Sequence[int] = (),
@@ -86,13 +93,13 @@ class Tables:
         """
         tallies: dict[str, Tally] = {}
         once: OnceRow | None = None
-        queues = self._queue_rows(last_words, {} if entry is None else entry.queues)
+        queues = changed_queues(self.queues, last_words, {} if entry is None else entry.queues)
         with transaction(db):
             if drop:
                 tallies["segment"] = self.segments(next_id, drop)
                 _delete_segments(db, drop)
             for segment in segments:
-                db.execute(INSERT_SEGMENT, row_of(segment))
+                db.execute(INSERT_SEGMENT, segment)
             if queues:
                 tallies["queue"] = self._put_queues(db, queues)
             if entry is not None:
@@ -106,25 +113,7 @@ class Tables:
         self.tallies |= tallies
         if once:
             self.once.written(once)
-        for queue_id, row in queues.items():
-            self.queues.pop(queue_id, None)
-            if row is not None:
-                self.queues[queue_id] = row
-
-    def _queue_rows(
-        self, last_words: Iterable[LastWords], states: Mapping[int, QueueState | None]
-    ) -> dict[int, QueueRow | None]:
-        """The rows that change; None: deleted."""
-        rows: dict[int, QueueRow | None] = {
-            queue_id: self.queues[queue_id]._replace(next_seq=next_seq, cursor=cursor)
-            for queue_id, next_seq, cursor in last_words
-        }
-        for queue_id, state in states.items():
-            old = rows.get(queue_id) or self.queues.get(queue_id) or QueueRow(queue_id, b"")
-            rows[queue_id] = None
-            if state is not None:
-                rows[queue_id] = old._replace(name=state.name, policy=state.policy.encode())
-        return rows
+        keep_queues(self.queues, queues)
 
     def _put_queues(self, db: sqlite3.Connection, rows: Mapping[int, QueueRow | None]) -> Tally:
         olds = [self.queues[queue_id] for queue_id in rows if queue_id in self.queues]
@@ -174,6 +163,17 @@ class Tables:
         """The tally of segments up to an id, without those in `gone`."""
         return counted(self.tallies["segment"], next_id).minus(segment_crcs(gone))
 
+    def skip_to(self, db: sqlite3.Connection, end: int, segment_id: int, queue_id: int) -> None:
+        """All segments are below `end`; ids below the two others are never used from now on."""
+        queue = self.tallies["queue"]
+        tallies = {
+            "segment": self.segments(end)._replace(next=segment_id),
+            "queue": queue._replace(next=max(queue.next, queue_id)),
+        }
+        with transaction(db):
+            db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
+        self.tallies |= tallies
+
     # -- salvage
 
     def salvage(
@@ -197,7 +197,9 @@ class Tables:
         }
         with transaction(db):
             db.executemany(
-                "insert into damaged_segment select id, crc, body from segment where id = ?", ids
+                "insert into damaged_segment"
+                " select id, crc, body, text_bytes from segment where id = ?",
+                ids,
             )
             db.executemany("delete from segment where id = ?", ids)
             db.executemany("insert into damaged_row values (?, ?)", rows.aside)
@@ -221,16 +223,10 @@ def become_another(db: sqlite3.Connection, epoch: str) -> None:
     told = db.execute("select next, count, sum from tally where name = 'segment'").fetchone()
     with transaction(db):
         row = "epoch", epoch, row_crc("meta", "epoch", epoch)
-        db.execute("insert or replace into meta values (?, ?, ?)", row)
+        db.execute(PUT_META, row)
         if told is not None:
             tally = counted(Tally(*told), max(last + 1, told[0]))
             db.execute(PUT_TALLY, tally.row("segment"))
-
-
-def row_of(segment: NewSegment) -> tuple[int, int, bytes]:
-    """Its stored form: head and text in one blob."""
-    body = segment.body
-    return segment.id, checksum(segment.id, body), body
 
 
 def _delete_segments(db: sqlite3.Connection, gone: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import starmap
 from math import inf
 from pathlib import Path
@@ -31,10 +32,26 @@ from mqks.journal.sqlite import opening
 from mqks.journal.sqlite.ballast import Ballast
 from mqks.journal.sqlite.database_file import is_damage, wal_path
 from mqks.journal.sqlite.lock import FileLock
-from mqks.journal.sqlite.metadata import INSERT_SEGMENT, PUT_TALLY, Tables, row_of
+from mqks.journal.sqlite.metadata import INSERT_SEGMENT, PUT_META, PUT_TALLY, Tables
 from mqks.journal.sqlite.migrations import NEWEST, migrate
 from mqks.journal.sqlite.structure import UNREADABLE
-from mqks.journal.sqlite.tables import Row, Rows, error_columns, errors, head_of, read_by
+from mqks.journal.sqlite.tables import (
+    Row,
+    Rows,
+    error_columns,
+    errors,
+    head_of,
+    read_by,
+    row_crc,
+    segment_columns,
+)
+from mqks.journal.sqlite.texts import (
+    DELETED_BYTES,
+    SegmentRow,
+    TextDamaged,
+    Texts,
+    row_of,
+)
 from mqks.journal.store import Damage, Head, LastWords, Metadata, NewSegment, Report, shown
 from mqks.settings import Settings
 
@@ -61,6 +78,8 @@ WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL file is truncated to this size when it is reused from its start."""
 FOLD_AGAIN_S: Final = 1.0
 """Time from a checkpoint that readers cut short to the next one."""
+TEXT_BYTES_NOW: Final = 64 * 1024
+"""Larger than any segment of `commit_now`."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal checks for free pages."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -82,8 +101,9 @@ class _ReadConnection:
     """A read-only connection, used by one thread at a time. SQLite opens its descriptors at the
     first read: so it reads now, while there are some."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, texts: Texts) -> None:
         self._path = path
+        self._texts = texts
         self._limiter = anyio.CapacityLimiter(1)
         uri = f"{path.absolute().as_uri()}?mode=ro"
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
@@ -97,18 +117,32 @@ class _ReadConnection:
 
     def _bodies(self, ids: Sequence[int]) -> dict[int, bytes]:
         marks = ",".join("?" * len(ids))
-        sql = f"select id, crc, body from segment where id in ({marks})"
+        sql = f"select id, crc, body, text_bytes from segment where id in ({marks})"
         try:
-            return {row[0]: self._intact(*row) for row in self._db.execute(sql, ids)}
+            bodies = {row[0]: self._intact(*row) for row in self._db.execute(sql, ids).fetchall()}
+            return {segment_id: body for segment_id, body in bodies.items() if body is not None}
         except sqlite3.Error as error:
             # None of these is temporary, as a full disk is: readers of a WAL wait for nobody.
             name = getattr(error, "sqlite_errorname", "")
             raise JournalFailed(f"{self._path} can't be read: {error} {name}".rstrip()) from error
 
-    def _intact(self, segment_id: int, crc: object, body: object) -> bytes:
-        if not isinstance(body, bytes) or checksum(segment_id, body) != crc:
-            raise JournalFailed(f"segment {segment_id} of {self._path} is damaged")
-        return body
+    def _intact(
+        self, segment_id: int, crc: object, body: object, text_bytes: object
+    ) -> bytes | None:
+        """None if it was deleted meanwhile, with its text."""
+        why = ""
+        if isinstance(body, bytes):
+            try:
+                text = b"" if text_bytes is None else self._texts.text(segment_id, text_bytes)
+                if checksum(segment_id, body, text) == crc:
+                    return body + text
+            except TextDamaged as error:
+                why = f": {error}"
+        if text_bytes is not None:
+            sql = "select 1 from segment where id = ?"
+            if not self._db.execute(sql, (segment_id,)).fetchall():
+                return None
+        raise JournalFailed(f"segment {segment_id} of {self._path} is damaged{why}")
 
 
 class SqliteStore:
@@ -120,27 +154,33 @@ class SqliteStore:
         db: aiosqlite.Connection,
         reading: Sequence[_ReadConnection],
         lock: FileLock,
+        texts: Texts,
         path: Path,
         settings: Settings,
     ) -> None:
         self.name = str(path)
         self.versions = {"sqlite": sqlite3.sqlite_version}
-        self.torn = ""
+        self.torn = self.waits = ""
+        self.silent_s = 0.0
         self.gone = ""
         self.commit_now: Callable[[NewSegment], None] | None = self._commit_now
+        if 0 < settings.text_file_bytes_min < TEXT_BYTES_NOW:
+            self.commit_now = None
         self._raw = raw
         self._db = db
         self._foreground, self._background = reading
         self._path = path
         self._lock = lock
+        self._texts = texts
         self._files = [
-            (Path(settings.db).absolute(), "the database", identity(os.fstat(lock.database))),
+            (settings.db_file.absolute(), "the database", identity(os.fstat(lock.database))),
             (wal_path(path), "its WAL", identity(wal_path(path).stat())),
         ]
         self._rows = Rows(NEWEST, {})
         """As they were loaded."""
         self._tables = Tables(settings.once_ids_max, settings.errors_kept_max)
         self._next_segment = 1
+        self._salvages = settings.salvage
         self._has_begun = False
         self._has_failed = False
         self._begin_wal_anew = False
@@ -149,6 +189,7 @@ class SqliteStore:
         self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
+        self._has_reserve = True
         self._room_bytes = settings.batch_bytes_max
         self._wal_pages = 0.0
         """Approximate number of pages that a checkpoint would write."""
@@ -172,7 +213,7 @@ class SqliteStore:
 
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
-        path = Path(settings.db)
+        path = settings.db_file
         if path.is_dir():  # Before a lock file is created for it.
             raise ConfigurationError(f"can't open {path}: it is a directory")
         try:
@@ -192,8 +233,12 @@ class SqliteStore:
                 db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
                 undo.push_async_callback(db.close)
                 await cls._prepare(db, settings)
-                reading = [undo.enter_context(closing(_ReadConnection(path))) for _ in range(2)]
-                store = cls(raw, db, reading, lock, path.resolve(), settings)
+                about = os.fstat(lock.database)
+                texts = Texts(path, about, settings.text_file_bytes_min, settings.synchronous)
+                reading = [
+                    undo.enter_context(closing(_ReadConnection(path, texts))) for _ in range(2)
+                ]
+                store = cls(raw, db, reading, lock, texts, path.resolve(), settings)
                 store._begin_wal_anew = finding is not None
                 if finding and (finding.is_torn or settings.synchronous != "full"):
                     store.torn = f"{wal_path(path).name} {finding}"
@@ -225,6 +270,8 @@ class SqliteStore:
             await db.execute_fetchall(f"pragma {pragma}")
         await migrate(db)
 
+    def abandon(self) -> None: ...
+
     async def close(self) -> None:
         # The last connection that closes checkpoints and deletes the WAL, unless it is read only.
         # After a failed sync the disk may hold an older WAL, which could reappear beside the new
@@ -241,9 +288,14 @@ class SqliteStore:
             self._foreground.close()
         await self._db.close()
         self._foreground.close()  # A second call does nothing.
+        is_certain = not (keeps_wal or self.gone) and not wal_path(self._path).exists()
+        await run_sync(partial(self._texts.close, is_certain=is_certain))
         self._lock.release()
 
     # -- starting
+
+    async def claim(self, *, wait: bool) -> None:
+        """Done by `open`."""
 
     async def load(self) -> Metadata:
         with self._unreadable():
@@ -252,6 +304,7 @@ class SqliteStore:
                 for table, columns in read_by(NEWEST).items()
             }
         rows = self._rows = Rows(NEWEST, raw)
+        self._texts.epoch = rows.epoch or ""
         try:
             found, notes = errors(NEWEST, await self._table(error_columns(NEWEST), "error"))
         except UNREADABLE as error:
@@ -275,15 +328,30 @@ class SqliteStore:
     async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
         ids: list[int] = []
         with self._unreadable():
-            async with self._db.execute(
-                "select id, crc, cast(body as blob) from segment order by id"
-            ) as cursor:
+            columns = segment_columns(NEWEST)
+            async with self._db.execute(f"select {columns} from segment order by id") as cursor:
                 cursor.arraysize = 16
                 while found := await cursor.fetchmany():
                     ids += (row[0] for row in found)
-                    yield [head_of(*row) for row in found]
+                    if any(row[3] is not None for row in found):
+                        yield await run_sync(self._heads, [*map(tuple, found)])
+                    else:
+                        yield [head_of(*row[:3]) for row in found]
+        if aside := self._texts.foreign():
+            what = f"it has texts of another database: it is called {aside.name} from now on"
+            metadata.notes.append(Damage(self._texts.path.name, what))
         metadata.damage += self._rows.count_segments(ids)
         metadata.next_segment = self._rows.tallies["segment"].next
+
+    def _heads(self, rows: Sequence[Row]) -> Sequence[Head]:
+        return [self._head(*row) for row in rows]
+
+    def _head(self, segment_id: int, crc: object, body: object, text_bytes: object) -> Head:
+        if text_bytes is None or not isinstance(body, bytes):
+            return head_of(segment_id, crc, body)
+        damage = self._texts.damage(segment_id, crc, body, text_bytes)
+        size = text_bytes if isinstance(text_bytes, int) else 0
+        return Head(segment_id, len(body) + size, body, damage)
 
     @contextmanager
     def _unreadable(self) -> Iterator[None]:
@@ -296,28 +364,41 @@ class SqliteStore:
 
     async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
         try:
+            # First the files: a row that is set aside without its text may find none any more.
+            await run_sync(self._texts.set_aside, damaged)
             await run_sync(self._tables.salvage, self._raw, self._rows, metadata, damaged)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise JournalFailed(f"the salvaged data can't be written: {error}") from error
 
     async def begin(self) -> None:
         self._tables.restored(self._rows)
+        try:
+            if self._salvages:
+                await run_sync(self._texts.set_aside, ())
+            else:
+                sql = "select id from damaged_segment where text_bytes is not null"
+                aside = {row[0] for row in await self._db.execute_fetchall(sql)}
+                await run_sync(self._texts.keep, aside)
+            await run_sync(self._texts.begin, self._rows.epoch or "")
+        except OSError as error:
+            raise JournalFailed(f"{self._texts.path} can't be used: {error.strerror}") from error
         self._rows = Rows(NEWEST, {})
         self._next_segment = self._tables.tallies["segment"].next
         self._has_begun = True
+        await self._limit_pages(reserve=True)
         if self._begin_wal_anew:
             with self._failures():
                 await self._count_segments()
                 await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
 
-    def announce(self, url: str) -> None:
+    def announce(self, url: str, far_url: str) -> None:
         self._lock.tell(url)
 
     # -- its files
 
     def look(self) -> str:
         """Check that the names still lead to the open files; otherwise writes would be lost."""
-        gone = next(filter(None, starmap(_moved, self._files)), "")
+        gone = next(filter(None, starmap(_moved, [*self._files, *self._texts.watched])), "")
         if gone and not self.gone:
             self._wal_pages = max(self._wal_pages, 1.0)
         self.gone = gone
@@ -332,7 +413,7 @@ class SqliteStore:
     def facts(self) -> dict[str, Any]:
         """Facts of the open file, whose name may lead elsewhere. Raises OSError."""
         return {
-            "db_bytes": _size(self._path),
+            "db_bytes": _size(self._path) + self._texts.bytes,
             "wal_bytes": _size(wal_path(self._path)),
             "disk_free_bytes": self._disk_free_bytes(),
             "checkpoints": self._checkpoints,
@@ -369,32 +450,79 @@ class SqliteStore:
         next_id = segments[-1].id + 1 if segments else self._next_segment
         if not drop:
             self._check_floor(segments)
-        with self._failures():
-            if len(segments) == 1 and not (drop or (entry and entry.has_metadata)):
-                await self._db.execute(INSERT_SEGMENT, row_of(segments[0]))
-            else:
-                write = self._tables.write
-                await run_sync(write, self._raw, segments, next_id, entry, drop, last_words)
-        for segment in segments:
-            self._committed(segment)
+        is_alone = len(segments) == 1 and not (drop or (entry and entry.has_metadata))
+        if is_alone and not self._texts.takes(segments[0]):
+            with self._failures():
+                row = row_of(segments[0])
+                await self._db.execute(INSERT_SEGMENT, row)
+            self._committed(row)
+        else:
+            write = self._write
+            for row in await run_sync(write, segments, next_id, entry, drop, last_words):
+                self._committed(row)
         if entry is not None:
             self._wal_pages += len(entry.queues) + len(entry.errors)
         if drop:
             self._wal_pages += 2 * len(drop)
             self._freed = True
 
+    def _write(
+        self,
+        segments: Sequence[NewSegment],
+        next_id: int,
+        entry: Entry | None,
+        drop: Sequence[int],
+        last_words: Iterable[LastWords],
+    ) -> list[SegmentRow]:
+        """In a thread."""
+        with self._failures():
+            self._check_size(segments)
+        try:
+            rows = self._texts.rows(segments)
+        except JournalFailed:
+            self._has_failed = True
+            raise
+        try:
+            self._tables.write(self._raw, rows, next_id, entry, drop, last_words)
+        except sqlite3.Error as error:
+            failure = self._failure(error)
+            if isinstance(failure, DiskFull):
+                self._texts.undo(rows)
+            raise failure from error
+        self._texts.committed(rows, drop)
+        with suppress(sqlite3.Error):  # What was committed is committed.
+            self._limit_pages_now()
+        return rows
+
     def _commit_now(self, segment: NewSegment) -> None:
         """Only while nothing else uses the writing connection."""
         self._check_floor((segment,))
+        row = row_of(segment)
         try:
-            self._raw.execute(INSERT_SEGMENT, row_of(segment))
+            self._raw.execute(INSERT_SEGMENT, row)
         except sqlite3.Error as error:
             raise self._failure(error) from error
-        self._committed(segment)
+        self._committed(row)
 
-    def _committed(self, segment: NewSegment) -> None:
-        self._next_segment = segment.id + 1
-        self._wal_pages += segment.size / PAGE_SIZE + SMALL_COMMIT_PAGES
+    def _committed(self, row: SegmentRow) -> None:
+        self._next_segment = row.id + 1
+        self._wal_pages += len(row.body) / PAGE_SIZE + SMALL_COMMIT_PAGES
+
+    def _check_size(self, segments: Sequence[NewSegment]) -> None:
+        """Raise DiskFull for texts that must wait: SQLite counts only its own pages."""
+        if not (new := sum(each.size for each in segments if self._texts.takes(each))):
+            return
+        if self._texts.held_bytes >= self._wal_bytes_max:
+            raise DiskFull(
+                f"another process reads {self.name} for long: {self._texts.held_bytes} bytes of "
+                "deleted texts wait for it"
+            )
+        if self._pages_max:
+            ((pages,),) = self._raw.execute("pragma page_count")
+            ((free,),) = self._raw.execute("pragma freelist_count")
+            used = (pages - free) * PAGE_SIZE + self._texts.bytes + new
+            if used > self._pages_left * PAGE_SIZE:
+                raise DiskFull(f"{self.name} is full: db_bytes_max is reached")
 
     def _check_floor(self, segments: Sequence[NewSegment]) -> None:
         """Raise LowDiskSpace for messages if the disk has less free space than required; 1 µs."""
@@ -416,31 +544,65 @@ class SqliteStore:
         except OSError as error:
             raise JournalFailed(f"the disk of {self.name} can't be checked: {error}") from error
 
+    async def become(self, epoch: str) -> None:
+        with self._failures():
+            await self._db.execute(PUT_META, ("epoch", epoch, row_crc("meta", "epoch", epoch)))
+
+    async def skip_to(self, segment_id: int, queue_id: int = 1) -> None:
+        skip = self._tables.skip_to
+        with self._failures():
+            await run_sync(skip, self._raw, self._next_segment, segment_id, queue_id)
+        self._next_segment = segment_id
+
     # -- maintenance
 
     @property
     def overdue(self) -> bool:
+        return self._folds or self._texts.is_due
+
+    @property
+    def _folds(self) -> bool:
+        """Whether a checkpoint is due."""
         return (
             self._wal_pages >= self._checkpoint_pages
             or bool(self.gone and self._wal_pages)
             or time.monotonic() > self._fold_again_s
+            or self._texts_wait(DELETED_BYTES)
         )
+
+    def _texts_wait(self, at_least: int) -> bool:
+        """Whether a checkpoint that readers don't cut short lets so many bytes be deleted."""
+        return self._texts.unsynced_bytes >= at_least and self._fold_again_s == inf
+
+    @property
+    def _is_worth_folding(self) -> bool:
+        """The same while there is nothing else to do."""
+        return self._wal_pages >= WAL_PAGES_IDLE or self._texts_wait(1)
 
     async def tidy(self, *, idle: bool) -> bool:
         with self._failures():
-            if self.overdue:
+            if self._texts.is_due:
+                await run_sync(self._delete_texts)
+            if idle and self._texts.has_free:
+                await run_sync(self._texts.release)
+            if self._folds:
                 if await self._has_room_to_fold():
                     await self._checkpoint()
                 elif await self._vacuum(0):
                     return True  # What is cut off at the end of the database needs no space.
                 else:
                     raise DiskFull(f"no space to copy the WAL into {self.name}")
-            elif idle and not self._freed and self._wal_pages >= WAL_PAGES_IDLE:
+            elif idle and not self._freed and self._is_worth_folding:
                 await self._checkpoint()
                 return True
-            if self._freed and (idle or time.monotonic() > self._looked_s + VACUUM_LOOK_S):
-                return await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY)
-            return False
+            looks = self._freed and (idle or time.monotonic() > self._looked_s + VACUUM_LOOK_S)
+            if looks and await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY):
+                return True
+            return self._texts.is_due or (idle and self._texts_wait(1))
+
+    def _delete_texts(self) -> None:
+        self._texts.delete()
+        self._limit_pages_now()
 
     async def shrink(self) -> None:
         """Return all free pages to the file system. Only while nothing else is written."""
@@ -473,11 +635,15 @@ class SqliteStore:
         if self.gone:
             # The database must be complete without its WAL, since a WAL left beside another
             # database would be taken for that one's.
-            await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
+            ((held, *_),) = await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
+            if not held:
+                self._texts.synced()
             return
         ((_, pages, folded),) = await self._db.execute_fetchall("pragma wal_checkpoint(passive)")
         if folded < pages:
             self._fold_again_s = time.monotonic() + FOLD_AGAIN_S
+        else:
+            self._texts.synced()
         if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
         # Overlapping readers prevent the WAL from being reused: wait for the current ones.
@@ -517,24 +683,41 @@ class SqliteStore:
         """The ballast on the disk, and a part of a database with a size limit."""
         if not self._ballast.fill():
             return False
+        # With a limit, files that are kept would take the space of messages.
+        self._texts.recycles = not self._pages_max
         await self._limit_pages(reserve=True)
         return True
 
     async def give_up_reserves(self) -> None:
         self._ballast.give_up()
+        self._texts.recycles = False
+        await run_sync(self._texts.release)
         await self._limit_pages(reserve=False)
 
     async def _limit_pages(self, *, reserve: bool) -> None:
+        self._has_reserve = reserve
+        with self._failures():
+            await run_sync(self._limit_pages_now)
+
+    def _limit_pages_now(self) -> None:
+        """What the texts take is not left for pages."""
         if self._pages_max:
-            pages = self._pages_max - (self._reserve_pages if reserve else 0)
-            with self._failures():
-                await self._db.execute_fetchall(f"pragma max_page_count = {max(1, pages)}")
+            pages = self._pages_left - self._texts.bytes // PAGE_SIZE
+            self._raw.execute(f"pragma max_page_count = {max(1, pages)}").fetchall()
+
+    @property
+    def _pages_left(self) -> int:
+        return self._pages_max - (self._reserve_pages if self._has_reserve else 0)
 
     async def has_room(self) -> bool:
         with self._failures():
             if self._wal_is_held:
                 self._wal_is_held, self._restart_pages = False, 0
                 await self._checkpoint()
+            if self._texts.held_bytes >= self._wal_bytes_max:
+                await run_sync(self._delete_texts)
+                if self._texts.held_bytes >= self._wal_bytes_max:
+                    return False
             # The ballast will need its part again, and so does the next checkpoint.
             wanted = self._free_bytes_min + await self._growth()
             if wanted and self._free_bytes() < wanted + self._ballast_bytes:
@@ -544,7 +727,8 @@ class SqliteStore:
             pages = await self._number("pragma page_count")
             free = await self._number("pragma freelist_count")
             wanted = min(2 * self._room_bytes // PAGE_SIZE, self._pages_max // 8)
-            return pages - free + self._reserve_pages + wanted < self._pages_max
+            used = pages - free + self._texts.bytes // PAGE_SIZE
+            return used + self._reserve_pages + wanted < self._pages_max
 
     async def _number(self, sql: str) -> int:
         ((number,),) = await self._db.execute_fetchall(sql)

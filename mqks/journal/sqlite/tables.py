@@ -24,6 +24,7 @@ Row = tuple[Any, ...]
 CHECKSUMS_SINCE: Final = 3
 EPOCH_SINCE: Final = 2
 POLICIES_SINCE: Final = 4
+TEXTS_SINCE: Final = 6
 """The first schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
@@ -36,7 +37,7 @@ def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
 
 
 def head_of(segment_id: int, crc: object, body: object) -> Head:
-    """The head of a row of `segment`, followed by its text."""
+    """The head of a segment, followed by its text."""
     if isinstance(body, bytes) and checksum(segment_id, body) == crc:
         return Head(segment_id, len(body), body)
     found = body if isinstance(body, bytes) else b""
@@ -154,6 +155,12 @@ def read_by(version: int) -> dict[str, str]:
         for name in _TABLES
         if since.get(name, 1) <= version and name != "error"
     }
+
+
+def segment_columns(version: int) -> str:
+    """Without the text, if it is in a file."""
+    text_bytes = "text_bytes" if version >= TEXTS_SINCE else "null"
+    return f"id, crc, cast(body as blob), {text_bytes}"
 
 
 def error_columns(version: int) -> str:

@@ -1,0 +1,82 @@
+"""`mqks copy` moves a journal from one database to another; `mqks new-epoch` gives a restored one a
+new epoch.
+
+The one rule: no server uses the journals meanwhile.
+"""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mqks.commands.options import AsJson, Database, note, progress, tell
+from mqks.settings import Settings, load
+
+if TYPE_CHECKING:
+    from mqks.journal.copying import Copied
+
+Replication = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD",
+        help="What replicates PostgreSQL's commits: standbys (the default), provider or none.",
+    ),
+]
+
+
+def copy(
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="The path or postgresql:// URL of the journal.")
+    ],
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="The path or URL of one that does not exist yet.")
+    ],
+    db_replication: Replication = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move the journal of a stopped server to another database, and verify it.
+
+    TO gets the epoch of the journal, and FROM a new one: programs that read queues continue at TO.
+    """
+    import anyio
+
+    flags = {"db_replication": db_replication}
+    old, new = (load(flags | {"db": place}, os.environ) for place in (source, to))
+    copied = anyio.run(_copy, old, new)
+    tell(
+        {"from": str(old.db), "to": str(new.db), **copied._asdict()},
+        as_json,
+        f"{new.db}: {copied.queues:,} queues, {copied.segments:,} segments, {copied.bytes:,} "
+        f"bytes, verified; {old.db} has a new epoch",
+    )
+
+
+async def _copy(old: Settings, new: Settings) -> "Copied":
+    from mqks.journal.copying import copy  # here, so that --help does not load the journal
+    from mqks.journal.default_store import existing_store, new_store
+
+    with progress("Copying") as advance:
+        async with existing_store(old, note) as source, new_store(new, note) as target:
+            return await copy(source, target, advance)
+
+
+def new_epoch(
+    db: Database = None, db_replication: Replication = None, as_json: AsJson = False
+) -> None:
+    """Give the journal of a stopped server a new epoch, after its database was restored.
+
+    Programs that read queues then notice that messages may be missing.
+    """
+    import anyio
+
+    settings = load({"db": db, "db_replication": db_replication}, os.environ)
+    epoch = anyio.run(_new_epoch, settings)
+    tell({"db": str(settings.db), "epoch": epoch}, as_json, f"{settings.db}: epoch {epoch}")
+
+
+async def _new_epoch(settings: Settings) -> str:
+    from mqks.journal.copying import renew_epoch  # here, as above
+    from mqks.journal.default_store import existing_store
+
+    async with existing_store(settings, note) as store:
+        return await renew_epoch(store)

@@ -1,0 +1,371 @@
+"""The contents of a journal's database, as they are read from outside: what a server would find in
+it, and more.
+
+    with DatabaseFile.open(path) as found:        # or with Database.open(url)
+        found.queues, found.bindings, found.facts, found.damage      # as of the last `refresh`
+        found.messages(b"queue", after=0)                            # an iterator, in order
+        found.errors(limit=20)                                       # the newest first
+
+- `Queue`: name, id, policy, next_seq, cursor, ready, unacked, scheduled, bytes, oldest_us
+- `Message`: seq, time_us, id, event, data, retry, unacked, doubtful, meta, rejects, losses, due_us,
+  expires_us
+- `ErrorRecord`: id, time_us, connection, request_id, action, reason
+- `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
+  segment_bytes, set_aside
+- `Damage`: place, what
+
+It can be read while a server uses it: segments never change, so a list of their ids, read in one
+transaction, is a state of the journal, whenever their bodies are read. Heads are kept in memory,
+texts are not.
+
+The one rule: nothing is written or locked, and each transaction is short.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from mqks.broker.pending import ErrorRecord, Mark
+from mqks.broker.policy import Policy
+from mqks.broker.ranges import Range, below, numbers
+from mqks.errors import JournalDamaged
+from mqks.journal.index import Index, QueueIndex
+from mqks.journal.marks import NO_MARKS, Marks
+from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
+from mqks.journal.store import Damage, Head, QueueRow
+from mqks.journal.survey import Survey, guess, sections_of
+from mqks.protocol.replies import split
+
+AT_ONCE: Final = 16
+"""New segments that are read in one transaction with the list of all."""
+LISTED_ONLY: Final = "is listed, but can't be found by its id"
+
+
+class Queue(NamedTuple):
+    name: bytes
+    id: int
+    policy: Policy
+    next_seq: int
+    """Number of the next message."""
+    cursor: int
+    """Every number below has been delivered at least once."""
+    ready: int
+    unacked: int
+    """Messages that a consumer holds; without a server: held at the crash."""
+    scheduled: int
+    bytes: int
+    """Approximate length of the text of all living messages."""
+    oldest_us: int | None
+    """Arrival of the oldest message, within ten seconds."""
+
+
+class Message(NamedTuple):
+    seq: int
+    time_us: int
+    """Arrival at the journal, microseconds since 1970."""
+    id: bytes
+    event: bytes
+    data: bytes
+    retry: int
+    """The `retry` of the next delivery after a restart."""
+    unacked: bool
+    doubtful: bool
+    """Its segment fails its checksum: any byte of it may be wrong, and it may have been acked."""
+    meta: bytes
+    """Its attributes, as they were published."""
+    rejects: int
+    losses: int
+    due_us: int
+    """When it joins the queue, if it is scheduled, else 0."""
+    expires_us: int
+    """When its own TTL ends, or 0."""
+
+
+class Facts(NamedTuple):
+    schema_version: int
+    epoch: str | None
+    db_bytes: int
+    wal_bytes: int | None
+    page_bytes: int | None
+    free_pages: int | None
+    segments: int
+    segment_bytes: int
+    set_aside: int
+    """Segments that a start with --salvage has put into `damaged_segment`."""
+
+
+class Verdict(NamedTuple):
+    damage: list[Damage]
+    facts: Facts
+    queues: int
+    messages: int
+    is_served: bool
+    """A server uses it. Then the structure of a file is not checked: the read takes long, and the
+    WAL would grow meanwhile."""
+    torn: str
+    """State of the WAL's end, if a power cut may have torn it."""
+
+
+class Segment(NamedTuple):
+    """The part of a segment that is kept in memory: all but its text."""
+
+    size: int
+    sections: list[StoredSection]
+    damage: str = ""
+
+
+class Contents:
+    """A context manager. One thread at a time."""
+
+    name: str
+    """As messages show it."""
+    queues: list[Queue]
+    """Sorted by name."""
+    bindings: list[tuple[bytes, bytes]]
+    """Name of the queue, whether it exists or not, and event; sorted."""
+    facts: Facts
+    damage: list[Damage]
+    torn: str = ""
+    """State of the WAL's end, if a power cut may have torn it."""
+    server: str = ""
+    """Who has claimed a database that does not know the server's URL. It may have died."""
+
+    def __init__(self, name: str, *, thorough: bool) -> None:
+        self.name = name
+        self._thorough = thorough
+        self.queues, self.bindings, self.damage = [], [], []
+        self._segments: dict[int, Segment] = {}
+        self._rows: Mapping[int, QueueRow] = {}
+
+    # -- what each database has of its own
+
+    def refresh(self) -> None:
+        """Read the state again. Raises like `open`."""
+        raise NotImplementedError
+
+    def errors(self, limit: int | None = 1000, before: str = "\x7f") -> list[ErrorRecord]:
+        """Error replies, the newest first; those older than the one with the id `before`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _head(self, segment_id: int) -> Head | None:
+        """A segment with its text; None if there is none."""
+        raise NotImplementedError
+
+    def _failures(self) -> AbstractContextManager[None]:
+        """Errors of the database become our own."""
+        raise NotImplementedError
+
+    def read(self) -> Self:
+        """Do the first `refresh`."""
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- what all segments together say
+
+    def _keep(self, head: Head) -> None:
+        """Keep the sections of a segment."""
+        try:
+            segment = Segment(head.size, sections_of(head))
+            if self._thorough and segment.sections != _credible(head.head):
+                head = head._replace(damage="its text does not match its head")
+        except SegmentDamaged as error:
+            head = head._replace(damage=str(error))
+        if head.damage:
+            segment = Segment(head.size, _credible(head.head), guess(head, self._rows))
+        self._segments[head.id] = segment
+
+    def verdict(self) -> Verdict:
+        """After a thorough read."""
+        self.errors(limit=None)
+        messages = sum(queue.ready + queue.unacked for queue in self.queues)
+        is_served = bool(self.server)
+        damage = list(dict.fromkeys(self.damage))
+        return Verdict(damage, self.facts, len(self.queues), messages, is_served, self.torn)
+
+    def _build(self, rows: dict[int, QueueRow], queue_ids_end: int) -> None:
+        """The queues, of these rows and all segments."""
+        self._index = Index()
+        survey = Survey(self._index, rows, queue_ids_end)
+        for segment_id, segment in self._segments.items():
+            if not segment.damage:
+                survey.place(segment_id, segment.size, segment.sections)
+        self.damage += survey.finish()
+        self._marks = survey.marks
+        for segment_id, segment in self._segments.items():
+            if segment.damage:
+                self.damage.append(Damage(f"segment {segment_id}", segment.damage))
+                self._place_doubtful(segment_id, segment)
+        self.damage += survey.missing().values()
+        self.queues = [
+            _queue(row, self._index.queues[row.id], self._marks.get(row.id, NO_MARKS))
+            for row in sorted(rows.values(), key=lambda row: row.name)
+        ]
+
+    def _place_doubtful(self, segment_id: int, segment: Segment) -> None:
+        """Add the messages of a damaged segment, unless an undamaged one contradicts them."""
+        there = self._index.add_segment(segment_id, segment.size)
+        for section in segment.sections:
+            queue = self._index.queues.get(section.queue_id)
+            if queue is None:
+                continue
+            for first, count, time_us, start, end in section.runs:
+                is_free = not any(queue.overlapping(first, first + count))
+                if is_free and 0 < first <= first + count <= queue.next_seq:
+                    self._index.add_messages(there, queue, first, count, end - start, time_us)
+
+    # -- messages
+
+    def messages(self, name: bytes, after: int = 0) -> Iterator[Message]:
+        """The living messages of a queue with numbers above `after`, in order; none for a missing
+        queue.
+
+        Reads one segment at a time. If a server uses the file and has deleted a listed segment, the
+        list is read again; and so it is when a text turns out to be damaged.
+        """
+        queue_id = next((queue.id for queue in self.queues if queue.name == name), None)
+        moved = 0
+        while queue_id is not None:
+            if moved in self._segments:
+                raise JournalDamaged(f"{self.name}: segment {moved} {LISTED_ONLY}")
+            index, marks = self._index.queues[queue_id], self._marks.get(queue_id, NO_MARKS)
+            for span in index.overlapping(after + 1, max(index.next_seq, after + 2)):
+                with self._failures():
+                    head = self._head(span.segment.id)
+                if head is None:
+                    moved = span.segment.id
+                    break
+                doubtful = bool(self._segments[span.segment.id].damage)
+                if head.damage and not doubtful:  # Its text, which was not read before.
+                    self._keep(head)
+                    break
+                lines = _lines(head.head, queue_id, span.first, span.end)
+                for first, count in span.living():
+                    for number in range(max(first, after + 1), first + count):
+                        time_us, line = lines[number]
+                        after = number
+                        yield _message(number, time_us, line, index, marks, doubtful)
+            else:
+                return
+            self.refresh()
+            if queue_id not in self._index.queues:
+                return
+
+
+def _credible(body: bytes) -> list[StoredSection]:
+    """The runs of a damaged segment that have the expected number of messages."""
+    try:
+        sections = decode(body)
+    except SegmentDamaged:
+        return []
+    return [
+        section._replace(runs=[run for run in section.runs if _is_credible(run, body)])
+        for section in sections
+    ]
+
+
+def _is_credible(run: StoredRun, body: bytes) -> bool:
+    if run.end > len(body):
+        return False
+    lines = run.lines(body)
+    return len(lines) == run.total and all(b" event=" in line for line in lines)
+
+
+def _queue(row: QueueRow, index: QueueIndex, marks: Marks) -> Queue:
+    return Queue(
+        row.name,
+        row.id,
+        Policy.decode(row.policy),
+        index.next_seq,
+        index.cursor,
+        *_counts(index, marks),
+        _oldest_us(index, marks),
+    )
+
+
+def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
+    """Numbers of ready, unacked and scheduled messages, and the bytes of all."""
+    size = 0
+    there: list[Range] = []
+    for span in queue.spans:
+        living = span.living()
+        there += living
+        count = sum(count for _, count in living)
+        size += span.bytes * count // span.count if count else 0
+    unacked = sum(count for _, count in below(there, queue.cursor))
+    scheduled = 0
+    for number, mark in marks.among(there):
+        scheduled += mark.due_us > 0
+        unacked -= number < queue.cursor and (mark.due_us > 0 or not mark.redelivered)
+    ready = sum(count for _, count in there) - unacked - scheduled
+    return ready, unacked, scheduled, size
+
+
+def _oldest_us(queue: QueueIndex, marks: Marks) -> int | None:
+    held = Mark(redelivered=True)
+    living = numbers(queue.living(0, queue.next_seq))
+    for number, mark in marks.of_each(living, held):
+        if not mark.due_us and (number >= queue.cursor or not mark.redelivered):
+            span = queue.find(number)
+            return None if span is None else span.time_us
+    return None
+
+
+def _lines(body: bytes, queue_id: int, first: int, end: int) -> dict[int, tuple[int, bytes]]:
+    """Time and text of the messages of one span, by number."""
+    return {
+        number: (run.time_us, line)
+        for section in decode(body)
+        if section.queue_id == queue_id
+        for run in section.runs
+        if first <= run.first < end
+        for number, line in enumerate(run.lines(body), run.first)
+    }
+
+
+def _message(
+    number: int,
+    time_us: int,
+    line: bytes,
+    queue: QueueIndex,
+    marks: Marks,
+    doubtful: bool,
+) -> Message:
+    message_id, _, rest = line.partition(b" event=")
+    event, _, data = rest.partition(b" ")
+    data, meta = split(data)
+    delivered = number < queue.cursor
+    mark = marks.get(number, Mark(redelivered=delivered))
+    return Message(
+        number,
+        time_us,
+        message_id,
+        event,
+        data,
+        retry=mark.retry + mark.redelivered,
+        unacked=delivered and mark.redelivered and not mark.due_us,
+        doubtful=doubtful,
+        meta=meta,
+        rejects=mark.rejects,
+        losses=mark.losses,
+        due_us=mark.due_us,
+        expires_us=mark.expires_us,
+    )

@@ -1,0 +1,388 @@
+"""The claim to a journal, and commits that hold only while it is ours.
+
+Each commit is one statement, so one round trip. It updates the owner's row where that row is what
+this broker believes, and writes the rest only if it did. After a lost reply the row says whether
+the commit exists, since `beat` grows by one with each.
+
+The one rule: a commit is durable when its reply says success, one row, and no warning. If it exists
+without such a reply, it is visible but perhaps not on the standby; the next commit with such a
+reply makes it durable.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import anyio
+import psycopg
+from psycopg import errors
+from psycopg.types.numeric import Int8
+
+from mqks.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DatabaseLocked,
+    DiskFull,
+    JournalFailed,
+    JournalReverted,
+)
+from mqks.journal.postgres import guards
+from mqks.journal.postgres.address import Address, line_of
+from mqks.journal.postgres.connection import Connection, Row, Server
+from mqks.journal.postgres.guards import Guards, Replication
+
+BEAT_S: Final = 0.75
+"""A beat is due after this time; the writer looks once a second."""
+LOOK_S: Final = 0.25
+"""Interval of a standby's looks at the owner: so soon it sees a claim that was given up."""
+LOOKS: Final = 4
+SUSPECT_S = 3.0
+"""An owner whose beat has not changed in this many looks and seconds is taken for dead."""
+RETRY_S: Final = 0.25
+"""Pause after a lost connection."""
+ASK_S = 10.0
+"""After this time without a reply, the server is asked whether it still works on the commit."""
+RELEASE_S: Final = 5.0
+"""How long a server that ends tries to give up its claim."""
+
+OWNER: Final = "select epoch, holder, last, beat, url from owner"
+IS_OURS: Final = """
+    epoch = %(epoch)b::bigint and holder is not distinct from %(holder)b::text
+    and last = %(last)b::bigint and beat = %(beat)b::bigint"""
+CLAIM: Final = f"""
+update owner set epoch = epoch + 1, holder = %(claimant)b::text, url = null, beat = beat + 1
+where {IS_OURS} returning 1"""
+BEAT: Final = f"""
+with owned as (
+    update owner set beat = beat + 1, url = %(url)b::text where {IS_OURS} returning 1
+)
+select {guards.COLUMNS} from owned"""
+RELEASE: Final = f"""
+update owner set holder = null, url = null, beat = beat + 1 where {IS_OURS} returning 1"""
+LOOK: Final = f"select {guards.COLUMNS}"
+RUNS: Final = "select 1 from pg_stat_activity where pid = %(pid)b::integer and state = 'active'"
+
+
+class Owner(NamedTuple):
+    epoch: int
+    holder: str | None
+    last: int
+    """The id of the last segment."""
+    beat: int
+
+    def values(self) -> dict[str, Any]:
+        """For `IS_OURS`."""
+        epoch, holder, last, beat = self
+        return {"epoch": Int8(epoch), "holder": holder, "last": Int8(last), "beat": Int8(beat)}
+
+    def follows(self, other: "Owner") -> bool:
+        """Whether it is the same, or the same with more beats."""
+        return self[:3] == other[:3] and self.beat >= other.beat
+
+
+def shown(holder: str) -> str:
+    """Its host and process."""
+    return holder.rpartition(" ")[0]
+
+
+class Claim:
+    """`waits` says why a commit takes long; empty if there is no reason. `server` is where
+    commits are made."""
+
+    def __init__(self, address: Address, replication: Replication) -> None:
+        self.waits = ""
+        self.server = Server(0, {})
+        self.owner = Owner(0, None, 0, 0)
+        """As the last durable commit has left it."""
+        self.since_s = 0.0
+        """When it was claimed, by the monotonic clock."""
+        self.committed_s = 0.0
+        """When a commit has succeeded last."""
+        self.url: str | None = None
+        """Of the broker that has the claim; each beat writes it."""
+        self._address = address
+        self._replication: Replication = replication
+        self._connection: Connection | None = None
+        self._me = f"{socket.gethostname()} pid {os.getpid()} {secrets.token_hex(8)}"
+        self._owner_url: str | None = None
+        self._is_ours = False
+        self._is_abandoned = False
+        self._beat_due_s = 0.0
+
+    # -- the connection
+
+    async def first_connection(self) -> Connection:
+        """Raises ConfigurationError."""
+        try:
+            connection = await Connection.to(self._address)
+        except psycopg.Error as error:
+            raise ConfigurationError(
+                f"can't connect to {self._address.shown}: {line_of(error)}"
+            ) from None
+        self._take(connection)
+        if connection.info.server_version < guards.VERSION_MIN * 10_000:
+            raise ConfigurationError(
+                f"{self._address.shown} is older than PostgreSQL {guards.VERSION_MIN}: upgrade it"
+            )
+        if mistakes := self._mistakes(connection, await self._look(connection)):
+            raise ConfigurationError(*(f"{self._address.shown}: {each}" for each in mistakes))
+        return connection
+
+    def _take(self, connection: Connection) -> None:
+        self._connection = connection
+        info = connection.info
+        place = {"host": info.host, "hostaddr": info.hostaddr, "port": info.port}
+        self.server = Server(self.server.generation + 1, place)
+
+    @staticmethod
+    async def _look(connection: Connection) -> Guards:
+        return Guards(*(await connection.rows(LOOK))[0])
+
+    def _mistakes(self, connection: Connection, found: Guards) -> list[str]:
+        return found.mistakes(self._replication, connection.pgconn.backend_pid)
+
+    async def connected(self) -> Connection:
+        """The connection, made again if it was lost. Returns when the server's settings are
+        safe."""
+        if self._connection is None or self._connection.is_lost:
+            connection = await Connection.to(self._address)
+            self._take(connection)
+            try:
+                await self._until_safe(connection)
+            except BaseException:
+                connection.abort()  # It must not be used without that.
+                raise
+            return connection
+        return self._connection
+
+    async def _until_safe(self, connection: Connection) -> None:
+        """Raises OperationalError for a server that is a standby."""
+        while mistakes := self._mistakes(connection, found := await self._look(connection)):
+            self.waits = mistakes[0]
+            if found.is_standby:
+                # It was demoted, or will be promoted: look for the primary among the hosts.
+                await connection.close()
+                raise psycopg.OperationalError(mistakes[0])
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Before another attempt. Raises JournalFailed if there is to be none."""
+        self.check_abandoned()
+        await anyio.sleep(RETRY_S)
+
+    def check_abandoned(self) -> None:
+        if self._is_abandoned:
+            raise JournalFailed(
+                f"the server ended before a commit was durable: {self.waits or 'no reply'}"
+            )
+
+    def abandon(self) -> None:
+        """Do not wait any more: a commit that has no reply fails."""
+        self._is_abandoned = True
+        if self._connection is not None:
+            self._connection.abort()
+
+    # -- claiming
+
+    async def take(self, *, wait: bool) -> None:
+        """Claim the journal. While another broker has it, wait; or else raise DatabaseLocked."""
+        seen: Owner | None = None
+        looks, first_s, generation = 0, 0.0, self.server.generation
+        while True:
+            try:
+                found = await self._read(await self.connected())
+            except psycopg.OperationalError as error:
+                self.waits = f"{self._address.shown}: {line_of(error)}"
+                await self._pause()
+                continue
+            now_s = time.monotonic()
+            if generation != self.server.generation:
+                seen = None  # Counted anew after each reconnect.
+            if found != seen:
+                if not wait and seen is not None and found.holder is not None:
+                    raise DatabaseLocked(
+                        f"{self._address.shown} (schema {self._address.schema}) is served by "
+                        f"another mqks ({shown(found.holder)}): stop it, or name another schema "
+                        "with ?schema="
+                    )
+                seen, looks, first_s = found, 0, now_s
+                generation = self.server.generation
+            looks += 1
+            if found.holder is None or (looks >= LOOKS and now_s - first_s >= SUSPECT_S):
+                try:
+                    await self._claim(found)
+                    return
+                except DatabaseLocked:
+                    if not wait:
+                        raise
+            else:
+                where = f" ({self._owner_url})" if self._owner_url else ""
+                self.waits = f"{shown(found.holder)}{where} owns the journal"
+            await anyio.sleep(LOOK_S)
+
+    async def _claim(self, found: Owner) -> None:
+        """Raises DatabaseLocked if another broker was first."""
+        self.owner = found
+        after = Owner(found.epoch + 1, self._me, found.last, found.beat + 1)
+        await self._commit(CLAIM, {"claimant": self._me}, after)
+        self._is_ours = True
+        self.since_s = time.monotonic()
+
+    async def release(self) -> None:
+        """Give up the claim, unless a commit has failed, and disconnect."""
+        if self._is_ours:
+            after = self.owner._replace(holder=None, beat=self.owner.beat + 1)
+            with suppress(Exception), anyio.move_on_after(RELEASE_S):
+                await self._commit(RELEASE, {}, after)
+        if self._connection is not None and not self._connection.is_lost:
+            await self._connection.close()
+
+    # -- committing
+
+    @property
+    def beat_is_due(self) -> bool:
+        return time.monotonic() >= self._beat_due_s
+
+    async def beat(self) -> None:
+        """A commit of nothing, which looks at the server's settings."""
+        await self.commit(BEAT, {}, self.owner.last)
+        self._beat_due_s = time.monotonic() + BEAT_S
+
+    async def commit(self, statement: str, values: dict[str, Any], last: int) -> Row:
+        """Execute a statement with the condition `IS_OURS`, which sets `last` and adds one to
+        `beat`. Returns its row when it is durable; an empty one if the reply was lost.
+
+        Raises DiskFull if nothing was written. Raises ClaimLost, JournalReverted, JournalFailed,
+        and after them JournalFailed always.
+        """
+        if not self._is_ours:
+            raise JournalFailed(f"the claim to {self._address.shown} was lost before")
+        after = self.owner._replace(last=last, beat=self.owner.beat + 1)
+        try:
+            return await self._commit(statement, values, after)
+        except DiskFull:
+            raise
+        except BaseException:
+            self._is_ours = False
+            raise
+
+    async def _commit(self, statement: str, values: dict[str, Any], after: Owner) -> Row:
+        """The row is `before` without this commit, and `after` with it. It is read again after each
+        reply that leaves open which of the two it is."""
+        before = now = self.owner
+        result: Row = ()
+        is_certain, attempts, failures = True, 0, 0
+        while True:
+            is_sent = False
+            try:
+                connection = await self.connected()
+                self.check_abandoned()
+                if not is_certain:
+                    now = self._checked(await self._read(connection), before, after)
+                exists = now != before
+                is_certain, is_sent = False, True
+                attempts += 1
+                begun = BEAT if exists else statement
+                told = {**values, **now.values(), "url": self.url}
+                with _Watched(self, connection):
+                    found = await connection.rows(begun, told)
+                if not found:
+                    continue  # Another broker's, or an earlier attempt has arrived after all.
+                now = now._replace(beat=now.beat + 1) if exists else after
+                result = result if exists else found[0]
+                if connection.warnings:
+                    # It exists, and may not be on the standby.
+                    self.waits = "; ".join(connection.warnings)
+                    continue
+                if begun is BEAT and self._mistakes(connection, Guards(*found[0])):
+                    await self._until_safe(connection)
+                    continue
+                self.owner, self.waits, self.committed_s = now, "", time.monotonic()
+                return result
+            except errors.DiskFull as error:
+                # An earlier attempt may still arrive: it must not meet another commit.
+                if is_sent and attempts == 1:
+                    raise DiskFull(f"the journal can't be written: {line_of(error)}") from error
+                self.waits = line_of(error)
+            except psycopg.OperationalError as error:
+                self.waits = f"{self._address.shown}: {line_of(error)}"
+            except errors.ReadOnlySqlTransaction as error:
+                self.waits = line_of(error)
+                if self._connection is not None:
+                    self._connection.abort()
+            except psycopg.Error as error:
+                raise JournalFailed(f"the journal can't be written: {line_of(error)}") from error
+            failures += 1
+            if failures > 1:  # A connection that was lost is made again at once.
+                await self._pause()
+
+    async def _read(self, connection: Connection) -> Owner:
+        rows = await connection.rows(OWNER)
+        if not rows:
+            raise JournalFailed(f"{self._address.shown} has no row in the table owner")
+        *owner, self._owner_url = rows[0]
+        return Owner(*owner)
+
+    def _checked(self, found: Owner, before: Owner, after: Owner) -> Owner:
+        """What was found, if it is `before`, or `after` with any number of beats."""
+        if found == before or found.follows(after):
+            return found
+        if after.holder != self._me or not self._is_ours:
+            raise DatabaseLocked(f"another mqks has claimed {self._address.shown} first")
+        if found.epoch > after.epoch:
+            raise ClaimLost(
+                f"another mqks ({shown(found.holder) if found.holder else 'which has ended'}) has "
+                f"taken over {self._address.shown}"
+            )
+        if found.beat < before.beat or found.epoch < before.epoch or found.last < before.last:
+            raise JournalReverted(
+                f"{self._address.shown} has gone back to an earlier state: it had confirmed commit "
+                f"{before.beat} of epoch {before.epoch}, and has {found.beat} of {found.epoch}. "
+                "Nothing was changed. Was it restored, or a standby promoted that was not "
+                "synchronous?"
+            )
+        raise JournalFailed(
+            f"{self._address.shown} was changed by another program: its owner is {found}, and "
+            f"{before} was written"
+        )
+
+
+class _Watched:
+    """Watches a commit that gets no reply: if the server does not work on it any more, the reply
+    was lost, and the connection is aborted."""
+
+    def __init__(self, claim: Claim, connection: Connection) -> None:
+        self._claim = claim
+        self._connection = connection
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(ASK_S, self._ask_in_task)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _ask_in_task(self) -> None:
+        self._task = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        while await self._works():
+            await asyncio.sleep(ASK_S)
+        self._connection.abort()
+
+    async def _works(self) -> bool:
+        """Whether the server works on the commit, or waits for a standby."""
+        try:
+            async with await Connection.to(self._claim._address) as other:
+                rows = await other.rows(RUNS, {"pid": self._connection.pgconn.backend_pid})
+        except psycopg.Error:
+            return False
+        if rows:
+            self._claim.waits = "the database server waits with the commit for a standby or a lock"
+        return bool(rows)

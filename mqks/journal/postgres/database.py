@@ -1,0 +1,127 @@
+"""Reads a journal in PostgreSQL, as `Contents`, whether a broker owns it or not.
+
+The one rule: no transaction is open while messages are passed on. An old one would keep all
+versions of the owner's row, of which each commit makes one.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+import psycopg
+
+from mqks.broker.pending import ErrorRecord
+from mqks.errors import InspectionFailed
+from mqks.journal.contents import AT_ONCE, Contents, Facts
+from mqks.journal.postgres import migrations, statements
+from mqks.journal.postgres.address import line_of, parse
+from mqks.journal.postgres.connection import Row
+from mqks.journal.postgres.store import (
+    HEADS_AT_ONCE,
+    check_policy,
+    error_record,
+    head_of,
+    whole_of,
+)
+from mqks.journal.store import Damage, Head, QueueRow
+from mqks.settings import DatabaseUrl
+
+SNAPSHOT: Final = b"begin isolation level repeatable read read only"
+
+
+class Database(Contents):
+    """Made by `open`."""
+
+    def __init__(self, url: DatabaseUrl, *, thorough: bool = False) -> None:
+        """Without the first `refresh`."""
+        self._address = parse(url)
+        super().__init__(self._address.shown, thorough=thorough)
+        with self._failures():
+            self._db: psycopg.Connection[Row] = psycopg.connect(
+                **self._address.parameters, autocommit=True
+            )
+
+    @classmethod
+    def open(cls, url: DatabaseUrl, *, thorough: bool = False) -> Self:
+        """`thorough` checks the text of each message, too.
+
+        Raises InspectionFailed when there is no such database, JournalDamaged for a copy that is
+        not complete, SchemaTooNew when a newer MQKS wrote it.
+        """
+        return cls(url, thorough=thorough).read()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.errors.UndefinedTable as error:
+            schema = self._address.schema
+            raise InspectionFailed(f"{self.name}: no journal in schema {schema}") from error
+        except psycopg.Error as error:
+            raise InspectionFailed(f"{self.name} can't be read: {line_of(error)}") from error
+
+    def _all(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        with self._db.cursor(binary=True) as cursor:
+            return cursor.execute(statement.encode(), values or None).fetchall()
+
+    def refresh(self) -> None:
+        with self._failures():
+            while new := self._look():
+                for start in range(0, len(new), HEADS_AT_ONCE):
+                    self._read(new[start : start + HEADS_AT_ONCE])
+
+    def _look(self) -> list[int]:
+        """Read a state in one transaction. Returns segments that are to be read before the next
+        attempt; none if the state is complete."""
+        with self._db.cursor() as cursor:
+            cursor.execute(SNAPSHOT)
+            try:
+                return self._state()
+            finally:
+                if not self._db.closed:
+                    cursor.execute("rollback")
+
+    def _state(self) -> list[int]:
+        self.damage = []
+        [(version, epoch, holder, segments, next_queue_id, aside, size)] = self._all(
+            statements.FACTS
+        )
+        migrations.check(version, epoch, self._address)
+        ids = [segment_id for (segment_id,) in self._all(statements.IDS)]
+        new = [segment_id for segment_id in ids if segment_id not in self._segments]
+        rows = {row[0]: QueueRow(*row) for row in self._all(statements.QUEUES)}
+        for row in rows.values():
+            check_policy(row)
+        self._rows = rows
+        if len(new) > AT_ONCE:
+            return new
+        self._read(new)
+        self._segments = {segment_id: self._segments[segment_id] for segment_id in ids}
+        self.bindings = sorted((queue, event) for queue, event in self._all(statements.BINDINGS))
+        if len(ids) != segments:
+            what = f"{len(ids)} exist, {segments} were written"
+            self.damage.append(Damage("table segment", what))
+        self.server = (holder or "").rpartition(" ")[0]
+        self._build(rows, next_queue_id)
+        sizes = sum(segment.size for segment in self._segments.values())
+        self.facts = Facts(version, epoch, size, None, None, None, len(ids), sizes, aside)
+        return []
+
+    def _read(self, ids: list[int]) -> None:
+        """Keep these segments, except those that were deleted meanwhile."""
+        for head in (head_of(*row) for row in self._all(statements.HEADS_OF, [ids])):
+            whole = self._head(head.id) if self._thorough or head.damage else head
+            if whole is not None:
+                self._keep(whole)
+
+    def _head(self, segment_id: int) -> Head | None:
+        rows = self._all(statements.BODIES, [[segment_id]])
+        return whole_of(*rows[0]) if rows else None
+
+    def errors(self, limit: int | None = 1000, before: str = "\x7f") -> list[ErrorRecord]:
+        with self._failures():
+            rows = self._all(statements.ERRORS_BEFORE, [before, limit])
+        return [error_record(*row) for row in rows]

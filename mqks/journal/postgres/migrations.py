@@ -1,0 +1,95 @@
+"""Schema versions, forward only.
+
+The one rule: the tables are created under a lock; later changes are applied by the owner of the
+journal, so that a program without the claim changes nothing under another one.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Final
+
+from psycopg import sql
+
+from mqks.errors import JournalDamaged, SchemaTooNew
+from mqks.journal.postgres.address import Address
+from mqks.journal.postgres.connection import Connection
+
+LOCK: Final = 0x6D716B73
+"""Of PostgreSQL's advisory locks: one program at a time creates a schema."""
+
+
+def _directory() -> Path:
+    """Inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).parents[2]
+    inside = package / "migrations"
+    return (inside if inside.is_dir() else package.parent / "migrations") / "postgres"
+
+
+def migrations() -> list[tuple[int, str]]:
+    """Version and SQL of each, in order."""
+    files = sorted(_directory().glob("[0-9]*.sql"))
+    if not files:
+        raise FileNotFoundError(f"no migrations in {_directory()}")
+    return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
+
+
+async def create(connection: Connection, address: Address) -> None:
+    """Create the schema and all tables if they do not exist. Raises psycopg.Error."""
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
+        if await exists(connection, address):
+            return
+        if not await _finds(connection, "select 1 from pg_namespace where nspname = %s", address):
+            name = sql.Identifier(address.schema)
+            await connection.execute(sql.SQL("create schema {}").format(name))
+        known = migrations()
+        for _, statements in known:
+            await connection.execute(statements.encode())
+        await connection.execute(
+            "insert into owner (version, journal, epoch, last, segments, beat, next_queue_id)"
+            " values (%s, %s, 0, 0, 0, 0, 1)",
+            [known[-1][0], secrets.token_hex(8)],
+        )
+
+
+async def exists(connection: Connection, address: Address) -> bool:
+    """Whether the tables exist."""
+    owner = "select 1 from pg_tables where schemaname = %s and tablename = 'owner'"
+    return await _finds(connection, owner, address)
+
+
+async def _finds(connection: Connection, statement: str, address: Address) -> bool:
+    cursor = await connection.execute(statement.encode(), [address.schema])
+    return await cursor.fetchone() is not None
+
+
+async def version(connection: Connection, address: Address) -> int:
+    """Raises SchemaTooNew; JournalDamaged for a copy that is not complete."""
+    ((found, journal),) = await connection.rows("select version, journal from owner")
+    check(found, journal, address)
+    return int(found)
+
+
+def check(found: int, journal: str, address: Address) -> None:
+    """The same, for what was read."""
+    newest = migrations()[-1][0]
+    if found > newest:
+        raise SchemaTooNew(
+            f"{address.shown} has schema version {found}, this mqks supports versions up to "
+            f"{newest}: use a newer mqks"
+        )
+    if not journal:
+        raise JournalDamaged(
+            f"{address.shown} has a copy that was not finished: remove it (drop schema "
+            f"{address.schema} cascade), and copy again"
+        )
+
+
+async def upgrade(connection: Connection, old: int) -> None:
+    """Apply what is newer. Only while the journal is claimed."""
+    newer = [each for each in migrations() if each[0] > old]
+    if newer:
+        async with connection.transaction():
+            for _, statements in newer:
+                await connection.execute(statements.encode())
+            await connection.execute("update owner set version = %s", [newer[-1][0]])

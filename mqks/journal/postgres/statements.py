@@ -1,0 +1,108 @@
+"""The statements of the store.
+
+The one rule: what changes the journal is one statement, which takes its rows from `owned`: there is
+none if another broker has the journal.
+"""
+
+from typing import Final
+
+from mqks.journal.postgres.claim import IS_OURS
+
+ADD: Final = f"""
+with owned as (
+    update owner set last = %(new_last)b::bigint, segments = segments + 1, beat = beat + 1
+    where {IS_OURS} returning 1
+)
+insert into segment
+select %(new_last)b::bigint, %(head_crc)b::bigint, %(text_crc)b::bigint, %(head)b, %(text)b
+from owned returning 1"""
+"""A segment alone."""
+
+# All parts of a statement see the rows as they were before it.
+CHANGE: Final = f"""
+with owned as (
+    update owner set
+        last = %(new_last)b::bigint,
+        segments = %(segments)b::bigint,
+        next_queue_id = %(next_queue_id)b::bigint,
+        beat = beat + 1
+    where {IS_OURS} returning 1
+), new_segments as (
+    insert into segment select new.* from owned, unnest(
+        %(ids)b::bigint[], %(head_crcs)b::bigint[], %(text_crcs)b::bigint[],
+        %(heads)b::bytea[], %(texts)b::bytea[]
+    ) as new
+), dropped as (
+    delete from segment using owned where id = any(%(drop)b::bigint[])
+    returning id, head_crc, text_crc, head, text
+), damaged as (
+    insert into damaged_segment select * from dropped where %(salvage)b
+), queues as (
+    insert into queue select new.* from owned, unnest(
+        %(queue_ids)b::bigint[], %(names)b::bytea[], %(policies)b::text[],
+        %(next_seqs)b::bigint[], %(cursors)b::bigint[]
+    ) as new
+    on conflict (id) do update set name = excluded.name, policy = excluded.policy,
+        next_seq = excluded.next_seq, cursor = excluded.cursor
+), deleted_queues as (
+    delete from queue using owned where id = any(%(deleted_queues)b::bigint[])
+), bindings as (
+    insert into binding select new.* from owned, unnest(
+        %(bound_queues)b::bytea[], %(bound_events)b::bytea[]
+    ) as new
+    on conflict do nothing
+), deleted_bindings as (
+    delete from binding using owned, unnest(
+        %(unbound_queues)b::bytea[], %(unbound_events)b::bytea[]
+    ) as old (queue, event)
+    where sha256(binding.queue) = sha256(old.queue) and sha256(binding.event) = sha256(old.event)
+), new_once as (
+    insert into once select new.* from owned, unnest(
+        %(once_numbers)b::bigint[], %(once_counts)b::bigint[], %(once_ids)b::bytea[]
+    ) as new
+), deleted_once as (
+    delete from once using owned where number = any(%(deleted_once)b::bigint[])
+), errors as (
+    insert into error select new.* from owned, unnest(
+        %(error_ids)b::text[], %(times)b::bigint[], %(connections)b::bytea[],
+        %(request_ids)b::bytea[], %(actions)b::bytea[], %(reasons)b::bytea[]
+    ) as new
+    on conflict do nothing
+), deleted_errors as (
+    delete from error using owned where %(has_errors)b and id <= (
+        select id from error order by id desc limit 1 offset %(errors_kept)b::bigint
+    )
+)
+select (select count(*) from dropped) from owned"""
+"""Everything else."""
+
+BECOME: Final = f"""
+update owner set journal = %(journal)b::text, beat = beat + 1 where {IS_OURS} returning 1"""
+SKIP: Final = f"""
+update owner set last = %(new_last)b::bigint, beat = beat + 1,
+    next_queue_id = greatest(next_queue_id, %(next_queue_id)b::bigint)
+where {IS_OURS} returning 1"""
+
+OWNER: Final = "select journal, segments, next_queue_id from owner"
+QUEUES: Final = "select id, name, policy, next_seq, cursor from queue order by id"
+BINDINGS: Final = "select queue, event from binding"
+ONCE: Final = "select number, count, ids from once order by number"
+ERRORS: Final = "select id, time_us, connection, request_id, action, reason from error order by id"
+HEADS: Final = """
+select id, head_crc, head, octet_length(text) from segment
+where id > %s order by id limit %s"""
+BODIES: Final = "select id, head_crc, head, text_crc, text from segment where id = any(%s)"
+EPOCH: Final = "select epoch from owner"
+
+# For readers without the claim.
+FACTS: Final = """
+select version, journal, holder, segments, next_queue_id,
+    (select count(*) from damaged_segment),
+    (select sum(pg_total_relation_size(oid))::bigint from pg_class
+     where relnamespace = current_schema()::regnamespace and relkind = 'r')
+from owner"""
+IDS: Final = "select id from segment order by id"
+HEADS_OF: Final = "select id, head_crc, head, octet_length(text) from segment where id = any(%s)"
+ERRORS_BEFORE: Final = """
+select id, time_us, connection, request_id, action, reason from error
+where id collate "C" < %s order by id collate "C" desc limit %s"""

@@ -1,0 +1,430 @@
+"""The journal in a PostgreSQL database: one connection that writes, and two that read.
+
+The one rule: nothing of PostgreSQL leaves this package, least of all its errors.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import psycopg
+from anyio.to_thread import run_sync
+from psycopg.types.numeric import Int8
+
+from mqks.broker.pending import Entry, ErrorRecord
+from mqks.broker.policy import Policy, UnknownField
+from mqks.errors import (
+    ClaimLost,
+    ConfigurationError,
+    InspectionFailed,
+    JournalDamaged,
+    JournalFailed,
+    MqksError,
+    SchemaTooNew,
+)
+from mqks.journal.once import OnceRow, OnceRows
+from mqks.journal.postgres import migrations, statements
+from mqks.journal.postgres.address import Address, line_of, parse
+from mqks.journal.postgres.claim import BEAT_S, RELEASE_S, RETRY_S, Claim
+from mqks.journal.postgres.claim import shown as shown_holder
+from mqks.journal.postgres.connection import Reading, Row
+from mqks.journal.segment import checksum
+from mqks.journal.store import (
+    Damage,
+    Head,
+    LastWords,
+    Metadata,
+    NewSegment,
+    QueueRow,
+    Report,
+    changed_queues,
+    keep_queues,
+    shown,
+)
+from mqks.settings import DatabaseUrl, Settings
+
+STORED_AT_ONCE_BYTES_MAX: Final = 256 * 1024
+"""More is joined and gets its checksums in a thread."""
+WRONG: Final = "its checksum does not match"
+HEADS_AT_ONCE: Final = 256
+"""Heads that are read in one step of a start."""
+
+
+class PostgresStore:
+    """Made by `open`. `Store` describes its methods."""
+
+    def __init__(self, address: Address, claim: Claim, settings: Settings, server: str) -> None:
+        self.name = f"{address.shown} (schema {address.schema})"
+        self.versions = {"postgresql": server}
+        self.torn = ""
+        self.commit_now: Callable[[NewSegment], None] | None = None
+        self._address = address
+        self._claim = claim
+        self._beats: asyncio.Task[None] | None = None
+        """While the journal is loaded."""
+        self._is_loaded = asyncio.Event()
+        self._foreground, self._background = Reading(address), Reading(address)
+        self._queues: dict[int, QueueRow] = {}
+        self._once_ids_max = settings.once_ids_max
+        self._once = OnceRows(self._once_ids_max)
+        self._errors_kept_max = settings.errors_kept_max
+        self._segments = 0
+        """How many there are."""
+        self._next_queue_id = 1
+
+    # -- opening and closing
+
+    @classmethod
+    async def open(
+        cls, settings: Settings, report: Report, *, must_exist: bool = False
+    ) -> "PostgresStore":
+        """Connect, check the server's settings, and create the tables if there are none.
+
+        Raises SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError; InspectionFailed if
+        there is no journal and `must_exist`.
+        """
+        assert isinstance(settings.db, DatabaseUrl)
+        address = parse(settings.db)
+        claim = Claim(address, settings.db_replication)
+        try:
+            connection = await claim.first_connection()
+            if not must_exist:
+                await migrations.create(connection, address)
+            elif not await migrations.exists(connection, address):
+                raise InspectionFailed(f"{address.shown}: no journal in schema {address.schema}")
+            await migrations.version(connection, address)
+        except psycopg.Error as error:
+            await claim.release()
+            raise ConfigurationError(f"can't use {address.shown}: {line_of(error)}") from error
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await claim.release()
+            raise
+        server = connection.info.parameter_status("server_version") or ""
+        return cls(address, claim, settings, server)
+
+    async def claim(self, *, wait: bool) -> None:
+        try:
+            await self._claim.take(wait=wait)
+            connection = await self._claim.connected()
+            # Another broker may have upgraded it while this one waited.
+            old = await migrations.version(connection, self._address)
+            await migrations.upgrade(connection, old)
+        except psycopg.Error as error:
+            raise JournalFailed(f"{self.name} can't be claimed: {line_of(error)}") from error
+        self._beats = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        """Loading may take longer than a suspicion."""
+        while not self._is_loaded.is_set():
+            await self._claim.beat()
+            with anyio.move_on_after(BEAT_S):
+                await self._is_loaded.wait()
+
+    async def _end_beats(self) -> None:
+        """From here on there are other commits. Raises what the beats have found."""
+        self._is_loaded.set()
+        if self._beats is not None:
+            await self._beats
+
+    async def close(self) -> None:
+        with suppress(MqksError), anyio.move_on_after(RELEASE_S):
+            await self._end_beats()
+        await self._claim.release()
+        self._foreground.close()
+        self._background.close()
+
+    # -- starting
+
+    async def load(self) -> Metadata:
+        [(epoch, segments, next_queue_id)] = await self._rows(statements.OWNER)
+        self._segments, self._next_queue_id = segments, next_queue_id
+        self._queues = {row[0]: QueueRow(*row) for row in await self._rows(statements.QUEUES)}
+        once = await self._rows(statements.ONCE)
+        self._once = OnceRows(self._once_ids_max)
+        for number, count, _ in once:
+            self._once.restored(OnceRow(number, count, 0))
+        metadata = Metadata(
+            epoch=epoch,
+            queues=dict(self._queues),
+            bindings=[(queue, event) for queue, event in await self._rows(statements.BINDINGS)],
+            once=[each for _, _, ids in once for each in ids.split(b"\n")],
+            errors=[error_record(*row) for row in await self._rows(statements.ERRORS)],
+            next_queue_id=next_queue_id,
+            queue_ids_end=next_queue_id,
+        )
+        for row in self._queues.values():
+            check_policy(row)
+        return metadata
+
+    async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
+        count = last = 0
+        while rows := await self._rows(statements.HEADS, [last, HEADS_AT_ONCE]):
+            last = rows[-1][0]
+            count += len(rows)
+            yield [head_of(*row) for row in rows]
+            if self._beats is not None and self._beats.done():
+                await self._beats
+        if count != self._segments:
+            what = f"{count} exist, {self._segments} were written"
+            metadata.damage.append(Damage("table segment", what))
+        self._segments = count
+        metadata.next_segment = self._claim.owner.last + 1
+
+    async def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        try:
+            return await self._foreground.rows(statement, values, self._claim.server)
+        except psycopg.Error as error:
+            raise JournalFailed(f"{self.name} can't be read: {line_of(error)}") from error
+
+    async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
+        self._next_queue_id = metadata.next_queue_id
+        await self._end_beats()
+        await self._change(queues=dict(metadata.queues), drop=damaged, salvage=True)
+
+    async def begin(self) -> None:
+        await self._end_beats()
+        await self._claim.beat()
+
+    def announce(self, url: str, far_url: str) -> None:
+        self._claim.url = far_url or url
+
+    # -- writing
+
+    async def commit(
+        self,
+        segments: Sequence[NewSegment],
+        entry: Entry | None = None,
+        drop: Sequence[int] = (),
+        last_words: Iterable[LastWords] = (),
+    ) -> None:
+        if len(segments) == 1 and not (drop or last_words or (entry and entry.has_metadata)):
+            new = segments[0]
+            [(head_crc, text_crc, text)] = await _stored(segments)
+            values = {
+                "new_last": Int8(new.id),
+                "head_crc": Int8(head_crc),
+                "text_crc": Int8(text_crc),
+                "head": new.head,
+                "text": text,
+            }
+            await self._claim.commit(statements.ADD, values, new.id)
+            self._segments += 1
+            return
+        states = {} if entry is None else entry.queues
+        queues = changed_queues(self._queues, last_words, states)
+        await self._change(segments, queues, entry, drop)
+
+    async def _change(
+        self,
+        segments: Sequence[NewSegment] = (),
+        queues: Mapping[int, QueueRow | None] | None = None,
+        entry: Entry | None = None,
+        drop: Sequence[int] = (),
+        *,
+        salvage: bool = False,
+    ) -> None:
+        entry, queues = entry or Entry(), queues or {}
+        stored = await _stored(segments)
+        rows = [row for row in queues.values() if row is not None]
+        bound = [key for key, is_bound in entry.bindings.items() if is_bound]
+        unbound = [key for key, is_bound in entry.bindings.items() if not is_bound]
+        kept = self._errors_kept_max
+        found = entry.errors[-kept:] if kept else []
+        once, gone = [], []
+        if entry.once:
+            once = [OnceRow(self._once.next, len(entry.once), 0)]
+            gone = self._once.surplus(len(entry.once))
+        next_queue_id = max(self._next_queue_id, *(queue_id + 1 for queue_id in queues), 1)
+        count = self._segments + len(segments) - len(drop)
+        last = segments[-1].id if segments else self._claim.owner.last
+        values = {
+            "new_last": Int8(last),
+            "segments": Int8(count),
+            "next_queue_id": Int8(next_queue_id),
+            "ids": _ints(new.id for new in segments),
+            "head_crcs": _ints(head_crc for head_crc, _, _ in stored),
+            "text_crcs": _ints(text_crc for _, text_crc, _ in stored),
+            "heads": [new.head for new in segments],
+            "texts": [text for _, _, text in stored],
+            "drop": _ints(drop),
+            "salvage": salvage,
+            "queue_ids": _ints(row.id for row in rows),
+            "names": [row.name for row in rows],
+            "policies": [row.policy for row in rows],
+            "next_seqs": _ints(row.next_seq for row in rows),
+            "cursors": _ints(row.cursor for row in rows),
+            "deleted_queues": _ints(each for each, row in queues.items() if row is None),
+            "bound_queues": [queue for queue, _ in bound],
+            "bound_events": [event for _, event in bound],
+            "unbound_queues": [queue for queue, _ in unbound],
+            "unbound_events": [event for _, event in unbound],
+            "once_numbers": _ints(row.number for row in once),
+            "once_counts": _ints(row.ids for row in once),
+            "once_ids": [b"\n".join(entry.once)] if once else [],
+            "deleted_once": _ints(row.number for row in gone),
+            "error_ids": [record.id for record in found],
+            "times": _ints(record.time_us for record in found),
+            "connections": [_bytes(record.connection) for record in found],
+            "request_ids": [record.request_id for record in found],
+            "actions": [record.action for record in found],
+            "reasons": [_bytes(record.reason) for record in found],
+            "has_errors": bool(found),
+            "errors_kept": Int8(kept - len(found)),
+        }
+        row = await self._claim.commit(statements.CHANGE, values, last)
+        if row and row[0] != len(drop):
+            raise JournalFailed(f"{len(drop) - row[0]} of the segments {[*drop]} were missing")
+        self._segments, self._next_queue_id = count, next_queue_id
+        for each in once:
+            self._once.written(each)
+        keep_queues(self._queues, queues)
+
+    async def become(self, epoch: str) -> None:
+        values = {"journal": epoch}
+        await self._claim.commit(statements.BECOME, values, self._claim.owner.last)
+
+    async def skip_to(self, segment_id: int, queue_id: int = 1) -> None:
+        values = {"new_last": Int8(segment_id - 1), "next_queue_id": Int8(queue_id)}
+        await self._claim.commit(statements.SKIP, values, segment_id - 1)
+        self._next_queue_id = max(self._next_queue_id, queue_id)
+
+    # -- maintenance
+
+    @property
+    def waits(self) -> str:
+        return self._claim.waits
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._claim.committed_s
+
+    @property
+    def overdue(self) -> bool:
+        return self._claim.beat_is_due
+
+    async def tidy(self, *, idle: bool) -> bool:
+        if self._claim.beat_is_due:
+            await self._claim.beat()
+        return False
+
+    def abandon(self) -> None:
+        self._claim.abandon()
+
+    # -- reading
+
+    async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
+        reading = self._background if background else self._foreground
+        while True:
+            try:
+                return await self._bodies(reading, ids)
+            except psycopg.OperationalError:
+                # The connection was lost, as the writer's perhaps was.
+                self._claim.check_abandoned()
+                await anyio.sleep(RETRY_S)
+            except psycopg.Error as error:
+                raise JournalFailed(f"{self.name} can't be read: {line_of(error)}") from error
+
+    async def _bodies(self, reading: Reading, ids: Sequence[int]) -> dict[int, bytes]:
+        server = self._claim.server
+        rows = await reading.rows(statements.BODIES, [[*ids]], server)
+        found = {row[0]: _body(self.name, *row) for row in rows}
+        if len(found) < len(ids):
+            # A new owner may have deleted them.
+            ((epoch,),) = await reading.rows(statements.EPOCH, (), server)
+            if epoch != self._claim.owner.epoch:
+                raise ClaimLost(f"another mqks has taken over {self.name}")
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        claim = self._claim
+        return {
+            "owner": shown_holder(claim.owner.holder or ""),
+            "owner_url": claim.url or "",
+            "claim": claim.owner.epoch,
+            "active_s": round(time.monotonic() - claim.since_s, 3),
+            "waits": claim.waits,
+        }
+
+    # -- space: the database server's, which nothing here can see
+
+    async def hold_reserves(self) -> bool:
+        return True
+
+    async def give_up_reserves(self) -> None: ...
+
+    async def has_room(self) -> bool:
+        return True
+
+    def check_free_space(self) -> None: ...
+
+    def look(self) -> str:
+        return ""
+
+    def renew_claim(self) -> str:
+        return ""
+
+
+async def _stored(segments: Sequence[NewSegment]) -> list[tuple[int, int, bytes]]:
+    """Of each the checksum of its head, that of its text, and the text; much in a thread."""
+    if sum(new.size for new in segments) > STORED_AT_ONCE_BYTES_MAX:
+        return await run_sync(_stored_now, segments)
+    return _stored_now(segments)
+
+
+def _stored_now(segments: Sequence[NewSegment]) -> list[tuple[int, int, bytes]]:
+    texts = [b"".join(new.texts) for new in segments]
+    return [
+        (checksum(new.id, new.head), checksum(new.id, text), text)
+        for new, text in zip(segments, texts, strict=True)
+    ]
+
+
+def _ints(numbers: Iterable[int]) -> list[Int8]:
+    return [Int8(number) for number in numbers]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def error_record(
+    error_id: str, time_us: int, connection: bytes, request_id: bytes, action: bytes, reason: bytes
+) -> ErrorRecord:
+    return ErrorRecord(error_id, time_us, shown(connection), request_id, action, shown(reason))
+
+
+def head_of(segment_id: int, crc: int, head: bytes, text_bytes: int) -> Head:
+    damage = "" if checksum(segment_id, head) == crc else WRONG
+    return Head(segment_id, len(head) + text_bytes, head, damage)
+
+
+def whole_of(segment_id: int, head_crc: int, head: bytes, text_crc: int, text: bytes) -> Head:
+    """A segment with its text."""
+    is_right = (checksum(segment_id, head), checksum(segment_id, text)) == (head_crc, text_crc)
+    body = head + text
+    return Head(segment_id, len(body), body, "" if is_right else WRONG)
+
+
+def _body(
+    name: str, segment_id: int, head_crc: int, head: bytes, text_crc: int, text: bytes
+) -> bytes:
+    found = whole_of(segment_id, head_crc, head, text_crc, text)
+    if found.damage:
+        raise JournalFailed(f"segment {segment_id} of {name} is damaged")
+    return found.head
+
+
+def check_policy(row: QueueRow) -> None:
+    try:
+        Policy.decode(row.policy)
+    except UnknownField as field:
+        raise SchemaTooNew(
+            f"queue {shown(row.name)} has a policy that this mqks does not support ({field}): "
+            "use a newer mqks"
+        ) from None
+    except ValueError as error:
+        raise JournalDamaged(f"the policy of queue {shown(row.name)} is damaged: {error}") from None

@@ -1,0 +1,471 @@
+"""Texts of large segments, each in a file of its own, in a directory next to the database.
+
+The file `epoch` in it has the epoch of the database that the directory belongs to.
+
+The one rule: a text is durable before its row is committed, and its file is deleted only when no
+start and no reader can find the row any more.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mqks.durable import sync
+from mqks.errors import DiskFull, InspectionFailed, JournalFailed
+from mqks.files import identity
+from mqks.journal.segment import checksum
+from mqks.journal.store import NewSegment
+
+READ_BYTES: Final = 1024 * 1024
+"""A text that is only checked is read in pieces of this size."""
+DELETED_BYTES: Final = 64 * 1024 * 1024
+"""One step deletes files until they have this size together."""
+RECYCLED_MAX: Final = 8
+RECYCLED_BYTES: Final = 64 * 1024 * 1024
+"""Number and bytes of files that are kept for new texts, while the journal is busy."""
+RETRY_S: Final = 1.0
+"""Time until files are tried again that could not be deleted."""
+PIECES_MAX: Final = os.sysconf("SC_IOV_MAX")
+FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+EPOCH: Final = "epoch"
+SET_ASIDE: Final = ".damaged"
+
+
+class SegmentRow(NamedTuple):
+    """A row of `segment`. With `text_bytes`, `body` is only the head."""
+
+    id: int
+    crc: int
+    body: bytes
+    text_bytes: int | None = None
+
+
+class TextDamaged(Exception):
+    """The file of a text does not have it."""
+
+
+def texts_path(database: Path) -> Path:
+    """The directory: next to the file itself, also when `database` is a link."""
+    return Path(f"{database.resolve()}-texts")
+
+
+def name_of(segment_id: int) -> str:
+    return f"{segment_id:016}"
+
+
+def row_of(segment: NewSegment) -> SegmentRow:
+    """Its row if the text is in it."""
+    body = segment.body
+    return SegmentRow(segment.id, checksum(segment.id, body), body)
+
+
+def text_of(directory: Path, segment_id: int, size: object, descriptor: int = -1) -> bytes:
+    """A text of `size` bytes, not compared with its checksum. With `descriptor`, the directory may
+    have been moved. Raises TextDamaged."""
+    return b"".join(_pieces(directory, segment_id, size, descriptor, sys.maxsize))
+
+
+def _pieces(
+    directory: Path, segment_id: int, size: object, descriptor: int, at_once: int
+) -> Iterator[bytes]:
+    name = name_of(segment_id)
+    place = f"its text {directory.name}/{name}"
+    if not isinstance(size, int) or size < 0:
+        raise TextDamaged("the length of its text is damaged")
+    try:
+        with open(
+            os.open(
+                name if descriptor >= 0 else directory / name,
+                os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+                dir_fd=descriptor if descriptor >= 0 else None,
+            ),
+            "rb",
+            buffering=0,
+        ) as file:
+            if (there := os.fstat(file.fileno()).st_size) < size:
+                raise TextDamaged(f"{place} has {there} bytes instead of {size}")
+            while size and (piece := file.read(min(size, at_once))):
+                yield piece
+                size -= len(piece)
+    except OSError as error:
+        if descriptor < 0 and not directory.is_dir():
+            raise TextDamaged(
+                f"its text is missing, with the directory {directory.name}, which belongs next to "
+                "the database"
+            ) from error
+        raise TextDamaged(f"{place} can't be read: {error.strerror}") from error
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files."""
+    size = 0
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                size += entry.stat(follow_symlinks=False).st_size
+    return size
+
+
+@contextmanager
+def kept(database: Path) -> Iterator[None]:
+    """The server deletes no text meanwhile, if there is a directory of texts."""
+    path = texts_path(database)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        yield
+        return
+    except OSError as error:
+        raise InspectionFailed(f"{path} can't be read: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Texts:
+    """The directory of a server, which is made for the first large text. Whoever writes uses it
+    one step at a time, in threads; `text` may be read meanwhile."""
+
+    def __init__(
+        self, database: Path, about: os.stat_result, bytes_min: int, synchronous: str
+    ) -> None:
+        """`about` the database: the files get its owner and mode."""
+        self.path = texts_path(database)
+        self.bytes = 0
+        """Of all texts whose files are not deleted yet."""
+        self.unsynced_bytes = 0
+        """Of those that wait until the database has been synced."""
+        self._about = about
+        self._bytes_min = bytes_min
+        self._synchronous = synchronous
+        self.epoch = ""
+        """Of the database, as it was loaded; empty if it was damaged."""
+        self._sizes: dict[int, int] = {}
+        """By segment id."""
+        self._unsynced: list[tuple[int, int]] = []
+        """Ids and sizes of texts whose rows are deleted, unless a power cut undoes that."""
+        self._gone = deque[tuple[int, int]]()
+        """The same when it is certain."""
+        self.recycles = False
+        self._free: list[tuple[int, int]] = []
+        """Files to be written again: ids and sizes of the texts they had."""
+        self._is_held = False
+        self._retry_s = 0.0
+        self._descriptor = -1
+        """Of the directory, once there is one."""
+        self._identity = (0, 0)
+
+    @property
+    def watched(self) -> list[tuple[Path, str, tuple[int, int]]]:
+        """The directory, what it is, and its identity."""
+        if self._descriptor < 0:
+            return []
+        return [(self.path, "the directory of its texts", self._identity)]
+
+    def takes(self, segment: NewSegment) -> bool:
+        """Whether the text of a new segment is to be in a file."""
+        return 0 < self._bytes_min <= segment.size - len(segment.head)
+
+    # -- starting and stopping
+
+    def damage(self, segment_id: int, crc: object, head: bytes, size: object) -> str:
+        """What is wrong with a stored segment that has such a row."""
+        self._sizes[segment_id] = size if isinstance(size, int) else 0
+        found = checksum(segment_id, head)
+        try:
+            for piece in _pieces(self.path, segment_id, size, -1, READ_BYTES):
+                found = zlib.crc32(piece, found)
+        except TextDamaged as error:
+            return str(error)
+        return "" if found == crc else "its checksum does not match"
+
+    def foreign(self) -> Path | None:
+        """Where to put a directory that belongs to another database than the loaded one."""
+        owner = self._owner()
+        if self._sizes or not self._names() or owner == self.epoch:
+            return None
+        is_epoch = re.fullmatch("[0-9a-f]{16}", owner)
+        return self.path.with_name(f"{self.path.name}.{owner if is_epoch else 'unknown'}")
+
+    def _owner(self) -> str:
+        """The epoch in the directory; empty if there is none."""
+        try:
+            return (self.path / EPOCH).read_text("ascii", "replace")
+        except OSError:
+            return ""
+
+    def set_aside(self, damaged: Iterable[int]) -> None:
+        """Keep the texts of these segments, and those without segments, under other names."""
+        if self.foreign():
+            return
+        for segment_id in damaged:
+            self._sizes.pop(segment_id, None)
+        self._rename(self._orphans())
+
+    def keep(self, aside: Container[int]) -> None:
+        """The same with texts of segments that were set aside before, and whose texts have come
+        back since."""
+        if not self.foreign():
+            self._rename([name for name in self._orphans() if int(name) in aside])
+
+    def _rename(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self.path / name).rename(self.path / (name + SET_ASIDE))
+        if names:
+            sync(self.path)
+
+    def begin(self, epoch: str) -> None:
+        """What was loaded is accepted, and has this epoch now: delete what no segment has."""
+        aside, self.epoch = self.foreign(), epoch
+        if not self.path.is_dir():
+            return
+        if aside:
+            self.path.rename(aside)
+            sync(aside.parent)
+            return
+        self._make()
+        for name in self._orphans():
+            self._gone.append((int(name), (self.path / name).stat().st_size))
+        self.bytes = size_of(self.path)
+        while self.is_due:
+            self.delete()
+
+    def _names(self) -> list[str]:
+        """Of the files with texts."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return [name for name in names if re.fullmatch("[0-9]{16,}", name)]
+
+    def _orphans(self) -> list[str]:
+        return [name for name in self._names() if int(name) not in self._sizes]
+
+    def _make(self) -> None:
+        """Make the directory, unless there is one, and say whose it is. Raises OSError."""
+        with suppress(FileExistsError):
+            self.path.mkdir(0o700)
+            mode = self._about.st_mode & 0o777
+            self._give(self.path, mode | (mode & 0o444) >> 2)
+        if self._owner() != self.epoch:
+            with (self.path / EPOCH).open("w") as file:
+                self._give(file.fileno(), self._about.st_mode & 0o777)
+                file.write(self.epoch)
+                file.flush()
+                self._sync(file.fileno())
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sync(descriptor)
+        parent = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._sync(parent)
+        finally:
+            os.close(parent)
+        self._descriptor, self._identity = descriptor, identity(os.fstat(descriptor))
+
+    def _give(self, file: Path | int, mode: int) -> None:
+        """As far as that is possible, as SQLite does with the WAL."""
+        with suppress(OSError):
+            os.chmod(file, mode)
+            if os.geteuid() == 0:
+                os.chown(file, self._about.st_uid, self._about.st_gid)
+
+    def _sync(self, descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
+        """With `normal`, too: a row must not outlive its text."""
+        if self._synchronous == "off":
+            return
+        try:
+            sync(descriptor)
+        except OSError as error:
+            raise JournalFailed(f"{self.path} can't be synced: {error.strerror}") from error
+
+    def close(self, *, is_certain: bool) -> None:
+        """Delete what no segment has, if it `is_certain` that the database has been synced."""
+        if self._descriptor < 0:
+            return
+        if is_certain:
+            self.synced()
+        self.recycles = False
+        while self.is_due:
+            self.delete()
+        with suppress(OSError, JournalFailed):
+            self.release()
+            if not self._sizes and os.listdir(self.path) == [EPOCH] and self._is_there:
+                # Texts that a power cut brought back would be nobody's.
+                self._sync(self._descriptor)
+                (self.path / EPOCH).unlink()
+                self.path.rmdir()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    # -- writing
+
+    def rows(self, segments: Sequence[NewSegment]) -> list[SegmentRow]:
+        """Write the texts that are to be in files; the rows may be committed then. Raises DiskFull,
+        and JournalFailed after a failed sync."""
+        rows: list[SegmentRow] = []
+        try:
+            for segment in segments:
+                rows.append(self._written(segment))
+            if any(row.text_bytes is not None for row in rows):
+                self._sync(self._descriptor)
+        except DiskFull:
+            self.undo(rows)
+            raise
+        return rows
+
+    def _written(self, segment: NewSegment) -> SegmentRow:
+        """The text is in the row, too, if there can be no file, for whatever reason but space."""
+        if not self.takes(segment):
+            return row_of(segment)
+        path, text_bytes = self.path / name_of(segment.id), segment.size - len(segment.head)
+        try:
+            if self._descriptor < 0:
+                self._make()
+            if not self._is_there:
+                return row_of(segment)
+            descriptor = self._opened(path)
+        except OSError as error:
+            if error.errno in FULL:
+                raise DiskFull(f"{path} can't be written: {error.strerror}") from error
+            return row_of(segment)
+        try:
+            self._give(descriptor, self._about.st_mode & 0o777)
+            _write_all(descriptor, segment.texts)
+            if os.fstat(descriptor).st_size > text_bytes:
+                os.ftruncate(descriptor, text_bytes)
+            self._sync(descriptor, os.fdatasync)
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink()
+            if error.errno in FULL:
+                raise DiskFull(f"{path} can't be written: {error.strerror}") from error
+            raise JournalFailed(f"{path} can't be written: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        crc = checksum(segment.id, segment.head, *segment.texts)
+        return SegmentRow(segment.id, crc, segment.head, text_bytes)
+
+    def _opened(self, path: Path) -> int:
+        """A file for a new text. One that exists is written faster than a new one."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        if not self._free:
+            return os.open(path, flags | os.O_TRUNC, 0o600)
+        segment_id, size = self._free.pop()
+        self.bytes -= size
+        (self.path / name_of(segment_id)).rename(path)
+        return os.open(path, flags, 0o600)
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether the path still leads to the directory. Raises OSError."""
+        return identity(self.path.stat()) == self._identity
+
+    def undo(self, rows: Iterable[SegmentRow]) -> None:
+        """These rows were not committed."""
+        for row in rows:
+            if row.text_bytes is not None:
+                with suppress(OSError):
+                    (self.path / name_of(row.id)).unlink()
+
+    def committed(self, rows: Iterable[SegmentRow], dropped: Iterable[int]) -> None:
+        """These rows are there, and those of these ids are not."""
+        for row in rows:
+            if row.text_bytes is not None:
+                self._sizes[row.id] = row.text_bytes
+                self.bytes += row.text_bytes
+        gone = [(i, self._sizes.pop(i)) for i in dropped if i in self._sizes]
+        if self._synchronous == "full":
+            self._gone.extend(gone)
+        else:
+            self._unsynced += gone
+            self.unsynced_bytes += sum(size for _, size in gone)
+
+    def text(self, segment_id: int, size: object) -> bytes:
+        """Raises TextDamaged."""
+        return text_of(self.path, segment_id, size, self._descriptor)
+
+    # -- deleting
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are files to be deleted."""
+        return bool(self._gone) and time.monotonic() >= self._retry_s
+
+    def synced(self) -> None:
+        """The database has been synced, with all commits."""
+        self._gone.extend(self._unsynced)
+        self._unsynced.clear()
+        self.unsynced_bytes = 0
+
+    def delete(self) -> None:
+        """Delete some files, unless another process reads an older state."""
+        try:
+            if not self._is_there:
+                raise FileNotFoundError
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                self._delete()
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._is_held = bool(self._is_held and self._gone)
+        except OSError:
+            self._retry_s = time.monotonic() + RETRY_S
+            self._is_held = True
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the files that other processes prevent from being deleted."""
+        return sum(size for _, size in self._gone) if self._is_held else 0
+
+    def _delete(self) -> None:
+        deleted = 0
+        while self._gone and deleted < DELETED_BYTES:
+            segment_id, size = self._gone[0]
+            if self._is_recycled(size):
+                self._free.append((segment_id, size))
+            else:
+                self._unlink(segment_id, size)
+            self._gone.popleft()
+            deleted += size
+
+    def _is_recycled(self, size: int) -> bool:
+        if self._is_held or not self.recycles or len(self._free) >= RECYCLED_MAX:
+            return False
+        return size + sum(size for _, size in self._free) <= RECYCLED_BYTES
+
+    def _unlink(self, segment_id: int, size: int) -> None:
+        (self.path / name_of(segment_id)).unlink(missing_ok=True)
+        self.bytes -= size
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    def release(self) -> None:
+        """Delete the files that were kept for new texts."""
+        with suppress(OSError):
+            while self._free and self._is_there:
+                self._unlink(*self._free.pop())
+
+
+def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
+    """Write pieces one after the other, without joining them."""
+    first, at = 0, 0
+    while first < len(pieces):
+        views = [memoryview(piece) for piece in pieces[first : first + PIECES_MAX]]
+        views[0] = views[0][at:]
+        at += os.writev(descriptor, views)
+        while first < len(pieces) and at >= len(pieces[first]):
+            at -= len(pieces[first])
+            first += 1
