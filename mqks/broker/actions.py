@@ -250,7 +250,8 @@ def touch(broker: Broker, connection: Connection, request: Request) -> None:
 
 def cancel(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     name, message_id = parse_scheduled("cancel", request.rest)
-    return scheduled.cancel(broker, name, None if message_id == ALL else message_id)
+    cancelled = scheduled.cancel(broker, name, None if message_id == ALL else message_id)
+    return broker.dropped(name, cancelled, confirm=request.confirm)
 
 
 def promote(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
@@ -296,8 +297,13 @@ def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[
 
 def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     name, selection, limit, is_scheduled = parse_purge(request.rest)
+    work: Work[int | None] = _purge_all(broker, name, is_scheduled=is_scheduled)
     if selection or limit:
-        return (yield from _purge_some(broker, name, selection or Selection(), limit or SEQ_MAX))
+        work = _purge_some(broker, name, selection or Selection(), limit or SEQ_MAX)
+    return broker.dropped(name, work, confirm=request.confirm)
+
+
+def _purge_all(broker: Broker, name: bytes, *, is_scheduled: bool) -> Work[int | None]:
     count = yield from broker.trim(name, None)
     if is_scheduled:
         count = (count or 0) + (yield from scheduled.cancel(broker, name, None))
@@ -321,13 +327,14 @@ def trim(broker: Broker, connection: Connection, request: Request) -> Work[int |
         )
     name, number = words[0], parse_number("trim", words[1], 0, SEQ_MAX)
     queue, epoch = broker.queues.get(name), texts.get(b"--epoch")
-    if (
-        queue is not None
-        and epoch is not None
-        and epoch != broker.shared.facts.epoch_of(queue.id).encode()
-    ):
-        raise BadRequest(f"trim: the queue was created again: its epoch is not {shown(epoch)}")
-    return broker.trim(name, number)
+    if queue is not None and epoch is not None:
+        _check_epoch(broker, "trim", queue, epoch)
+    return broker.dropped(name, broker.trim(name, number), confirm=request.confirm)
+
+
+def _check_epoch(broker: Broker, action: str, queue: Queue, epoch: bytes) -> None:
+    if epoch != broker.shared.facts.epoch_of(queue.id).encode():
+        raise BadRequest(f"{action}: the queue was created again: its epoch is not {shown(epoch)}")
 
 
 def peek(broker: Broker, connection: Connection, request: Request) -> None:
@@ -354,11 +361,12 @@ def tail(broker: Broker, connection: Connection, request: Request) -> None:
 
 
 def read(broker: Broker, connection: Connection, request: Request) -> None:
-    names, numbers, _ = parse_words(
+    names, numbers, texts = parse_words(
         "read",
         request.rest,
         1,
         {b"--from": (0, SEQ_MAX), b"--to": (0, SEQ_MAX), b"--limit": (1, READ_ROWS_MAX)},
+        text={b"--epoch"},
         switches=(META,),
     )
     queue = _existing(broker, "read", names)
@@ -367,8 +375,24 @@ def read(broker: Broker, connection: Connection, request: Request) -> None:
     limit = numbers.get(b"--limit", READ_ROWS_DEFAULT)
     end = numbers.get(b"--to")
     first, has_meta = numbers[b"--from"], META in numbers
+    if (epoch := texts.get(b"--epoch")) is not None:
+        _check_epoch(broker, "read", queue, epoch)
+        _check_history(broker, connection, queue, first)
     wanted = Read(request.id, "read", queue.name, queue.id, first, end, limit, has_meta=has_meta)
     broker.read(connection, wanted)
+
+
+def _check_history(broker: Broker, connection: Connection, queue: Queue, first: int) -> None:
+    """Clients read only what is durable. So none with this epoch has read beyond the end, unless
+    the database went back since."""
+    if first > queue.lane.next_seq:
+        broker.reverts_seen += 1
+        broker.on_revert(connection, queue, first)
+        raise BadRequest(
+            f"read: the queue ends at {queue.lane.next_seq}, and was read up to {first} under the "
+            "same epoch: the database went back to an earlier state. Stop the server and run mqks "
+            "new-epoch"
+        )
 
 
 def range_(broker: Broker, connection: Connection, request: Request) -> None:
@@ -568,7 +592,11 @@ ACTIONS = {
     b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
     b"tail": Action(tail, permits.tail, "[--queue={queue}] [{event}|{mask} ...]"),
     b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
-    b"read": Action(read, permits.read, "{queue} --from={seq} [--to={seq}] [--limit={n}] [--meta]"),
+    b"read": Action(
+        read,
+        permits.read,
+        "{queue} --from={seq} [--to={seq}] [--limit={n}] [--epoch={epoch}] [--meta]",
+    ),
     b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
     b"stats": Action(
         tell_stats,

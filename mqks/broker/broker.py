@@ -87,6 +87,8 @@ class Broker:
         self.purged = self.errors = 0
         self.loop_held = self.loop_late = 0
         """How often the server's event loop was blocked: see `server/held.py`."""
+        self.reverts_seen = 0
+        """Reads that prove that the database went back to an earlier state under its epoch."""
         self.limits_reached: dict[Limit, int] = dict.fromkeys(get_args(Limit), 0)
         """Counters since the start; `docs/protocol.md` describes them under stats."""
         self.last_errors: deque[ErrorRecord] = deque(
@@ -99,6 +101,8 @@ class Broker:
         """Called when a consumer must wait for others to ack, after a while without any."""
         self.on_literal_mask: Callable[[Connection, bytes, bytes], None] = lambda *_: None
         """Called when a queue is bound to an event that reads as a mask."""
+        self.on_revert: Callable[[Connection, Queue, int], None] = lambda *_: None
+        """Called when `reverts_seen` grows: a client has read the queue up to this number."""
         self.started_s = clock()
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -211,6 +215,13 @@ class Broker:
         # Also when the turn is over: deliveries alone may use up every turn.
         return self.turns.go_on() and not due
 
+    def withhold(self, withholds: bool) -> None:
+        """Deliver nothing that the journal holds, or deliver it again."""
+        shared = self.shared
+        if shared.withholds and not withholds:
+            shared.due.update(dict.fromkeys(queue for queue in self.queues.values() if queue.ring))
+        shared.withholds = withholds
+
     # -- messages
 
     def trim(self, name: bytes, end: int | None) -> Work[int | None]:
@@ -221,6 +232,15 @@ class Broker:
             return 0
         count = yield from queue.trim(queue.lane.next_seq if end is None else end)
         self.purged += count
+        return count
+
+    def dropped(self, name: bytes, work: Work[int | None], *, confirm: bool) -> Work[int | None]:
+        """Do what drops messages of this queue. With `confirm` it raises as `ack_surely`."""
+        queue = self.queues.get(name)
+        is_durable = queue is None or not queue.lane.has_unwritten_moves
+        count = yield from work
+        if confirm:
+            self._check_durable(is_durable)
         return count
 
     def read(self, connection: Connection, read: Read) -> None:
@@ -267,7 +287,7 @@ class Broker:
 
     def _check_durable(self, is_durable: bool) -> None:
         if self.unwritable and not is_durable:
-            raise Unwritable(f"{self.unwritable}: the place of the message is not durable")
+            raise Unwritable(f"{self.unwritable}: the place of a message is not durable")
 
     def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """A consumer rejects these; unknown ids are ignored."""

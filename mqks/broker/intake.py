@@ -13,11 +13,11 @@ from mqks.broker.actions import ACTIONS
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.gathering import NO_GROUP, NOTHING
-from mqks.broker.turns import GOES_ON, Work
+from mqks.broker.turns import GOES_ON, Work, slices
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
 from mqks.protocol.requests import CONFIRM, ONCE, Request, parse_request, shown
-from mqks.users import STRANGER
+from mqks.users import STRANGER, Permissions
 
 PLAIN = b"."
 """An argument that sorts before it may be empty, or a flag."""
@@ -25,6 +25,8 @@ WIDE = GROUPS_COPIES_MAX // LINES_MAX
 """Lines for more queues are handled in smaller blocks."""
 PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
 """Actions that give messages new places, which is not possible on a full disk."""
+GATHERED_ON_MAX = 256
+"""Lines that stay gathered for the next chunk; more are worth a step of their own."""
 NEWLINE = ord(b"\n")
 REJECTS = b"\n"
 """Prefix of the consumer id while rejects are gathered instead of acks."""
@@ -33,18 +35,46 @@ REJECTS = b"\n"
 class Intake:
     """Receives chunks from the server."""
 
-    __slots__ = ("_broker", "_publishing", "_refusals", "_turns")
+    __slots__ = (
+        "_broker",
+        "_gathered",
+        "_permissions",
+        "_publishing",
+        "_refusals",
+        "_turns",
+        "publishes",
+    )
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._publishing = broker.publishing
         self._refusals = broker.refusals
         self._turns = broker.turns
+        self._gathered = 0
+        """Lines of earlier chunks whose messages are gathered, and not published yet."""
+        self._permissions: Permissions | None = None
+        """Those with which they were gathered."""
+        self.publishes = False
+        """Whether there were messages in the last chunk. Acks after it publish what is gathered,
+        but are no publishers for that."""
 
     def receive(self, connection: Connection, data: bytes) -> None:
         """Handle every line that this chunk completes. Afterwards `connection.expelled` is true if
         the connection must be closed, and `connection.overrun` if this must be called again, even
         without new bytes."""
+        self.add(connection, data)
+        self.finish()
+
+    def finish(self) -> None:
+        """Publish what is gathered."""
+        if self._gathered:
+            self._gathered = 0
+            self._publishing.gathering.flush()
+
+    def add(self, connection: Connection, data: bytes) -> None:
+        """The same as `receive`, but messages may stay gathered until `finish`, which must follow
+        in the same turn: those of many connections are published in one step."""
+        self.publishes = False
         self._turns.begin()
         if connection.works:
             assert connection.kept is not None
@@ -122,6 +152,8 @@ class Intake:
         """
         broker, turns, works = self._broker, self._turns, connection.works
         publishing, gathering = self._publishing, self._publishing.gathering
+        if self._gathered and connection.permissions is not self._permissions:
+            self.finish()
         publishing.works, publishing.lines = works, len(lines)
         groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
@@ -129,10 +161,9 @@ class Intake:
         others: list[bytes] = []
         event, middle, ids, bodies = NO_GROUP
         acker, acked = NOTHING, list[bytes]()
-        start, end, gathered = 0, LINES_MAX, 0
+        start, end, gathered = 0, LINES_MAX, self._gathered
         while start < len(lines):
             is_wide, block = False, iter(lines[start:end] if start or end < len(lines) else lines)
-            later = chain(block, islice(lines, end, None))
             for line in block:
                 try:
                     request_id, action, argument, rest = line.split(b" ", 3)
@@ -143,7 +174,7 @@ class Intake:
                         ids.append(request_id)
                         bodies.append(request_id + middle + rest)
                         continue
-                    once = False
+                    once, self.publishes = False, True
                     confirm = argument == CONFIRM
                     if confirm:
                         argument, _, rest = rest.partition(b" ")
@@ -163,7 +194,7 @@ class Intake:
                                 group = publishing.group(may, argument)
                             is_wide = gathering.width > WIDE or bool(works)
                             if turns.over:
-                                self._break_off(connection, later)
+                                self._break_off(connection, chain(block, islice(lines, end, None)))
                         event, middle, ids, bodies = group
                     if (
                         event is not NOTHING
@@ -198,7 +229,7 @@ class Intake:
                         event, acked = NOTHING, []
                         acker = NOTHING if works else self._acker(connection, argument)
                         if turns.over:
-                            self._break_off(connection, later)
+                            self._break_off(connection, chain(block, islice(lines, end, None)))
                     if (
                         acker is not NOTHING
                         and rest >= PLAIN
@@ -212,7 +243,7 @@ class Intake:
                         continue
                 self._flush(acker, acked)
                 event, acker, acked = NOTHING, NOTHING, []
-                request = self._line(connection, line, later, room)
+                request = self._line(connection, line, chain(block, islice(lines, end, None)), room)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
             # After many lines, or one for many queues, check how much has been gathered.
@@ -235,7 +266,16 @@ class Intake:
                 self._break_off(connection, lines[start:])
                 break
             end = start + max(1, min(LINES_MAX, gathering.copies_max // gathering.width - gathered))
-        self._flush(acker, acked)
+        if (
+            event is NOTHING
+            or works
+            or gathered > GATHERED_ON_MAX
+            or gathering.width > WIDE
+            or broker.shared.near_queues
+        ):
+            self._flush(acker, acked)
+        else:
+            self._gathered, self._permissions = gathered, connection.permissions
         self._end(connection, confirms, others)
 
     def _acker(self, connection: Connection, key: bytes) -> bytes:
@@ -256,7 +296,15 @@ class Intake:
         if not self._proceed(connection):
             self._break_off(connection, chain([line], later))
             return None
+        # What comes before this line is published. If its ids waited for the end of the chunk, a
+        # publish --once that takes several turns would wait for them, and they for it.
+        publishing = self._publishing
+        if publishing.once_ids:
+            publishing.last_once(publishing.once_ids)
+            publishing.once_ids = []
+        queued = self._broker.queued
         request = self._request(connection, line) if line else None
+        self.publishes |= self._broker.queued != queued
         if connection.kept is not None:
             self._keep(connection, later)
         elif (
@@ -272,7 +320,7 @@ class Intake:
         publishing, works = self._publishing, connection.works
         connection.unconfirmed += len(confirms) + len(others)
         once_ids, publishing.once_ids = publishing.once_ids, []
-        if not self._proceed(connection):
+        if works and not self._proceed(connection):
             works.append(self._complete(connection, confirms, others, once_ids))
             publishing.once_unfinished += once_ids != []
             self._turns.add(self._proceed_later(connection))
@@ -308,7 +356,8 @@ class Intake:
         once_ids: list[bytes],
     ) -> None:
         """Send these confirms with the next commit; `confirms` are those of messages."""
-        self._publishing.last_once(once_ids)
+        if once_ids:
+            self._publishing.last_once(once_ids)
         if confirms or others:
             waiters = self._broker.pending.waiters
             waiters.confirmed += len(confirms)
@@ -330,8 +379,11 @@ class Intake:
 
     def _flush(self, acker: bytes, acked: list[bytes]) -> None:
         """Do what was gathered: acks, rejects or publishes."""
+        self._gathered = 0
         if acked and acker[:1] == REJECTS:
-            self._broker.reject(acker[1:], acked)
+            # A message that is named twice may have come back in between.
+            for some in [acked] if len({*acked}) == len(acked) else slices(acked, 1):
+                self._broker.reject(acker[1:], some)
         elif acked:
             self._broker.ack(acker, acked)
         else:

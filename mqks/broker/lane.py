@@ -136,6 +136,11 @@ class Lane:
         self.marked: dict[int, Mark] = {}
         self.cursor_moved = False
 
+    @property
+    def has_unwritten_moves(self) -> bool:
+        """Whether messages may have come here from another place that the journal still has."""
+        return self.next_seq > self.boundary and bool(self.moved or self.pending.moves)
+
     # -- contents
 
     @property

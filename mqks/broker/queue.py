@@ -190,8 +190,8 @@ class Queue:
     # -- adding messages
 
     def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
-        """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids,
-        if the caller has them."""
+        """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids;
+        None if the journal has the messages already."""
         if self.deleted:  # Its routes are removed in turns.
             return
         if self.tails:
@@ -206,6 +206,7 @@ class Queue:
             and lane.cursor == first
             and not lane.redo
             and not lane.redo_paged
+            and (ids is not None or not self.shared.withholds)
             and not self._put_off()
         ):
             taken = self._dispatch(first, lines, ids, stored=False)
@@ -515,7 +516,7 @@ class Queue:
 
     @property
     def can_deliver(self) -> bool:
-        return bool(self.ring) and self.lane.is_next_in_memory
+        return bool(self.ring) and self.lane.is_next_in_memory and not self.shared.withholds
 
     def deliver_some(self) -> None:
         """One step of a delivery."""

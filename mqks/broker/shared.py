@@ -60,6 +60,7 @@ class Shared:
             "touched",
             "turns",
             "unacked",
+            "withholds",
         ),
     )
 
@@ -99,6 +100,8 @@ class Shared:
         """Requests for single messages on disk, which the server reads."""
         self.dead_letter_queue: Callable[[Queue], Queue | None] = lambda queue: None
         """Returns the dead-letter queue of a queue."""
+        self.withholds = False
+        """Nothing is delivered that the journal holds, since another broker may deliver it."""
         self.queue_messages_max = settings.queue_messages_max
         self.full_queues: dict[Queue, None] = {}
         """Queues that have reached their limit."""

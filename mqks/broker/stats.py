@@ -75,6 +75,7 @@ def totals(broker: Broker) -> Work[Row]:
         "errors": broker.errors,
         "loop_held": broker.loop_held,
         "loop_late": broker.loop_late,
+        "reverts_seen": broker.reverts_seen,
     }
 
 

@@ -34,8 +34,10 @@ Opener = Callable[[str, bool], Awaitable[Any]]
 @dataclass(eq=False)
 class Session:
     client: AsyncClient
+    has_login: bool
+    """Somebody has logged in; false without users."""
     user: str
-    """Empty without users."""
+    """Empty for a token as well."""
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     used_s: float = field(default_factory=monotonic)
     notice: str = ""
@@ -117,7 +119,7 @@ class Sessions:
             async with self.client(credentials, trusted=not self.with_users) as client:
                 await client.request("stats")
                 user = credentials[0] if len(credentials) == 2 else ""
-                session = Session(client, user)
+                session = Session(client, self.with_users, user)
                 task_status.started(session)
                 await session.end.wait()
         except ClientError as failure:

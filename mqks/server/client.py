@@ -100,6 +100,8 @@ class Client(Resting, asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:
+        # What came before the end.
+        self._server.handle_chunks()
         # TLS has no half-closed connections, and reports the end also while reading is paused:
         # the remaining work is then done when the connection is lost.
         if not self.ended and not (self._tls and self.connection.overrun):

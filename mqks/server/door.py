@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mqks.broker.broker import CALM_S
-from mqks.errors import LimitExceeded
+from mqks.errors import BadRequest
 from mqks.server import log
 from mqks.server.client import LINGER_S, Client
 from mqks.server.error_log import ErrorLog
@@ -43,10 +43,12 @@ class Door:
         gate: Gate,
         errors: ErrorLog,
         make_client: Callable[[Peer], Client],
-        refusal: Callable[[Peer, LimitExceeded], bytes],
+        refusal: Callable[[Peer, BadRequest], bytes],
     ) -> None:
         self.context = context
         """A handshake uses the current one, so a new certificate needs no new listener."""
+        self.closed: BadRequest | None = None
+        """Why nobody is let in."""
         self._settings = settings
         self._gate = gate
         self._errors = errors
@@ -74,8 +76,10 @@ class Door:
                 sock.setblocking(False)
                 who = peer(name)
                 try:
+                    if self.closed is not None:
+                        raise self.closed
                     self._gate.enter(who)
-                except LimitExceeded as failure:
+                except BadRequest as failure:
                     self._refuse(sock, who, failure, with_tls=with_tls)
                 else:
                     tasks.start_soon(let_in, sock, who)
@@ -104,7 +108,7 @@ class Door:
             self._loop.add_reader(listener, accept)
 
     def _refuse(
-        self, sock: socket.socket, who: Peer, failure: LimitExceeded, *, with_tls: bool
+        self, sock: socket.socket, who: Peer, failure: BadRequest, *, with_tls: bool
     ) -> None:
         with sock:
             if with_tls:

@@ -28,7 +28,7 @@ from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.page.app import Page
 from mqks.server import log
 from mqks.server.gate import shown
-from mqks.server.metrics import queue_lines, registry_of
+from mqks.server.metrics import queue_lines, registry_of, standby_registry
 from mqks.server.steps import done
 from mqks.settings import PAGE_PORT, Settings, is_loopback
 
@@ -90,9 +90,6 @@ def _app(
     async def queues(request: Request) -> Response:
         return StreamingResponse(_slices(broker), media_type=TEXT)
 
-    async def healthz(request: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
     async def readyz(request: Request) -> Response:
         reason = why_not_ready()
         return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
@@ -105,7 +102,7 @@ def _app(
         routes=[
             Route("/metrics", metrics),
             Route("/metrics/queues", queues),
-            Route("/healthz", healthz),
+            Route("/healthz", _healthz),
             Route("/readyz", readyz),
             *(page.routes if page else ()),
         ],
@@ -135,16 +132,8 @@ async def serve(
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
-    port = PAGE_PORT if settings.http_port is None else settings.http_port
-    try:
-        sock = _bind(settings.http_host, port)
-    except AddressUnavailable as failure:
-        if settings.http_port is not None:
-            raise
-        log.warning("no_page", reason=failure)
-        task_status.started()
+    if (sock := _listen(settings, task_status)) is None:
         return
-    host, port = sock.getsockname()[:2]
     page = None
     if settings.page != "off":
         page = Page(
@@ -152,11 +141,57 @@ async def serve(
             may_act=settings.page == "full",
             users=users if settings.users is not None else None,
             limits=settings.public(),
-            hosts=_hosts(settings.http_host, port),
+            hosts=_hosts(settings.http_host, sock.getsockname()[1]),
         )
+    app = _app(settings, broker, journal, why_not_ready, page)
+    await _answer(sock, app, page, connections_max, task_status)
+
+
+async def serve_standby(
+    settings: Settings,
+    why: Callable[[], str],
+    connections_max: int,
+    *,
+    task_status: TaskStatus[None],
+) -> None:
+    """The same for a broker that waits for the journal; `why` says what for.
+
+    Raises AddressUnavailable, unless nobody has asked for this port.
+    """
+    if (sock := _listen(settings, task_status)) is not None:
+        await _answer(sock, _standby_app(why), None, connections_max, task_status)
+
+
+def _standby_app(why: Callable[[], str]) -> Starlette:
+    async def waits(request: Request) -> Response:
+        return PlainTextResponse(f"{why()}\n", status_code=503)
+
+    routes = [
+        Route("/metrics", _standby_metrics),
+        Route("/healthz", _healthz),
+        Route("/{path:path}", waits),
+    ]
+    return Starlette(routes=routes)
+
+
+async def _standby_metrics(request: Request) -> Response:
+    return Response(generate_latest(standby_registry()), media_type=TEXT)
+
+
+async def _healthz(request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+async def _answer(
+    sock: socket.socket,
+    app: Starlette,
+    page: Page | None,
+    connections_max: int,
+    task_status: TaskStatus[None],
+) -> None:
     server = _Uvicorn(
         Config(
-            _app(settings, broker, journal, why_not_ready, page),
+            app,
             http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
@@ -170,7 +205,7 @@ async def serve(
             access_log=False,
         )
     )
-    log.event("listening", address=f"http://{shown(host, port)}")
+    log.event("listening", address=f"http://{shown(*sock.getsockname()[:2])}")
     async with anyio.create_task_group() as tasks:
         if page:
             await tasks.start(_keep_page, page)
@@ -199,6 +234,19 @@ def _hosts(host: str, port: int) -> frozenset[str] | None:
         return None
     names = "localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host
     return frozenset(f"{name}:{port}" for name in names)
+
+
+def _listen(settings: Settings, task_status: TaskStatus[None]) -> socket.socket | None:
+    """None if the port is taken that nobody has asked for."""
+    port = PAGE_PORT if settings.http_port is None else settings.http_port
+    try:
+        return _bind(settings.http_host, port)
+    except AddressUnavailable as failure:
+        if settings.http_port is not None:
+            raise
+        log.warning("no_page", reason=failure)
+        task_status.started()
+        return None
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -41,21 +41,21 @@ class Listeners:
         self._unix: UnixPath | None = None
         self._names: list[Name] = []
         """Addresses of the sockets without TLS."""
+        self._tls_names: list[Name] = []
         self.shown: list[str] = []
         """Addresses for people."""
 
     def open(self, tasks: TaskGroup) -> None:
         """Accept clients. Raises AddressUnavailable."""
-        with_tls: list[str] = []
         for listener, speaks_tls in self._listening():
             ask_silent(listener)
             self._door.open(listener, tasks, with_tls=speaks_tls)
             name = listener.getsockname()
-            if speaks_tls:
-                with_tls.append(f"tls:{_shown(name)}")
-            else:
-                self._names.append(name)
-        self.shown = [*map(_shown, self._names), *with_tls]
+            (self._tls_names if speaks_tls else self._names).append(name)
+        self.shown = [
+            *map(_shown, self._names),
+            *(f"tls:{_shown(name)}" for name in self._tls_names),
+        ]
 
     def _listening(self) -> Iterator[tuple[socket.socket, bool]]:
         """Each socket, and whether it uses TLS."""
@@ -83,6 +83,18 @@ class Listeners:
     def url(self) -> str:
         """URL of the first socket for clients on this machine; empty if there is none."""
         return _url(self._names[0]) if self._names else ""
+
+    @property
+    def far_url(self) -> str:
+        """URL of the first socket for clients on other machines; empty if there is none."""
+        for scheme, names in (("mqkss", self._tls_names), ("mqks", self._names)):
+            for name in names:
+                if isinstance(name, tuple):
+                    address = ipaddress.ip_address(name[0].partition("%")[0])
+                    if not address.is_loopback:
+                        host = socket.gethostname() if address.is_unspecified else str(address)
+                        return f"{scheme}://{shown(host, name[1])}"
+        return ""
 
     def close(self) -> None:
         """Accept no more clients; open connections stay open."""

@@ -91,6 +91,11 @@ TOTALS: Final = (
         "Times the event loop was blocked for loop_held_s of wall time, for any reason.",
         _of("loop_late"),
     ),
+    Metric(
+        "mqks_reverts_seen_total",
+        "Reads of messages that this database has lost, though its epoch is the same.",
+        _of("reverts_seen"),
+    ),
     Metric("mqks_memory_bytes", "Memory of ready messages.", _of("memory_bytes")),
     Metric(
         "mqks_metadata_bytes",
@@ -171,6 +176,7 @@ HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Journal], Histogram]], ...]] =
 )
 
 READY: Final = ("mqks_ready", "1 while /readyz answers 200, otherwise 0.")
+ACTIVE: Final = ("mqks_active", "1 on the broker that owns the journal, 0 on a standby.")
 
 # With labels.
 DEAD: Final = ("mqks_messages_dead_total", "Dead messages, by `reason`.")
@@ -187,6 +193,7 @@ BUILD_INFO: Final = (
 NAMES: Final[tuple[str, ...]] = (
     *(metric.name for metric in (*TOTALS, *JOURNAL, *QUEUES)),
     READY[0],
+    ACTIVE[0],
     *(name for name, _, _ in HISTOGRAMS),
     *(name for name, _ in (DEAD, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
@@ -221,6 +228,7 @@ class _Collector(Collector):
             dead.add_metric([reason], count)
         yield dead
         yield GaugeMetricFamily(*READY, not self._why_not_ready())
+        yield GaugeMetricFamily(*ACTIVE, 1)
         for name, about, read in HISTOGRAMS:
             histogram = read(self._journal)
             ends = [*map(str, histogram.bounds), "+Inf"]
@@ -253,8 +261,25 @@ def registry_of(
 ) -> CollectorRegistry:
     """The metrics of `/metrics`: all but those of single queues, and the process. `totals` returns
     the result of `stats.totals`, which may take several turns."""
-    registry = CollectorRegistry()
+    registry = _process()
     registry.register(_Collector(settings, broker, journal, why_not_ready, totals))
+    return registry
+
+
+class _Standby(Collector):
+    def collect(self) -> Iterator[Family]:
+        yield GaugeMetricFamily(*ACTIVE, 0)
+
+
+def standby_registry() -> CollectorRegistry:
+    """The metrics of a standby."""
+    registry = _process()
+    registry.register(_Standby())
+    return registry
+
+
+def _process() -> CollectorRegistry:
+    registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return registry

@@ -35,13 +35,13 @@ from mqks.broker.connection import Connection, Slow
 from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.broker.shared import Fetch
-from mqks.errors import ConfigurationError, LimitExceeded, MqksError
+from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
-from mqks.server import inside, log, tls
+from mqks.server import inside, log, silence, tls
 from mqks.server.client import Client, Hold
 from mqks.server.clock import now_us
 from mqks.server.door import Door
@@ -56,15 +56,26 @@ from mqks.server.listeners import TLS_NAME, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
+from mqks.server.silence import Silence
+from mqks.server.standby import Standby, Stop
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
-from mqks.settings import SETTINGS, Settings, check_certificate, check_reach, read_queue_tables
+from mqks.settings import (
+    SETTINGS,
+    DatabaseUrl,
+    Settings,
+    check_certificate,
+    check_reach,
+    read_queue_tables,
+)
 from mqks.users import STRANGER, Known, Users
 from mqks.users_file import read as read_users
 
 LARGE_CHUNK_BYTES = 32 * 1024
 """A chunk this large is flushed at once."""
+TURN_BYTES = 1024 * 1024
+"""Chunks of one turn that are handled together."""
 FAIR_CHUNK_BYTES = 64 * 1024
 """After a chunk this large other connections get their turn."""
 SENT_CONNECTIONS = 16
@@ -110,8 +121,10 @@ class Server:
         self._awaited = Budget(settings.batch_bytes_max, broker.turns)
         """For what has come in since the last commit and waits for the next one: publishes, and
         all other. Clients wait for it."""
+        self._chunks: list[tuple[Client, bytes]] = []
+        """What has come in since the last flush, and is not handled yet."""
         self._turn_bytes = 0
-        """What has come in since the last flush."""
+        """The bytes of it."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = inf
         self._reads = Reads(broker, journal, self._flush)
@@ -160,13 +173,14 @@ class Server:
             client.connection.permissions = None
         return stream
 
-    def _refusal(self, peer: Peer, failure: LimitExceeded) -> bytes:
+    def _refusal(self, peer: Peer, failure: BadRequest) -> bytes:
         """The reply to a client that is refused or disconnected."""
         reply = self._broker.refusals.reply(peer.address, b"-", b"", str(failure), stranger=True)
         self._schedule_flush()
         return reply
 
     def remove_client(self, client: Client) -> None:
+        self.handle_chunks()
         connection = client.connection
         self._clients.pop(connection.id, None)
         for budget in (self._published, self._awaited):
@@ -200,35 +214,61 @@ class Server:
         self._schedule_flush()
 
     def receive(self, client: Client, data: bytes) -> None:
-        """Handle all of a chunk, now."""
-        broker, connection = self._broker, client.connection
-        queued, pending = broker.queued, broker.pending.records
-        unconfirmed, changes = connection.unconfirmed, broker.pending.changes
-        self._intake.receive(connection, data)
-        if client.stranger or connection.awaits_login:
-            self._look_at_auth(client)
-        size = len(data)
-        self._turn_bytes += size
-        if broker.queued != queued and broker.pending.records > pending:
-            self._published.take(size)
-            if broker.pending.records > self.settings.batch_records_max or self._published.room < 0:
-                self._wait_for_journal(client, self._published)
-        elif connection.unconfirmed > unconfirmed or broker.pending.changes > changes:
-            # What is confirmed, queues and bindings wait for the same commit. They have a bound of
-            # their own: an ack never waits because of publishers.
-            self._awaited.take(size)
-            if self._awaited.room < 0:
-                self._wait_for_journal(client, self._awaited)
-        if size >= LARGE_CHUNK_BYTES:
+        """Handle a chunk with all others of this turn; a large one, or very many, now."""
+        self._chunks.append((client, data))
+        self._turn_bytes += len(data)
+        if len(data) >= LARGE_CHUNK_BYTES or self._turn_bytes >= TURN_BYTES:
             self._flush()
         else:
             self._schedule_flush()
-        if connection.works:
-            client.rest(Hold.TURN)
-            self._working[connection] = partial(client.resume, Hold.TURN)
-        elif size >= FAIR_CHUNK_BYTES or connection.overrun:
-            client.rest(Hold.TURN)
-            self._loop.call_soon(client.resume, Hold.TURN)
+
+    def handle_chunks(self) -> None:
+        """Handle what has come in, in its order. What many connections publish to the same queues
+        is published in one step."""
+        if not self._chunks:
+            return
+        chunks, self._chunks = self._chunks, []
+        intake, pending = self._intake, self._broker.pending
+        records, published_bytes = pending.records, 0
+        publishers: list[tuple[Client, int, bool]] = []
+        for client, data in chunks:
+            if client.ended:
+                continue
+            connection, size = client.connection, len(data)
+            changes, unconfirmed = pending.changes, connection.unconfirmed
+            intake.add(connection, data)
+            if client.stranger or connection.awaits_login:
+                self._look_at_auth(client)
+            confirms = connection.unconfirmed > unconfirmed
+            if intake.publishes:
+                published_bytes += size
+                publishers.append((client, size, confirms))
+            elif confirms or pending.changes > changes:
+                self._await(client, size)
+            if connection.works:
+                client.rest(Hold.TURN)
+                self._working[connection] = partial(client.resume, Hold.TURN)
+            elif size >= FAIR_CHUNK_BYTES or connection.overrun:
+                client.rest(Hold.TURN)
+                self._loop.call_soon(client.resume, Hold.TURN)
+        intake.finish()
+        if pending.records > records:
+            self._published.take(published_bytes)
+            if pending.records > self.settings.batch_records_max or self._published.room < 0:
+                for client, _, _ in publishers:
+                    self._wait_for_journal(client, self._published)
+            return
+        # Consumers have taken what was published, or no queue has got it.
+        for client, size, confirms in publishers:
+            if confirms:
+                self._await(client, size)
+
+    def _await(self, client: Client, size: int) -> None:
+        """What is confirmed, queues and bindings wait for the same commit. They have a bound of
+        their own: an ack never waits because of publishers."""
+        self._awaited.take(size)
+        if self._awaited.room < 0:
+            self._wait_for_journal(client, self._awaited)
 
     @staticmethod
     def _wait_for_journal(client: Client, budget: Budget) -> None:
@@ -307,7 +347,7 @@ class Server:
         reason = "closed to admit a newer connection, because it had not authenticated"
         self._drop(client, LimitExceeded("unauthenticated_max", reason))
 
-    def _drop(self, client: Client, failure: LimitExceeded) -> None:
+    def _drop(self, client: Client, failure: BadRequest) -> None:
         """Disconnect a client at once; its unread replies are lost."""
         if not client.ended:
             client.ended = True
@@ -367,6 +407,7 @@ class Server:
         """Send the replies of this turn, and schedule the remaining work."""
         self._flush_scheduled = False
         broker = self._broker
+        self.handle_chunks()
         self._writer.wake(alone=self._turn_bytes < LARGE_CHUNK_BYTES)
         self._turn_bytes = 0
         shared = broker.shared
@@ -388,7 +429,7 @@ class Server:
             if client is None:
                 continue
             client.send(data)
-            connection.outbox_bytes = client.waiting_bytes
+            connection.outbox_bytes = client.waiting_bytes if connection.rests else 0
             if connection.rests == Slow.OUTBOX:
                 self._loop.call_soon(self.caught_up, client)
             if client.ended:
@@ -436,6 +477,14 @@ class Server:
         """A commit is done: paused publishers may continue."""
         for budget in (self._published, self._awaited):
             budget.set(0)
+
+    async def forsake(self, why: str) -> None:
+        """Close all clients and let nobody in, until `why` is empty."""
+        self._door.closed = failure = Unwritable(why) if why else None
+        if failure is not None:
+            for client in list(self._clients.values()):
+                self._drop(client, failure)
+                await anyio.lowlevel.checkpoint()
 
     # -- tasks
 
@@ -489,6 +538,10 @@ class Server:
             return "stopping"
         if self._broker.unwritable:
             return self._broker.unwritable
+        if waits := self._journal.store.waits:
+            return waits
+        if self._broker.shared.withholds:
+            return silence.WHY
         return "journal stalls" if self._writer.stalls else ""
 
     async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
@@ -566,9 +619,13 @@ class Server:
                 tasks.start_soon(self._watch)
                 tasks.start_soon(Lag(self._broker).run)
                 tasks.start_soon(end_unanswering, self._clients)
+                if isinstance(self.settings.db, DatabaseUrl):
+                    watch = Silence(self._broker, self._journal.store, self.forsake)
+                    tasks.start_soon(watch.run, self._schedule_flush)
                 self._schedule_flush()
                 tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-                self._journal.store.announce(self._listeners.url)
+                listeners = self._listeners
+                self._journal.store.announce(listeners.url, listeners.far_url)
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
                 if self.settings.has_http:
@@ -586,13 +643,14 @@ class Server:
         log.event("stopped")
 
     async def _drain(self) -> None:
+        self.handle_chunks()
         self.stopping = True
         self._listeners.close()
         for client in self._clients.values():
             client.rest(Hold.STOP)
             # Nothing is delivered that the journal could not record.
             client.connection.rest(Slow.END)
-        with anyio.move_on_after(self.settings.drain_timeout_s):
+        with anyio.move_on_after(self.settings.drain_timeout_s) as draining:
             await self._finish_all()
             self._writer.stop()
             # On a full disk the rest stays pending, and is not waited for.
@@ -605,6 +663,8 @@ class Server:
                 await anyio.sleep(0.005)
         self._writer.stop()
         self._writer.check()
+        if draining.cancelled_caught:
+            self._journal.store.abandon()
         for client in list(self._clients.values()):
             client.transport.close()
 
@@ -674,7 +734,7 @@ async def serve(
     if settings.has_http:
         # Loaded only where it is wanted, and before there are clients that it would hold up.
         import_module("mqks.server.http")
-    log.event("starting", version=__version__, db=settings.db)
+    log.event("starting", version=__version__, db=str(settings.db))
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
     for listening, name in inherited:
@@ -686,6 +746,7 @@ async def serve(
     with_tls = TLS_NAME in names if inherited else settings.tls_port > 0
     users, context = _secrets(settings, with_tls=with_tls)
     notify.tell("STATUS=reading the journal")
+    http_connections_max = min(HTTP_CONNECTIONS_MAX, open_files // 8)
     journal: Journal | None = None
     # First a WAL of any size is recovered, and SQLite reports no steps of that.
     starting = asyncio.create_task(
@@ -713,9 +774,16 @@ async def serve(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
         broker.on_literal_mask = partial(_log_literal_mask, errors)
+        broker.on_revert = partial(_log_revert, errors)
         broker.access.users = users
         recovery = Recovery(journal, broker, _report)
-        await recovery.run(salvage=settings.salvage)
+        load = partial(recovery.run, salvage=settings.salvage, wait=settings.standby)
+        if isinstance(settings.db, DatabaseUrl):
+            until = stop = Stop(until)
+            if not await Standby(settings, journal, notify, http_connections_max).load(load, stop):
+                return
+        else:
+            await load()
         broker.shared.facts = JournalFacts(journal, broker)
         starting.cancel()
         if broker.last_errors:
@@ -749,7 +817,7 @@ async def serve(
             errors,
             context,
             inherited,
-            min(HTTP_CONNECTIONS_MAX, open_files // 8),
+            http_connections_max,
         )
         with HeldWatch(broker, settings.loop_held_s):
             await server.run(until, task_status=task_status)
@@ -779,6 +847,18 @@ def _log_literal_mask(errors: ErrorLog, connection: Connection, queue: bytes, ev
             client=log.client(connection.name),
             queue=log.name(queue),
             bound_event=log.name(event),
+        )
+
+
+def _log_revert(errors: ErrorLog, connection: Connection, queue: Queue, seq: int) -> None:
+    if errors.allows():
+        log.error(
+            "epoch_is_stale",
+            connection=connection.address,
+            queue=log.name(queue.name),
+            read_up_to=seq,
+            next_seq=queue.lane.next_seq,
+            todo="stop the server and run mqks new-epoch",
         )
 
 

@@ -25,7 +25,7 @@ LOOK_S = 1.0
 TODO = "move it back, or save the messages with mqks export and stop the server"
 STALL_S = 10.0
 """A commit or another journal step that takes longer is reported as a stall."""
-AT_ONCE_RECORDS_MAX = 64
+AT_ONCE_RECORDS_MAX = 256
 """Larger batches go to the task, so that the next batch forms meanwhile."""
 SLOW_COMMIT_S = 0.002
 SLOW_PAUSE_FACTOR = 20
@@ -228,7 +228,7 @@ class Writer:
 
     async def watch(self) -> None:
         """Check the files of the store, which others may delete, and its overdue work."""
-        store, outcome = self._journal.store, ""
+        store, outcome, waits = self._journal.store, "", ""
         while True:
             await anyio.sleep(LOOK_S)
             self.check_free_space()
@@ -243,6 +243,12 @@ class Writer:
             told, outcome = outcome, store.renew_claim()
             if outcome not in ("", told):
                 log.warning("lock_file_gone", outcome=outcome)
+            if store.waits != waits:
+                was, waits = waits, store.waits
+                if waits:
+                    log.warning("journal_waits", reason=waits)
+                elif was:
+                    log.event("journal_goes_on")
             if self._journal.overdue:
                 self._wake.set()
 
