@@ -28,7 +28,7 @@ from anyio.from_thread import start_blocking_portal
 
 from mqks.journal.default_store import open_store
 from mqks.server.server import serve
-from mqks.settings import Settings
+from mqks.settings import DatabaseUrl, Settings
 
 try:
     import pytest
@@ -37,7 +37,7 @@ except ModuleNotFoundError:
 
 WAIT_S = 120.0
 LOG_LINES_SHOWN = 40
-_LISTENING = re.compile(r"\bevent=listening .*?address=(\S+):(\d+)")
+_LISTENING = re.compile(r"\bevent=listening .*?address=([^\s/]+):(\d+)")
 
 
 class Broker:
@@ -49,7 +49,7 @@ class Broker:
 
     open_store = staticmethod(open_store)
 
-    def __init__(self, db: Path, **settings: Any) -> None:
+    def __init__(self, db: Path | DatabaseUrl, **settings: Any) -> None:
         self.settings = Settings(db=db, **{"port": 0, "page": "off", **settings})
 
     @property
@@ -96,7 +96,9 @@ class BrokerProcess:
     context gets the end of the broker's log as a note.
     """
 
-    def __init__(self, db: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, db: Path | str, *flags: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         # Settings in the environment of the test run must not change this broker.
         inherited = {key: value for key, value in os.environ.items() if key[:5] != "MQKS_"}
         self._environment = inherited | dict(environment or {})

@@ -21,6 +21,7 @@ from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
+from mqks.client.urls import Urls
 from mqks.limits import COUNT_MAX
 
 _log = logging.getLogger("mqks.app")
@@ -63,7 +64,7 @@ class App:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: Urls | None = None,
         options: Options | None = None,
         *,
         stop_timeout_s: float = 30.0,

@@ -1,56 +1,98 @@
 """Connections of the async client, on anyio: one for requests, and one of its own per consumer.
 
-Three tasks serve a connection: one reads, one writes what has gathered since its last write, one
-looks at the time. No message has a task, a timer or a queue hop of its own.
+A plain connection on asyncio is a protocol of the event loop (`_Wire`): what arrives is handled in
+the turn in which it arrives, and what has gathered in a turn is written at its end; a request that
+is alone in flight is written at once. All others (TLS, trio, a stream that the address opens) are
+served by three tasks: one reads, one writes what has gathered since its last write, one looks at
+the time. No message has a task, a timer or a queue hop of its own.
 
-The one rule: whatever is waited for shows in the session, and `_changed` tells when to look again.
+The one rule: whatever is waited for shows in the session, and `notify` tells when to look again.
 """
 
+import asyncio
+import math
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import anyio
 from anyio.abc import ByteStream
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
 from anyio.streams.tls import TLSStream
 
 from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
 from mqks.client.options import Options
-from mqks.client.session import Session
+from mqks.client.session import Call, Session
 
 CHUNK_BYTES = 256 * 1024
+
+TURN_BYTES = 64 * 1024
+"""After so many bytes at once the tasks have a turn: uvloop would read on for up to 32 times."""
+TRY_NEXT_S = 0.25
+"""After this time without a connection, the next address of a host is tried as well."""
+TIMER_S_MAX = 1e6
+"""A longer wait has no end."""
 
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
 S = TypeVar("S", bound=Session)
 
 
-class Lock(nullcontext[None]):
-    """Of a session: tasks of one event loop need none."""
+Lock = nullcontext[None]
+"""Of a session: tasks of one event loop need none."""
 
-    @staticmethod
-    def guard(settle: Settle) -> Settle:
-        """The same function, called with the lock held."""
-        return settle
+
+def guard(lock: Lock, settle: Settle) -> Settle:
+    """The same function, called with the lock held."""
+    return settle
 
 
 class Event:
-    """Something that happens once."""
+    """Something that happens once. One task waits for it."""
+
+    __slots__ = ("_is_set", "_wake")
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
-        self.set = self._event.set
+        self._is_set = False
+        self._wake: Callable[[], object] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._wake is not None:
+            self._wake()
 
     async def wait(self, timeout_s: float, *, shield: bool = False) -> bool:
         """Wait until it has happened; False when the time is over. With `shield` a cancellation
         does not end the wait."""
+        event = anyio.Event()
+        self._wake = event.set
+        if self._is_set:
+            event.set()
         with anyio.move_on_after(timeout_s, shield=shield):
-            await self._event.wait()
-        return self._event.is_set()
+            await event.wait()
+        return self._is_set
+
+    async def wait_on(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        """The same on asyncio, with less: a cancel scope costs more than the rest of a call."""
+        future = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self._wake = wake
+        if self._is_set:
+            wake()
+        timer = loop.call_later(max(timeout_s, 0.0), wake) if timeout_s < TIMER_S_MAX else None
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
 
 
 def begin(client: object) -> None:
@@ -83,21 +125,82 @@ class Connection(Generic[S]):
         if address.tls:
             session.reason = f"no answer to the TLS handshake; perhaps {failures.PLAIN}"
         self.lock = lock
-        self._address = address
+        self._servers = urls.Servers(address)
+        if self._servers.count > 1:
+            session.greeting_s = options.connect_timeout_s / self._servers.count
         self._options = options
-        self._output = anyio.Event()
-        self._changed = anyio.Event()
+        self._wire: _Wire | None = None
+        self._gathered = anyio.Event()
+        """There is something to write for the task that writes."""
+        self._is_asking = False
+        self._is_flushing = False
+        """Whether the end of this turn writes."""
+        self._waiting: set[Event] = set()
+        self._drained = anyio.Event()
+        """Reading may go on for the task that reads."""
         self._room_turn = anyio.Lock()
         self._scope = anyio.CancelScope()
-        session.on_output = lambda: self._output.set()
+        session.on_output = self._output
+
+    def _output(self) -> None:
+        """There is something to send where nothing was."""
+        if self._is_asking:
+            return
+        if self._wire is None:
+            self._gathered.set()
+        elif self.session.is_prompt:
+            self._flush()
+        elif not self._is_flushing:
+            self._is_flushing = True
+            self._wire.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        wire = self._wire
+        if wire is not None and wire.may_write and (data := self.session.take()):
+            wire.transport.write(data)
+            self.notify()  # There is room again.
+
+    def send(self, send: Callable[[Call], bytes], call: Call) -> bytes:
+        """Send a request, and give its id; `answered` follows."""
+        self._is_asking = True
+        try:
+            request_id = send(call)
+        finally:
+            self._is_asking = False
+        if self._wire is not None and self.session.is_alone:
+            self._flush()
+        else:
+            self._output()
+        return request_id
+
+    async def answered(self, call: Call, answered: Event, deadline_s: float) -> None:
+        """Wait for the answer to a request, or until this time."""
+        await self._wait(answered, deadline_s - time.monotonic())
+
+    async def _wait(self, event: Event, timeout_s: float) -> None:
+        if self._wire is None:
+            await event.wait(timeout_s)
+        else:
+            await event.wait_on(self._wire.loop, timeout_s)
 
     async def until(self, predicate: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Wait until it is so; False when the time is over."""
-        with anyio.move_on_after(timeout_s):
-            while not predicate():
-                await self._changed.wait()
-            return True
-        return False
+        now_s = time.monotonic()
+        deadline_s = math.inf if timeout_s is None else now_s + timeout_s
+        while not predicate():
+            if now_s >= deadline_s:
+                return False
+            event = Event()
+            self._waiting.add(event)
+            try:
+                await self._wait(event, deadline_s - now_s)
+            finally:
+                self._waiting.discard(event)
+            now_s = time.monotonic()
+        return True
+
+    arrival = until
 
     async def room(self, deadline_s: float) -> bool:
         """Wait until the session has room; False when the time is over."""
@@ -115,8 +218,19 @@ class Connection(Generic[S]):
 
     def notify(self) -> None:
         """Something in the session has changed."""
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self.resume()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, set()
+            for event in waiting:
+                event.set()
+
+    def resume(self) -> None:
+        """Read on if that was held back."""
+        if self._wire is None:
+            self._drained.set()
+        elif self._wire.is_held and not self.session.is_full:
+            self._wire.is_held = False
+            self._wire.transport.resume_reading()
 
     def close(self, reason: str) -> None:
         self.session.fail(ConnectionLost(reason))
@@ -136,11 +250,39 @@ class Connection(Generic[S]):
 
     async def _live(self) -> str:
         """Connect and stay so; give the reason of the end."""
+        failures: list[tuple[urls.Address, str]] = []
+        for address in self._servers.round():
+            try:
+                # None of them takes the time of the others.
+                with anyio.fail_after(self._options.connect_timeout_s / self._servers.count):
+                    if address.tls or address.opener or not _is_asyncio():
+                        connected: _Wire | ByteStream = await _open(address, self._options)
+                    else:
+                        connected = await _wired(address, self)
+            except _BROKEN as error:
+                failures.append((address, _told(error)))
+                continue
+            self.session.is_tls = address.tls
+            if isinstance(connected, _Wire):
+                return await self._on_wire(connected)
+            return await self._on_stream(connected)
+        return urls.told(failures)
+
+    async def _on_wire(self, wire: "_Wire") -> str:
+        session, self._wire = self.session, wire
         try:
-            with anyio.fail_after(self._options.connect_timeout_s):
-                stream = await _open(self._address, self._options)
-        except _BROKEN as error:
-            return _told(error)
+            session.connected(time.monotonic())
+            while session.tick(time.monotonic()):
+                with anyio.move_on_after(max(session.deadline_s - time.monotonic(), 0.001)):
+                    await wire.ended.wait()
+                    return wire.end
+            return self.session.silence
+        finally:
+            self._wire = None
+            wire.transport.abort()
+            await cancel_shielded_checkpoint()  # The loop closes the socket in its next turn.
+
+    async def _on_stream(self, stream: ByteStream) -> str:
         ends: list[str] = []
 
         async def serve(work: Callable[[ByteStream], Awaitable[str]]) -> None:
@@ -167,7 +309,8 @@ class Connection(Generic[S]):
             session.receive(data, time.monotonic())
             self.notify()
             while session.is_full:
-                await self._changed.wait()
+                self._drained = anyio.Event()
+                await self._drained.wait()
         return "closed"
 
     async def _write(self, stream: ByteStream) -> str:
@@ -177,15 +320,138 @@ class Connection(Generic[S]):
                 self.notify()  # There is room again.
                 await stream.send(data)
             else:
-                self._output = anyio.Event()
-                await self._output.wait()
+                self._gathered = anyio.Event()
+                await self._gathered.wait()
         return "closed"
 
     async def _watch(self, stream: ByteStream) -> str:
         session = self.session
         while session.tick(time.monotonic()):
             await anyio.sleep(max(session.deadline_s - time.monotonic(), 0.001))
-        return f"no answer to a ping for {self._options.keep_alive_s} seconds"
+        return self.session.silence
+
+
+class _Wire(asyncio.Protocol):
+    """A plain connection on asyncio."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, connection: Connection[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.ended = anyio.Event()
+        self.end = ""
+        """Why it has ended."""
+        self.may_write = True
+        self.is_held = False
+        """Whether reading is held back, since enough waits to be handled."""
+        self._connection = connection
+
+    def _ends(self, why: str) -> None:
+        self.end = self.end or why
+        self.ended.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(0)  # What is not taken gathers in the session.
+
+    def data_received(self, data: bytes) -> None:
+        connection = self._connection
+        session = connection.session
+        if session.failure is not None:
+            return
+        try:
+            session.receive(data, time.monotonic())
+        except ProtocolViolation as error:
+            session.fail(error)
+            self._ends(str(error))
+        connection.notify()
+        if session.is_full and not self.is_held:
+            self.is_held = True
+            self.transport.pause_reading()
+        elif len(data) >= TURN_BYTES and not self.is_held:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.is_held and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def eof_received(self) -> None:
+        self._ends("the server closed the connection")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ends(_told(error or anyio.EndOfStream()))
+
+    def pause_writing(self) -> None:
+        self.may_write = False
+
+    def resume_writing(self) -> None:
+        self.may_write = True
+        self._connection._flush()
+
+
+def _is_asyncio() -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
+async def _wired(address: urls.Address, connection: Connection[Any]) -> _Wire:
+    loop = asyncio.get_running_loop()
+    if address.path:
+        _, wire = await loop.create_unix_connection(lambda: _Wire(connection, loop), address.path)
+        return wire
+    sock = await _dialled(address, loop)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _, wire = await loop.create_connection(lambda: _Wire(connection, loop), sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    return wire
+
+
+async def _dialled(address: urls.Address, loop: asyncio.AbstractEventLoop) -> socket.socket:
+    """A connection to the first address of the host that accepts one (RFC 8305)."""
+    infos = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    accepted: list[socket.socket] = []
+    errors: list[OSError] = []
+
+    async def dial(family: int, to: Any, failed: anyio.Event) -> None:
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            errors.append(error)
+            failed.set()
+            return
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, to)
+            if not accepted:
+                accepted.append(sock)
+                tasks.cancel_scope.cancel()
+        except OSError as error:
+            errors.append(error)
+            failed.set()
+        finally:
+            if sock not in accepted:
+                sock.close()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for family, _, _, _, to in infos:
+                failed = anyio.Event()
+                tasks.start_soon(dial, family, to, failed)
+                with anyio.move_on_after(TRY_NEXT_S):
+                    await failed.wait()
+    except BaseException:
+        for sock in accepted:
+            sock.close()
+        raise
+    if not accepted:
+        raise errors[0]
+    return accepted[0]
 
 
 async def _open(address: urls.Address, options: Options) -> ByteStream:

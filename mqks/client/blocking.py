@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
-from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin
+from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
@@ -42,7 +42,7 @@ class BlockingClient:
     and InvalidRequest before anything is sent. While the client reconnects, calls wait.
     """
 
-    def __init__(self, url: str | urls.Address | None, options: Options) -> None:
+    def __init__(self, url: urls.Urls | urls.Address | None, options: Options) -> None:
         self._address = url if isinstance(url, urls.Address) else urls.parse(url)
         self._options = named(options, self._address.client_name)
         self._replies: Connection[ReplySession] | None = None
@@ -166,13 +166,13 @@ class BlockingClient:
 
     def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         answered, deadline_s = Event(), self._deadline(timeout_s)
-        call, connection = Call(answered.set), self._connection
-        with connection.lock:
-            if not connection.room(deadline_s):
-                return call.result()
-            request_id = send(call)
+        call, connection, request_id = Call(answered.set), self._connection, None
         try:
-            answered.wait(deadline_s - time.monotonic())
+            with connection.lock:
+                if not (self._session.has_room or connection.room(deadline_s)):
+                    return call.result()
+                request_id = connection.send(send, call)
+            connection.answered(call, answered, deadline_s)
         finally:
             if call.remaining:
                 with connection.lock:
@@ -276,7 +276,7 @@ class BlockingClient:
                     break
             with connection.lock:
                 call.settle()
-            answered.wait(deadline_s - time.monotonic())
+            connection.answered(call, answered, deadline_s)
         finally:
             with connection.lock:
                 if call.remaining:
@@ -313,7 +313,7 @@ class BlockingClient:
                 ttl_s=requests.request_ttl_s(left_s),
                 meta={"reply-to": session.queue, "correlation-id": correlation_id},
             )
-            answered.wait(deadline_s - time.monotonic())
+            connection.answered(call, answered, deadline_s)
         finally:
             with connection.lock:
                 session.forget(correlation_id)
@@ -359,7 +359,7 @@ class BlockingClient:
             prefix=secrets.token_hex(6),
             jitter=random.random,
             queue=f"reply.{secrets.token_hex(16)}",
-            guard=lock.guard,
+            guard=partial(guard, lock),
         )
         connection = Connection(self._address, self._options, session, lock)
         self._connections.start(connection)
@@ -613,7 +613,7 @@ class BlockingMessages:
             prefix=secrets.token_hex(6),
             jitter=random.random,
             arguments=self._arguments,
-            guard=lock.guard,
+            guard=partial(guard, lock),
         )
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -630,31 +630,30 @@ class BlockingMessages:
         """Called with updates about the messages."""
 
     def _filled(self, timeout_s: float | None) -> None:
+        """Wait for messages. Raises StopIteration after `stop`, and TimeoutError."""
         try:
-            with self._connection.lock:
-                self._fill(timeout_s)
+            while not self._is_filled():
+                if not self._connection.arrival(self._has_news, timeout_s):
+                    raise TimeoutError(f"no message within {timeout_s} s")
         except RequestFailed as failure:
             self._client._explain(failure)
             raise
 
-    def _fill(self, timeout_s: float | None) -> None:
-        """Wait for messages, with the lock held. Raises StopIteration after `stop`, and
-        TimeoutError."""
-        session, connection = self._session, self._connection
-        while True:
+    def _is_filled(self) -> bool:
+        session = self._session
+        with self._connection.lock:
             while session.updates:
                 self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopIteration
-            if session.ready:
-                return
-            session.raise_if_closed()
-            connection.notify()  # Reading may go on.
-            if not connection.until(
-                lambda: session.ready or session.updates or session.failure or self._is_stopping,
-                timeout_s,
-            ):
-                raise TimeoutError(f"no message within {timeout_s} s")
+            if not session.ready:
+                session.raise_if_closed()
+                self._connection.resume()
+            return bool(session.ready)
+
+    def _has_news(self) -> object:
+        session = self._session
+        return session.ready or session.updates or session.failure or self._is_stopping
 
     def __iter__(self) -> Self:
         return self
@@ -741,11 +740,12 @@ class BlockingTail(BlockingMessages):
 
 
 def connect_blocking(
-    url: str | None = None, options: Options | None = None, *, client_name: str | None = None
+    url: urls.Urls | None = None, options: Options | None = None, *, client_name: str | None = None
 ) -> BlockingClient:
     """A client for `with`, which waits until it is connected.
 
-    The default url is the value of MQKS_URL, or mqks://127.0.0.1:25000 if that is not set. The
+    The default url is the value of MQKS_URL, or mqks://127.0.0.1:25000 if that is not set. It may
+    be a list, or have commas: then it is the active one of several servers that is found. The
     server shows the `client_name` in its log and in `mqks inspect connections`; a name in the url
     takes precedence. Raises ConfigurationError. Entering the client raises AuthenticationFailed, or
     ConnectionLost after `connect_timeout_s`.

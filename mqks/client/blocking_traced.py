@@ -17,12 +17,13 @@ from mqks.client.messages import Message
 from mqks.client.options import Options
 from mqks.client.session import ConsumerSession
 from mqks.client.tracing import Tracing, replying
+from mqks.client.urls import Urls
 
 
 class TracedClient(BlockingClient):
     """A client whose publishes have spans, and whose messages carry them."""
 
-    def __init__(self, url: str | None, options: Options) -> None:
+    def __init__(self, url: Urls | None, options: Options) -> None:
         super().__init__(url, options)
         self._tracing = Tracing(self._address, self._options.client_name)
 

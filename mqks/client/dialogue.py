@@ -14,7 +14,7 @@ from typing import Self
 from mqks.client import requests, urls
 from mqks.client.errors import ClientError, ConfirmTimeout, ConnectionLost, RequestFailed
 from mqks.client.options import Options, named
-from mqks.client.wire import Wire
+from mqks.client.wire import Wire, answering
 from mqks.errors import reason
 
 ID, END = b"q", b"--end"
@@ -31,11 +31,14 @@ class Dialogue:
 
     def __enter__(self) -> Self:
         try:
-            self._wire = Wire(self.address, self._options)
+            if self.address.others:
+                self._wire = answering(self.address, self._options, "the request")
+            else:
+                self._wire = Wire(self.address, self._options)
         except OSError as error:
             raise ConnectionLost(f"no server at {self.address}: {reason(error)}") from None
         try:
-            if self.address.credentials:
+            if self.address.credentials and not self.address.others:
                 self._wire.greet(self.address.credentials, "the request")
             self._wire.introduce()
         except OSError as error:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
+from math import inf
 from typing import Any
 
 from mqks.client import failures, requests
@@ -125,6 +126,8 @@ class Session:
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[], None] = lambda: None
+        self.greeting_s = inf
+        """Time for the first answer, where there are other servers to try."""
         self._options = options
         self._prefix = prefix.encode()
         self._jitter = jitter
@@ -174,6 +177,16 @@ class Session:
     @property
     def is_idle(self) -> bool:
         return not self._outbox and not self._in_flight
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether at most one request is in flight."""
+        return len(self._in_flight) <= 1
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether output is better sent at once than gathered for a moment."""
+        return False
 
     def request(self, body: bytes, call: Call) -> bytes:
         """Send a request that is answered once, and give its id: `call` gets the answer."""
@@ -240,8 +253,10 @@ class Session:
                 self._in_flight_bytes -= len(in_flight.pop(id_)[0])
 
     def _ask(self, request_id: bytes, line: bytes, call: Call) -> None:
-        self._check(line)
-        self.raise_if_closed()
+        if len(line) > self._options.line_bytes_max + 1:
+            self._check(line)
+        if self.failure is not None:
+            self.raise_if_closed()
         if request_id in self._in_flight:
             raise InvalidRequest(f"a request with the id {request_id[:80]!r} is already in flight")
         self._in_flight[request_id] = (line, call)
@@ -262,7 +277,8 @@ class Session:
             raise self.failure.with_traceback(None)
 
     def _put(self, line: bytes) -> None:
-        self.raise_if_closed()
+        if self.failure is not None:
+            self.raise_if_closed()
         outbox = self._outbox
         outbox.append(line)
         self._outbox_bytes += len(line)
@@ -338,18 +354,31 @@ class Session:
     @property
     def deadline_s(self) -> float:
         """When `tick` is to be called."""
-        return self._heard_s + self._options.keep_alive_s * (2 if self._pinged else 1)
+        limit_s = self._options.keep_alive_s * (2 if self._pinged else 1)
+        if self.state is State.GREETING:
+            limit_s = min(limit_s, self.greeting_s)
+        return self._heard_s + limit_s
 
     def tick(self, now_s: float) -> bool:
         """Look at the time; False when the connection has been silent for too long."""
         if now_s < self.deadline_s:
             return True
-        if self._pinged:
+        if self._pinged or self._is_unanswered(now_s):
             return False
         self._pinged = True
         if self.state is State.UP:
             self._put(b"%b ping alive\n" % self.new_id())
         return True
+
+    def _is_unanswered(self, now_s: float) -> bool:
+        return self.state is State.GREETING and now_s >= self._heard_s + self.greeting_s
+
+    @property
+    def silence(self) -> str:
+        """What it means that `tick` returned False."""
+        if self.state is State.GREETING and self.greeting_s < inf:
+            return f"no answer in {self.greeting_s:g} s"
+        return f"no answer to a ping for {self._options.keep_alive_s} seconds"
 
     # -- replies
 
@@ -443,6 +472,8 @@ class ConsumerSession(Session):
         self.consumer_id = b""
         self._earlier_id = b""
         self._buffered_bytes = 0
+        self._is_single = False
+        """Whether the last bytes brought at most one message."""
         self._queue = arguments.split(b" ")[0]
         self._arguments = arguments
         self._told: bytes | None = None
@@ -462,6 +493,11 @@ class ConsumerSession(Session):
         """Whether enough waits to be handled: read no more until it is handed out."""
         waits = self.ready or (self.updates and self.is_consuming)
         return self._buffered_bytes >= self._options.buffer_bytes_max and bool(waits)
+
+    @property
+    def is_prompt(self) -> bool:
+        """Where messages arrive one by one, nothing follows the ack of the last one."""
+        return self._is_single and not self.ready
 
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
@@ -535,6 +571,7 @@ class ConsumerSession(Session):
             self._buffered_bytes = 0
         self._buffered_bytes += len(data)
         super().receive(data, now_s)
+        self._is_single = len(self.ready) <= 1
 
     def _replies(self, lines: list[bytes]) -> None:
         # One split and one object per delivery. `python -m benchmarks.client` measures it.

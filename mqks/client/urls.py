@@ -1,24 +1,30 @@
-"""URLs: the address of the server, and credentials.
+"""URLs: the address of the server, or of several, and credentials.
 
     mqks://[token@|user:password@]host[:port]      TCP, port 25000
     mqkss://[token@|user:password@]host[:port]     TLS over TCP
     mqks+unix://[token@|user:password@]/path       a Unix socket
 
-Each may end with ?name=NAME, the name of the client.
+Each may end with ?name=NAME, the name of the client. Several servers, of which one is active and
+the others stand by, are a list, or a text with commas in between.
 
 The one rule: no error and no repr contains credentials.
 """
 
 import os
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from mqks.errors import ConfigurationError
 
 PORT = 25000
 DEFAULT_URL = f"mqks://127.0.0.1:{PORT}"
+Urls = str | Sequence[str]
+_NEXT: Final = re.compile(r",\s*(?=mqks(?:s|\+unix)?://)")
+"""Between two URLs; other commas belong to a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +39,38 @@ class Address:
     client_name: str = ""
     opener: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
     """Returns the stream of each connection of an async client, instead of the network."""
+    others: tuple["Address", ...] = ()
+    """Of further servers."""
+
+    @property
+    def each(self) -> tuple["Address", ...]:
+        """Of one server each."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def __str__(self) -> str:
+        if self.others:
+            return ", ".join(map(str, self.each))
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"unix:{self.path}" if self.path else f"{host}:{self.port}"
+
+
+class Servers:
+    """The servers of an address. A round tries all, and begins where the last one has stopped: so
+    after a lost connection the next server is tried first."""
+
+    def __init__(self, address: Address) -> None:
+        self.count = len(address.each)
+        self._next = cycle(address.each)
+
+    def round(self) -> Iterator[Address]:
+        return islice(self._next, self.count)
+
+
+def told(failures: Sequence[tuple[Address, str]]) -> str:
+    """Why none of the servers was reached."""
+    if len(failures) == 1:
+        return failures[0][1]
+    return "; ".join(f"{address}: {why}" for address, why in failures)
 
 
 def default() -> str:
@@ -44,15 +78,26 @@ def default() -> str:
     return os.environ.get("MQKS_URL") or DEFAULT_URL
 
 
-def parse(url: str | None = None) -> Address:
-    """Parse a URL; by default that in MQKS_URL, else that of this machine.
+def parse(url: Urls | None = None) -> Address:
+    """Parse a URL, or several; by default those in MQKS_URL, else that of this machine.
 
     Raises ConfigurationError, and TypeError.
     """
-    if url is not None and not isinstance(url, str):
+    texts = [url or default()] if url is None or isinstance(url, str) else url
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"the URL must be text, such as mqks://localhost, not {url!r}")
+    found = [_parse(each) for text in texts for each in _NEXT.split(text)]
+    if not found:
+        raise ConfigurationError("the list of URLs is empty")
+    first, *others = found
+    if len({(each.credentials, each.client_name) for each in found}) > 1:
+        raise ConfigurationError("all URLs of a list must have the same credentials and name")
+    return replace(first, others=tuple(others))
+
+
+def _parse(url: str) -> Address:
     try:
-        parts = urlsplit(url or default())
+        parts = urlsplit(url)
         port = PORT if parts.port is None else parts.port
     except ValueError:
         raise ConfigurationError(
@@ -80,6 +125,10 @@ def parse(url: str | None = None) -> Address:
         )
     if not parts.hostname or parts.path not in ("", "/"):
         raise ConfigurationError("the URL must have a host and no path, as in mqks://host:25000")
+    if "," in parts.hostname:
+        raise ConfigurationError(
+            "several servers are several URLs: write mqks://host1:25000,mqks://host2:25000"
+        )
     tls = parts.scheme == "mqkss"
     return Address(parts.hostname, port, tls=tls, credentials=credentials, client_name=client_name)
 

@@ -4,6 +4,7 @@ The one rule: after an error, a wire is not used again.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BufferedReader
 from typing import cast
 
@@ -16,7 +17,8 @@ from mqks.client.errors import (
     RequestFailed,
 )
 from mqks.client.options import Options
-from mqks.client.urls import Address
+from mqks.client.urls import Address, told
+from mqks.errors import reason
 
 BUFFER_BYTES = 64 * 1024
 NAMING = b"name"
@@ -97,3 +99,23 @@ class Wire:
     def close(self) -> None:
         self._replies.close()
         self._socket.close()
+
+
+def answering(address: Address, options: Options, asked: str) -> Wire:
+    """A wire to the first of several servers that answers a greeting, each within its share of
+    `Options.connect_timeout_s`: one that is suspended accepts connections, too. Raises
+    AuthenticationFailed, and ConnectionLost with what each has said."""
+    share_s = options.connect_timeout_s / len(address.each)
+    failed: list[tuple[Address, str]] = []
+    for each in address.each:
+        try:
+            wire = Wire(each, replace(options, connect_timeout_s=share_s, timeout_s=share_s))
+            wire.greet(each.credentials, asked)
+        except TimeoutError:
+            failed.append((each, f"no answer in {share_s:g} s"))
+        except OSError as error:
+            failed.append((each, reason(error)))
+        else:
+            wire.settimeout(options.timeout_s)
+            return wire
+    raise ConnectionLost(told(failed))

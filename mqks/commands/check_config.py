@@ -63,18 +63,19 @@ check_config.__signature__ = Signature(  # type: ignore[attr-defined]
 def problems(settings: Settings) -> Iterator[str]:
     """The problems that would prevent a start, as far as they show without a start."""
     for name in MADE_BY_SERVER:
-        path: Path | None = getattr(settings, name)
-        if path is None:
+        path = getattr(settings, name)
+        if not isinstance(path, Path):
             continue
         if not path.absolute().parent.is_dir():
             yield f"{name}: the directory {path.absolute().parent} does not exist"
         elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
             yield f"{name}: the directory {path.absolute().parent} can't be written by this user"
-    if settings.db.exists():
-        if not settings.db.is_file():
-            yield f"db: {settings.db} is not a file"
-        elif not os.access(settings.db, os.R_OK | os.W_OK):
-            yield f"db: {settings.db} can't be written by this user"
+    db = settings.db
+    if isinstance(db, Path) and db.exists():
+        if not db.is_file():
+            yield f"db: {db} is not a file"
+        elif not os.access(db, os.R_OK | os.W_OK):
+            yield f"db: {db} can't be written by this user"
     for name, setting in SETTINGS.items():
         path = getattr(settings, name)
         if name in MADE_BY_SERVER or setting.type not in (Path, Path | None) or path is None:

@@ -13,7 +13,6 @@ from enum import StrEnum
 from functools import partial
 from inspect import Parameter, Signature, signature
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -258,7 +257,7 @@ def reason_of(error_id: str) -> str | None:
     from mqks.inspection.stopped import errors_of  # here, so that --help need not load them
 
     with suppress(MqksError):
-        path, ends_s = load({}, os.environ).db, time.monotonic() + REASON_S
+        path, ends_s = load({}, os.environ).db_file, time.monotonic() + REASON_S
         # The reply may be a moment ahead of the commit that holds the reason.
         while path.is_file():
             for row in errors_of(path, note, 1, error_id):
@@ -273,7 +272,7 @@ def reason_of(error_id: str) -> str | None:
 
 
 def source_of(
-    context: typer.Context, url: str | None, db: Path | None, timeout_s: float
+    context: typer.Context, url: str | None, db: str | None, timeout_s: float
 ) -> "Source":
     """The source: an option has precedence over a variable, and a URL over a file."""
     from mqks.inspection.live import Live  # here, as above
@@ -291,7 +290,7 @@ def _is_flag(context: typer.Context, name: str) -> bool:
 
 
 def _errors(
-    url: str | None, db: Path | None, timeout_s: float, limit: int, error_id: str | None = None
+    url: str | None, db: str | None, timeout_s: float, limit: int, error_id: str | None = None
 ) -> tuple[object, list[Row]]:
     """Where they are kept, and the latest ones, the newest first, or that one, if it is there.
 
@@ -304,8 +303,8 @@ def _errors(
     if url and db is None:
         with Live(url, limited(timeout_s)) as server:
             return urls.parse(url), server.errors(limit, error_id)
-    path = load({"db": db}, os.environ).db
-    return path, errors_of(path, note, limit, error_id)
+    database = load({"db": db}, os.environ).db
+    return database, errors_of(database, note, limit, error_id)
 
 
 # ------------------------------------------------------------------------------ what is shown

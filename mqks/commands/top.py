@@ -200,13 +200,25 @@ def _head(seen: Row) -> "RenderableType":
         f"{totals['messages_ready']:,} ready  {totals['messages_unacked']:,} unacked  "
         f"{totals['messages_scheduled']:,} scheduled  "
         f"{_size(totals['memory_bytes'])} + {_size(totals['unacked_bytes'])} in memory\n"
-        f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "
-        f"{journal['messages']:,} messages in {journal['segments']:,} segments  "
-        f"{_size(journal['disk_free_bytes'])} free"
+        f"{_journal(journal)}"
     )
-    if journal["unwritable"]:
-        head.append(f"  {journal['unwritable'].upper()}", style="bold red")
+    if why := journal["unwritable"] or journal.get("waits"):
+        head.append(f"  {why.upper()}", style="bold red")
     return head
+
+
+def _journal(journal: Row) -> str:
+    messages = f"{journal['messages']:,} messages in {journal['segments']:,} segments"
+    if "owner" in journal:
+        return (
+            f"journal {journal['path']}  {messages}\n"
+            f"active: {journal['owner']}  for {duration(journal['active_s'])}  "
+            f"claim {journal['claim']:,}"
+        )
+    return (
+        f"journal {_size(journal['db_bytes'])} + WAL {_size(journal['wal_bytes'])}  "
+        f"{messages}  {_size(journal['disk_free_bytes'])} free"
+    )
 
 
 def _rates(seen: Row, width: int) -> "RenderableType":

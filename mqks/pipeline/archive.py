@@ -202,7 +202,8 @@ class _Run:
             # neither count as archived nor be trimmed.
             raise DataLost(
                 f"the lake has the messages of the queue {queue} up to {done}, but from {other} on"
-                " the queue has other messages: an older state of the database was restored"
+                " the queue has other messages: an older state of the database was restored. Stop"
+                " the server and run mqks new-epoch"
             )
         if log.first > done:
             lost(

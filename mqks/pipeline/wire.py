@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mqks.client import urls
 from mqks.client.errors import ConnectionLost
 from mqks.client.options import Options
-from mqks.client.wire import Wire
+from mqks.client.wire import Wire, answering
 
 HEADER_BYTES_MAX = 64 * 1024
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 5.0
@@ -97,8 +97,11 @@ def connected(server: Server) -> Wire:
         client_name=address.client_name,
         ssl_context=ssl.create_default_context(cafile=server.ca) if server.ca else None,
     )
-    wire = Wire(address, options)
-    wire.greet(address.credentials, "us")
+    if address.others:
+        wire = answering(address, options, "us")
+    else:
+        wire = Wire(address, options)
+        wire.greet(address.credentials, "us")
     wire.introduce()
     wire.settimeout(server.reply_timeout_s)
     return wire
