@@ -100,8 +100,11 @@ class Bare:
         for line in lines:
             (self._deliveries if b" event=" in line else self._replies).append(line)
 
-    def ask(self, request: bytes, answer: bytes) -> None:
+    def send(self, request: bytes) -> None:
         self._socket.sendall(request + b"\n")
+
+    def ask(self, request: bytes, answer: bytes) -> None:
+        self.send(request)
         while not self._replies:
             self._receive()
         if (reply := self._replies.popleft()) != answer:

@@ -158,7 +158,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("works", nargs="*", metavar="work", help="all when none is named")
-    parser.add_argument("--servers", help=f"of {', '.join(SERVERS)}; default: all brokers")
+    parser.add_argument(
+        "--servers", help=f"of {', '.join(SERVERS)}; default: all brokers of one machine"
+    )
     parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--count", type=int, help="messages, instead of the work's own number")
     parser.add_argument("--payload-bytes", type=int, help="instead of the work's own, mostly 100")
@@ -173,7 +175,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="one small run, for correctness alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     chosen = parser.parse_args(argv)
-    servers = [name for name in SERVERS if name != "sink"]
+    servers = [name for name in SERVERS if name != "sink" and not SERVERS[name].is_cluster]
     if CEILING in chosen.works:
         servers = ["mqks", "sink"]
         chosen.works = [name for name in WORKS if takes_part(SERVERS["sink"], name)]

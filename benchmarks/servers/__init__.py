@@ -2,9 +2,9 @@
 
 from benchmarks.servers.base import Server
 from benchmarks.servers.beanstalkd import Beanstalkd
-from benchmarks.servers.mqks import Mqks
+from benchmarks.servers.mqks import Mqks, MqksOnPostgres
 from benchmarks.servers.nats import Nats
-from benchmarks.servers.rabbitmq import Rabbitmq
+from benchmarks.servers.rabbitmq import Rabbitmq, RabbitmqCluster
 from benchmarks.servers.redis import Redis
 from benchmarks.servers.sink import Sink
 
@@ -18,5 +18,7 @@ SERVERS: dict[str, Server] = {
         Rabbitmq(),
         Beanstalkd(),
         Sink(),
+        MqksOnPostgres(),
+        RabbitmqCluster(),
     )
 }

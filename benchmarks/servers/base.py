@@ -53,6 +53,8 @@ class Server(ABC):
     promise: str
     refusal: ClassVar[bytes]
     scale: float = 1.0
+    is_cluster = False
+    """It is several servers, and compared only when it is named."""
     skips: frozenset[str] = frozenset()
     """The works it cannot do, or that tell nothing about it."""
     wish = Wish()

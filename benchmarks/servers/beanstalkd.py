@@ -55,7 +55,7 @@ class Beanstalkd(Server):
     program = "beanstalkd"
     version_flags: ClassVar[list[str]] = ["-v"]
     scale = 0.02
-    skips = frozenset({"fanout", "stream_ttl"})
+    skips = frozenset({"fanout", "fanout_900k", "stream_ttl"})
 
     def command(self, directory: Path, port: int) -> list[str]:
         return [self.program, "-l", "127.0.0.1", "-p", str(port), "-b", str(directory), "-f", "0"]

@@ -11,6 +11,7 @@ from typing import ClassVar
 from benchmarks.flow import Flow, Stalled, ask
 from benchmarks.messages import MARK, Messages, Wrong
 from benchmarks.servers.base import Server
+from tests.postgres import installations
 
 LISTENING = re.compile(r"event=listening .*?address=\S+:(\d+)")
 EVENT = b"e"
@@ -137,3 +138,21 @@ class Mqks(Server):
         if sorted(raw.splitlines(keepends=True)) != confirms:
             self.check_no_refusal(raw)
             raise Wrong("each publish must be confirmed once")
+
+
+class MqksOnPostgres(Mqks):
+    """With a database that has one synchronous standby."""
+
+    name = "mqks-postgres"
+    promise = "synced by two database servers before each confirm"
+    is_cluster = True
+
+    def __init__(self) -> None:
+        super().__init__(self.name)
+        self.promise = type(self).promise
+
+    def missing(self) -> str | None:
+        return super().missing() or (None if installations() else "PostgreSQL is not installed")
+
+    def command(self, directory: Path, port: int) -> list[str]:
+        return [self.program, "-m", "benchmarks.clusters", "mqks", "--port", "0"]

@@ -7,13 +7,14 @@ since the one it would start by itself outlives it.
 
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.flow import UNLIMITED, Flow, Stalled, connect, free_port
 from benchmarks.messages import MARK, PLACE, Messages, Wrong
-from benchmarks.servers.base import TALKERS, Server
+from benchmarks.servers.base import POLICIES, TALKERS, Server
 
 METHOD, HEADER, BODY = 1, 2, 3
 END = b"\xce"
@@ -40,6 +41,8 @@ NO_TABLE = b"\0\0\0\0"
 DURABLE, NO_ACK = b"\2", b"\2"
 PERSISTENT = b"\x10\0\2"
 """The one property that is sent: delivery-mode 2."""
+FORMED = "the cluster is formed"
+"""Printed by `benchmarks.clusters` when clients may connect."""
 EXPIRING = b"\x11\0\2"
 """Two: behind it comes the expiration, a short string of milliseconds."""
 
@@ -170,12 +173,35 @@ class Redriver(Flow):
         self.limit = len(self.requests)
 
 
+def environment(directory: Path, node: str, port: int, mapper: int) -> dict[str, str]:
+    """What a node needs: its files are in `directory`, and `mapper` is the port of epmd."""
+    return {
+        "HOME": str(directory),  # of the cookie
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_EPMD_PORT": str(mapper),
+        "RABBITMQ_NODENAME": node,
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(directory / "log"),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "RABBITMQ_CONFIG_FILE": str(directory / "none"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+        "RUNNING_UNDER_SYSTEMD": "true",  # no shell between the process and its signals
+    }
+
+
 class Rabbitmq(Server):
     name = "rabbitmq"
     promise = "written to files, fsync now and then"
     refusal: ClassVar[bytes] = CHANNEL_CLOSE
     program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
     scale = 0.3
+    queue_arguments = NO_TABLE
+    """How queues are declared."""
     skips = frozenset({"fairness", "paging"}) | TALKERS
 
     def version(self) -> str:
@@ -183,24 +209,8 @@ class Rabbitmq(Server):
         return next((home.name.partition("-")[2] for home in homes), "unknown")
 
     def command(self, directory: Path, port: int) -> list[str]:
-        environment = {
-            "HOME": directory,  # of the cookie
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_EPMD_PORT": free_port(),
-            "RABBITMQ_NODENAME": "bench@localhost",
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": port,
-            "RABBITMQ_DIST_PORT": free_port(),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ("-kernel inet_dist_use_interface {127,0,0,1}"),
-            "RABBITMQ_MNESIA_BASE": directory / "mnesia",
-            "RABBITMQ_LOG_BASE": directory / "log",
-            "RABBITMQ_LOGS": "-",
-            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_CONFIG_FILE": directory / "none",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": directory / "plugins",
-            "RUNNING_UNDER_SYSTEMD": "true",  # no shell between the process and its signals
-        }
-        told = [f"{name}={value}" for name, value in environment.items()]
+        node = environment(directory, "bench@localhost", port, free_port())
+        told = [f"{name}={value}" for name, value in node.items()]
         return ["env", *told, "sh", "-c", 'epmd & exec "$0"', self.program]
 
     def connect(self, port: int) -> socket.socket:
@@ -225,7 +235,9 @@ class Rabbitmq(Server):
         self._declare_exchange(sock, b"e")
         for queue in range(queues):
             dead = table(dead_letter_exchange=b"", dead_letter_routing_key=b"dead")
-            self._declare_queue(sock, b"q%d" % queue, dead if self.wish.kills else NO_TABLE)
+            self._declare_queue(
+                sock, b"q%d" % queue, dead if self.wish.kills else self.queue_arguments
+            )
             self._bind(sock, b"q%d" % queue, b"e")
         if self.wish.kills:
             self._declare_queue(sock, b"dead", NO_TABLE)
@@ -331,3 +343,20 @@ class Rabbitmq(Server):
         for kind, payload in frames(raw):
             if kind == METHOD and payload[:4] in (CONNECTION_CLOSE, CHANNEL_CLOSE):
                 raise Wrong(f"refused: {payload[:200]!r}")
+
+
+class RabbitmqCluster(Rabbitmq):
+    """Three nodes, and quorum queues."""
+
+    name = "rabbitmq-cluster"
+    promise = "written and synced by two of three nodes"
+    is_cluster = True
+    scale = 0.1
+    queue_arguments = table(queue_type=b"quorum")
+    skips = Rabbitmq.skips | POLICIES
+
+    def command(self, directory: Path, port: int) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.clusters", "rabbitmq", str(directory), str(port)]
+
+    def listening(self, log: Path, port: int) -> int | None:
+        return port if FORMED in log.read_text(errors="replace") else None

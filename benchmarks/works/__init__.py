@@ -54,4 +54,6 @@ WORKS: dict[str, Work] = {
         scale_waiting,
         scale_consumers,
     )
-} | talkers.WORKS
+}
+for several in (confirm, fanout, latency, talkers):
+    WORKS |= several.WORKS
