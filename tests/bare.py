@@ -51,6 +51,15 @@ class BareWorld:
             self._end(name)
             self._settle()
 
+    def send_together(self, chunks: list[tuple[str, bytes]]) -> None:
+        """The chunks of one turn of the server."""
+        for name, data in chunks:
+            self.intake.add(self._connections[name], data)
+        self.intake.finish()
+        self._settle()
+        for name in dict.fromkeys(name for name, _ in chunks):
+            self.send(name, b"")
+
     def _settle(self) -> None:
         """Commit and flush until nothing is left to do."""
         broker = self.broker

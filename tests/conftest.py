@@ -11,14 +11,17 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mqks.settings import DatabaseUrl
 from tests import clock_library
 from tests import sync_library as sync
+from tests.postgres import Postgres, PostgresMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +30,8 @@ pytest_plugins = ["mqks.testing"]
 
 FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
 """Beginnings of variables: our own, and what service managers and terminals set."""
+
+SCHEMAS = count(1)
 
 DISK_BYTES = 2**30
 """What the tests write at a time, with room to spare; a server refuses publishes on a full disk."""
@@ -160,3 +165,21 @@ def _clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clock(_clock_library: Path, tmp_path: Path) -> clock_library.Clock:
     """A wall clock that can be set, for servers that have its environment."""
     return clock_library.Clock(_clock_library, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server for all tests of this process, each with a schema of its own."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    try:
+        server = Postgres(fsync="on")
+    except PostgresMissing as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def journal_url(postgres: Postgres) -> DatabaseUrl:
+    """Of a journal that does not exist yet."""
+    return DatabaseUrl(postgres.url(f"journal_{next(SCHEMAS)}"))

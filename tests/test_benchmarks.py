@@ -154,6 +154,15 @@ def test_work_against_rabbitmq(name: str) -> None:
     assert measure(RABBITMQ, WORKS[name], WORKS[name].tiny)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["acked", "confirm", "confirm_one"])
+@pytest.mark.parametrize("server", ["mqks-postgres", "rabbitmq-cluster"])
+def test_work_against_several_machines(server: str, work: str) -> None:
+    if reason := SERVERS[server].missing():
+        pytest.skip(reason)
+    assert measure(SERVERS[server], WORKS[work], WORKS[work].tiny)
+
+
 def rabbitmq_confirms(*frames: tuple[int, bool]) -> Confirmed:
     """A publisher of four messages that has got these confirms: number, and whether of all before
     as well."""

@@ -5,7 +5,7 @@ The one rule: nothing here looks at how long something took.
 
 import pytest
 
-from benchmarks import client
+from benchmarks import calls, client
 from benchmarks.messages import Wrong
 
 
@@ -31,3 +31,11 @@ def test_a_wrong_delivery_is_noticed(fault: str) -> None:
         got[5] = got[5].replace(b"x", b"y", 1)
     with pytest.raises(Wrong):
         client.check(10, got)
+
+
+def test_all_calls_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    calls.main(["--count", "20", "--rounds", "2"])
+    _, *lines = capsys.readouterr().out.splitlines()
+    told = [line[:24].strip() for line in lines]
+    assert told == [f"{work}, {program}" for work in calls.WORKS for program in calls.PROGRAMS]
+    assert all(float(word) for line in lines for word in line[24:].split()[:2])

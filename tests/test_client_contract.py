@@ -33,6 +33,7 @@ from mqks import (
     RequestFailed,
     Update,
 )
+from mqks.client.dialogue import Dialogue
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.proxy import Peer, Proxy
@@ -972,6 +973,46 @@ async def test_unix_socket(connect: Any, tmp_path: Path) -> None:
             assert await client.ping("x") == "x"
 
 
+@pytest.mark.parametrize("first", ["refused", "silent"])
+async def test_a_host_with_two_addresses(
+    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    with socket.socket() as other, socket.socket() as occupant:
+        other.bind(("127.0.0.1", 0))
+        if first == "silent":  # Its only place is taken.
+            other.listen(0)
+            occupant.connect(other.getsockname())
+        ports = other.getsockname()[1], mqks_broker.port
+
+        def resolve(*args: Any, **options: Any) -> list[Any]:
+            kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+            return [(*kind, ("127.0.0.1", port)) for port in ports]
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        async with SKINS["async"]("mqks://two.example", QUICK) as client:
+            assert await client.ping("x") == "x"
+
+
+async def test_many_tasks_get_their_own_answers(mqks_broker: Broker) -> None:
+    answers: list[tuple[str, str]] = []
+
+    async with SKINS["async"](mqks_broker.url) as client, anyio.create_task_group() as tasks:
+
+        async def ask(task: int) -> None:
+            for n in range(20):
+                text = f"{task}.{n}"
+                if (task + n) % 3 == 0:
+                    with anyio.move_on_after(0.0001 * n):
+                        await client.ping("given up")
+                answers.append((text, await client.ping(text)))
+                await client.publish("e", text, confirm=n % 2 == 0)
+
+        for task in range(100):
+            tasks.start_soon(ask, task)
+    assert len(answers) == 2000
+    assert all(asked == answer for asked, answer in answers)
+
+
 async def test_the_variable_is_the_default(
     connect: Any, mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1095,3 +1136,68 @@ async def test_a_first_connection_that_fails_may_be_the_last(connect: Any) -> No
         with anyio.fail_after(WAIT_S), pytest.raises(ConnectionLost):
             async with connect(url, options):
                 pass
+
+
+# ------------------------------------------------------------------------------- several servers
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The URL of a port on which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"mqks://127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_of_several_servers_the_one_that_accepts_is_used(
+    connect: Any, mqks_broker: Broker, refusing: str, is_first: bool
+) -> None:
+    urls = [mqks_broker.url, refusing] if is_first else [refusing, mqks_broker.url]
+    for several in (urls, ",".join(urls)):
+        async with connect(several) as client, client.consume("q", ["e"]) as consumer:
+            await client.publish("e", "x", confirm=True)
+            assert (await consumer.receive(WAIT_S)).text == "x"
+
+
+async def test_a_silent_server_does_not_keep_a_client_from_the_next_one(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    options = Options(connect_timeout_s=4.0)  # Less than keep_alive_s.
+    with Peer(listen) as silent:
+        async with connect([silent.url, mqks_broker.url], options) as client:
+            await client.publish("e", "x", confirm=True)
+        assert silent.accepted == 1
+        with Dialogue(f"{silent.url},{mqks_broker.url}", options) as dialogue:
+            assert dialogue.ask(b"ping x") == b"x"
+        assert silent.accepted == 2
+
+
+async def test_the_error_names_all_servers(connect: Any, refusing: str) -> None:
+    other = refusing.replace("127.0.0.1", "localhost")
+    with pytest.raises(ConnectionLost) as failure:
+        async with connect([refusing, other], Options(connect_again=False)):
+            pass
+    for url in (refusing, other):
+        assert f"{url.removeprefix('mqks://')}: " in str(failure.value)
+
+
+async def test_a_client_goes_over_to_the_next_server(
+    connect: Any, mqks_broker: Broker, tmp_path: Path
+) -> None:
+    with Broker(tmp_path / "other.db") as other, Proxy(mqks_broker.port) as first:
+        async with (
+            connect(other.url) as witness,
+            connect([first.url, other.url], QUICK) as client,
+            client.consume("q", ["e"]) as consumer,
+        ):
+            await client.publish("e", "one", confirm=True)
+            assert (await consumer.receive(WAIT_S)).text == "one"
+            first.cut()
+            while await witness.evaluate("len(state.queues)") == "0":
+                await anyio.sleep(0.01)
+            await client.publish("e", "two", confirm=True)
+            assert (await consumer.receive(WAIT_S)).text == "two"

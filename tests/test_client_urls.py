@@ -53,6 +53,39 @@ def test_bad_urls(url: str) -> None:
     assert "secret" not in str(failure.value)
 
 
+@pytest.mark.parametrize(
+    "urls",
+    [
+        "mqks://t@a,mqkss://t@b:1,mqks+unix://t@/run/m,q.sock",
+        "mqks://t@a, mqkss://t@b:1, mqks+unix://t@/run/m,q.sock",
+        ["mqks://t@a", "mqkss://t@b:1", "mqks+unix://t@/run/m,q.sock"],
+        ("mqks://t@a,mqkss://t@b:1", "mqks+unix://t@/run/m,q.sock"),
+    ],
+)
+def test_several_servers(urls: str | list[str]) -> None:
+    address = parse(urls)
+    assert address.each == (
+        Address("a", 25000, credentials=("t",)),
+        Address("b", 1, tls=True, credentials=("t",)),
+        Address("", 0, "/run/m,q.sock", credentials=("t",)),
+    )
+    assert str(address) == "a:25000, b:1, unix:/run/m,q.sock"
+
+
+@pytest.mark.parametrize(
+    ("urls", "told"),
+    [
+        ([], "the list of URLs is empty"),
+        ("mqks://a,b:25000", "write mqks://host1:25000,mqks://host2:25000"),
+        ("mqks://t@a,mqks://b", "the same credentials and name"),
+        ("mqks://a?name=x,mqks://b?name=y", "the same credentials and name"),
+    ],
+)
+def test_bad_lists(urls: str | list[str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        parse(urls)
+
+
 def test_credentials_do_not_show() -> None:
     address = parse("mqks://user:secret@host")
     assert "secret" not in repr(address)

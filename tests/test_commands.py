@@ -219,7 +219,6 @@ def test_a_stream_that_was_closed_before(closed: str, words: str, code: int, tol
     ("path", "code", "told"),
     [
         (".", 65, "mqks: .: is a directory\n"),
-        ("", 65, "mqks: .: is a directory\n"),
         ("/dev/null/x", 65, "mqks: /dev/null/x: no such file\n"),
         ("x" * 300, 74, "File name too long\n"),
     ],
@@ -232,6 +231,11 @@ def test_what_is_no_file_is_told(
     assert (ended, out) == (code, "")
     assert err.endswith(told)
     assert err.count("\n") == 1
+
+
+def test_an_empty_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["inspect", "queues", "--db", ""], ["copy", "", "x"], ["copy", "x", ""]):
+        assert run(capsys, *words) == (78, "", "mqks: --db: must not be empty\n")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ import pytest
 
 from mqks.errors import ClaimLost
 from mqks.journal.memory import Memory
+from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.bare import BareWorld
 from tests.line_client import LineClient
+from tests.postgres import taken_over
 from tests.server_process import ServerProcess
 from tests.transcripts import Story, StoryError, play, stories_of
 from tests.waiting import WAIT_S
@@ -114,6 +116,26 @@ class MemoryWorld(TcpWorld):
         self._close_clients()
 
 
+class PostgresWorld(MemoryWorld):
+    """A server in this process that keeps everything in PostgreSQL."""
+
+    def __init__(self, url: DatabaseUrl, story: Story) -> None:
+        self._clients = {}
+        self._settings = {"db": url, "db_replication": "none", **story.settings}
+        self._start()
+
+    def _start(self) -> None:
+        self.broker = Broker(**self._settings)
+        self.broker.start()
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            # It can't write any more, as if it were dead.
+            taken_over(self._settings["db"])
+        self.close()
+        self._start()
+
+
 class BrokerWorld:
     """The broker without sockets, disk or clock, fed in pieces of one line or of one byte."""
 
@@ -169,6 +191,16 @@ def test_in_memory(story: Story, tmp_path: Path) -> None:
     finally:
         world.close()
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+def test_in_postgresql(story: Story, journal_url: DatabaseUrl) -> None:
+    world = PostgresWorld(journal_url, story)
+    try:
+        play(story, world)
+    finally:
+        world.close()
 
 
 def play_over_tcp(story: Story, db: Path) -> None:

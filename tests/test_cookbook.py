@@ -161,6 +161,8 @@ def test_poison_messages(kitchen: Kitchen) -> None:
             with kitchen.start("parser.py") as parser:
                 assert parser.end() == -signal.SIGABRT
             parsed += parser.lines
+            until(lambda: unacked(client, "documents") == 0)  # The broker has seen the death,
+            client.subscribe("later", [f"later.{died}"])  # and it is on disk.
             assert len(client.peek("documents.dead")) == (died == 2)
             if died == 1:
                 kitchen.bounce()  # Counts for nothing, and loses no count.

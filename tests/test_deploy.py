@@ -491,7 +491,8 @@ def test_the_service_fits_the_settings_and_the_exit_codes() -> None:
     assert int(service["LimitNOFILE"]) > Settings().connections_max
     # What a person has to mend is not tried again.
     mended = (errors.ConfigurationError, errors.JournalDamaged, errors.SchemaTooNew)
-    codes = {str(each.exit_code) for each in mended} | {str(os.EX_USAGE)}
+    codes = {str(each.exit_code) for each in (*mended, errors.JournalReverted)}
+    codes |= {str(os.EX_USAGE)}
     assert set(service["RestartPreventExitStatus"].split()) == codes
     stream = Unit("mqks.socket")["Socket"]["ListenStream"]
     assert stream == f"{Settings().host}:{Settings().port}"

@@ -24,6 +24,7 @@ import pytest
 
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.lock import server_of
+from mqks.journal.sqlite.texts import size_of, texts_path
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until
@@ -155,6 +156,9 @@ def test_damage_is_refused_by_name_and_salvage_goes_on_without_it(db: Path) -> N
 # -------------------------------------------------------------------------------- a full disk
 
 
+TEXTS = ("--text-file-bytes-min", "1")
+
+
 def check_full_disk(db: Path, data: bytes, *flags: str) -> None:
     """Publishes until there is no room, makes some by acking, and loses nothing meanwhile."""
     confirmed: list[bytes] = []
@@ -207,6 +211,11 @@ def test_a_full_database_lets_consumers_make_room(db: Path) -> None:
     check_full_disk(db, b"x" * 3 * KIB, "--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0")
 
 
+def test_a_database_full_of_texts_lets_consumers_make_room(db: Path) -> None:
+    flags = ("--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0", *TEXTS)
+    check_full_disk(db, b"x" * 30 * KIB, *flags)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
@@ -226,6 +235,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_file_system_lets_consumers_make_room(small_disk: Path) -> None:
     check_full_disk(small_disk / "mqks.db", b"x" * 64 * KIB, "--disk-free-bytes-min", "0")
+
+
+def test_a_file_system_full_of_texts_lets_consumers_make_room(small_disk: Path) -> None:
+    flags = ("--disk-free-bytes-min", "0", "--ballast-bytes", "2MiB", *TEXTS)
+    check_full_disk(small_disk / "mqks.db", b"x" * 640 * KIB, *flags)
 
 
 def test_a_disk_below_its_floor_lets_consumers_make_room(small_disk: Path) -> None:
@@ -333,6 +347,36 @@ def test_on_a_full_disk_only_what_is_durable_is_confirmed(small_disk: Path) -> N
     filler.unlink()
     with ServerProcess(small_disk / "mqks.db", *flags) as server:
         assert [each.message for each in drained(server, b"q", b"e")] == [b"m1"]
+
+
+@pytest.mark.parametrize(
+    "drop", ["purge --confirm q", "purge --confirm q --id=m1", "trim --confirm q 9"]
+)
+def test_on_a_full_disk_a_purge_of_moved_messages_is_not_confirmed(
+    small_disk: Path, drop: str
+) -> None:
+    filler = small_disk / "filler"
+    flags = ("--disk-free-bytes-min", "0")
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client, LineClient(server.address) as worker:
+            subscribed(client, b"q", b"e")
+            subscribed(client, b"other", b"other")
+            data = b"x" * 64 * KIB
+            assert all(published(client, b"m%d" % number, b"e", data) for number in range(2))
+            filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - KIB))
+            until(lambda: not published(client, b"late", b"other", data))
+            # What was published without success was in no other place.
+            assert client.ask(b"p purge --confirm other").startswith(b"p ok ")
+            worker.send(b"c consume q --manual-ack\n")
+            assert [delivery(worker.line()).message for _ in range(2)] == [b"m0", b"m1"]
+            worker.send(b"r reject c m1\n")
+            assert delivery(worker.line()) == Delivery(b"m1", 1, data)
+            assert worker.ask(b"d delete_consumer --confirm c") == b"d ok "
+            assert ERROR.fullmatch(client.ask(b"d " + drop.encode()))
+        server.kill()
+    filler.unlink()
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        assert b"m1" in [each.message for each in drained(server, b"q", b"e")]
 
 
 def test_an_id_is_never_remembered_without_its_message(db: Path) -> None:
@@ -474,10 +518,11 @@ def test_the_file_shrinks_when_a_reader_is_done_and_nothing_is_written(db: Path)
         until(lambda: bytes_of(db) < 2_500_000)
 
 
-def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:
+@pytest.mark.parametrize("text_file_bytes_min", ["0", "64KiB"])
+def test_the_files_shrink_when_their_messages_are_gone(db: Path, text_file_bytes_min: str) -> None:
     count, data = 50_000, b"x" * KIB
     wal = db.with_name(db.name + "-wal")
-    with ServerProcess(db) as server:
+    with ServerProcess(db, "--text-file-bytes-min", text_file_bytes_min) as server:
         with LineClient(server.address) as client:
             subscribed(client, b"q", b"e")
             for start in range(0, count, 1_000):
@@ -485,7 +530,9 @@ def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:
                 client.send(b"".join(b"m%d publish e %s\n" % (n, data) for n in numbers))
                 assert client.ask(b"p ping") == b"p ok "
             assert published(client, b"last", b"e", b"")
-            assert bytes_of(db) + bytes_of(wal) > count * KIB
+            texts = size_of(texts_path(db))
+            assert bytes_of(db) + bytes_of(wal) + texts > count * KIB
+            assert (texts > count * KIB / 2) == (text_file_bytes_min != "0")
             client.send(b"c consume q\n")
             left = count + 1
             while left:
@@ -495,6 +542,7 @@ def test_the_file_shrinks_when_its_messages_are_gone(db: Path) -> None:
             return bytes_of(db) <= SHRUNK_FILE_BYTES_MAX and bytes_of(wal) <= SHRUNK_WAL_BYTES_MAX
 
         until(is_small)
+        until(lambda: size_of(texts_path(db)) < MIB)
         assert server.stop() == 0
     assert bytes_of(db) + bytes_of(wal) <= SHRUNK_FILE_BYTES_MAX
 

@@ -89,7 +89,7 @@ def test_all_that_is_there_is_told(db: Path) -> None:
         assert (told.id, told.action) == (error, b"frobnicate")
         assert file.errors(before=error) == []
         assert file.facts.epoch
-        assert file.facts.wal_bytes > 0
+        assert file.facts.wal_bytes
 
 
 def test_a_file_that_is_looked_at_is_as_it_was(stopped: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,7 @@ from mqks.journal.memory import Memory
 from mqks.journal.recovery import Recovery
 from mqks.journal.segment import decode
 from mqks.journal.sqlite.store import SqliteStore
+from mqks.journal.sqlite.texts import texts_path
 from mqks.journal.store import OpenStore
 from mqks.server.facts import JournalFacts
 from mqks.settings import Settings
@@ -44,9 +46,12 @@ class Restored:
 class Disk:
     """A journal that is opened, written, closed and opened again."""
 
-    def __init__(self, memory: Memory | None, db: Path, restored: Restored) -> None:
+    def __init__(
+        self, memory: Memory | None, db: Path, restored: Restored, text_file_bytes_min: int
+    ) -> None:
         self.restored = restored
         self.told: list[str] = []
+        self._text_file_bytes_min = text_file_bytes_min
         self._there = db if memory is None else memory
 
     def copied(self, number: int) -> Path | Memory:
@@ -59,6 +64,8 @@ class Disk:
         to = self._there.with_name(f"{number}.db")
         shutil.copy(self._there, to)
         shutil.copy(f"{self._there}-wal", f"{to}-wal")
+        if texts_path(self._there).exists():
+            shutil.copytree(texts_path(self._there), texts_path(to))
         return to
 
     @asynccontextmanager
@@ -68,7 +75,9 @@ class Disk:
         """It, or a copy."""
         there = copy or self._there
         open_store: OpenStore = there.open if isinstance(there, Memory) else SqliteStore.open
-        self._settings = Settings(db=there) if isinstance(there, Path) else Settings()
+        self._settings = Settings(text_file_bytes_min=self._text_file_bytes_min)
+        if isinstance(there, Path):
+            self._settings = replace(self._settings, db=there)
         journal = Journal(await open_store(self._settings, self.told.append))
         try:
             self.broker = Broker(
@@ -84,7 +93,7 @@ class Disk:
             await journal.close()
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "texts in files", "memory"])
 def disk(request: pytest.FixtureRequest, db: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     restored = Restored()
 
@@ -102,7 +111,8 @@ def disk(request: pytest.FixtureRequest, db: Path, monkeypatch: pytest.MonkeyPat
         restored.holes = [*holes]
 
     monkeypatch.setattr(Queue, "restore", restore)
-    return Disk(Memory() if request.param == "memory" else None, db, restored)
+    memory = Memory() if request.param == "memory" else None
+    return Disk(memory, db, restored, int(request.param == "texts in files"))
 
 
 def line(number: int) -> bytes:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 
@@ -40,9 +41,10 @@ from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
-from mqks.settings import Settings
+from mqks.settings import DatabaseUrl, Settings
 from tests.fuzz.invariants import waiting
 from tests.model import Model
+from tests.postgres import Postgres
 
 CONNECTIONS = st.sampled_from(["k1", "k2", "k3"])
 CONSUMERS = st.sampled_from(["c1", "c2", "c3"])
@@ -94,8 +96,11 @@ class Machine(RuleBasedStateMachine):
         self.seen: dict[tuple[int, int], str] = {}
         """Queue and number → the message that a reader has seen there."""
 
-    @initialize(bounds=st.sampled_from([(0, 2**28), (2**29, 2**28), (2**29, 1), (2**29, 700)]))
-    def begin(self, bounds: tuple[int, int]) -> None:
+    @initialize(
+        bounds=st.sampled_from([(0, 2**28), (2**29, 2**28), (2**29, 1), (2**29, 700)]),
+        text_file_bytes_min=st.sampled_from([0, 1, 100]),
+    )
+    def begin(self, bounds: tuple[int, int], text_file_bytes_min: int) -> None:
         memory_bytes, unacked_bytes_max = bounds
         self.bounded = unacked_bytes_max < 2**28
         self.model.unacked_bytes_max = unacked_bytes_max
@@ -109,6 +114,7 @@ class Machine(RuleBasedStateMachine):
             db=self.directory / "mqks.db",
             # Without fsync it is quicker; what is tested is what the file says.
             synchronous="off",
+            text_file_bytes_min=text_file_bytes_min,
             memory_bytes=memory_bytes,
             unacked_bytes_max=unacked_bytes_max,
         )
@@ -314,7 +320,6 @@ class Machine(RuleBasedStateMachine):
             consumer_ids = [consumer_id.decode() for consumer_id in known.consumers]
             self.broker.disconnect(known)
             self.model.disconnect(connection, consumer_ids)
-        self.model.confirms = [each for each in self.model.confirms if each[0] != connection]
         self.received.pop(connection, None)
         self.model.told.pop(connection, None)
 
@@ -532,9 +537,12 @@ class Machine(RuleBasedStateMachine):
 class MachineWithTimes(Machine):
     """Messages wait for a time, die, and are redriven."""
 
-    @initialize(bounds=st.sampled_from([(0, 2**28), (2**29, 2**28)]))
-    def begin(self, bounds: tuple[int, int]) -> None:
-        Machine.begin(self, bounds)
+    @initialize(
+        bounds=st.sampled_from([(0, 2**28), (2**29, 2**28)]),
+        text_file_bytes_min=st.sampled_from([0, 1, 100]),
+    )
+    def begin(self, bounds: tuple[int, int], text_file_bytes_min: int) -> None:
+        Machine.begin(self, bounds, text_file_bytes_min)
 
     @rule()
     def crash(self) -> None:
@@ -639,7 +647,41 @@ class MachineInMemory(Machine):
         self.open_store = Memory().open
 
 
+class MachineInPostgres(Machine):
+    server: Postgres
+    schemas = count(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schema = f"model_{next(self.schemas)}"
+
+    def _open(self) -> None:
+        url = DatabaseUrl(self.server.url(self.schema))
+        self.settings = replace(self.settings, db=url, db_replication="none")
+        super()._open()
+
+    def teardown(self) -> None:
+        super().teardown()
+        with self.server.connection() as connection:
+            connection.execute(f"drop schema if exists {self.schema} cascade".encode())
+
+
+@pytest.fixture
+def machine_in_postgres(postgres: Postgres) -> type[Machine]:
+    MachineInPostgres.server = postgres
+    return MachineInPostgres
+
+
 @pytest.mark.hypothesis
+@pytest.mark.timeout(900)
+def test_broker_and_journal_in_postgresql_against_the_model(
+    monkeypatch: pytest.MonkeyPatch, machine_in_postgres: type[Machine]
+) -> None:
+    test_broker_and_journal_against_the_model(monkeypatch, machine_in_postgres)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.timeout(900)  # Hypothesis makes a failure smaller for up to five minutes.
 @pytest.mark.parametrize("machine", [Machine, MachineWithTimes, MachineInMemory])
 def test_broker_and_journal_against_the_model(
     monkeypatch: pytest.MonkeyPatch, machine: type[Machine]

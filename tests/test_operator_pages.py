@@ -21,7 +21,7 @@ from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("install", "security", "monitoring", "backup", "settings", "troubleshooting")
+PAGES = ("install", "security", "monitoring", "backup", "settings", "troubleshooting", "postgresql")
 TREE = typer.main.get_command(app)
 ENDS = {"|", "&&", "&", ">", ">>", ";"}
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -555,6 +555,30 @@ def test_an_open_page_ends_with_its_user(db: Path, tmp_path: Path) -> None:
         connection.request("GET", "/events", headers={"Cookie": cookie})
         assert connection.getresponse().headers["Location"] == "/login"
         connection.close()
+
+
+def test_who_has_logged_in_with_a_token_can_log_out(db: Path, tmp_path: Path) -> None:
+    users, token = tmp_path / "users", "t0ken"
+    users.write_text(User("boss", token=hash_token(token), monitoring=True).line())
+    with (
+        ServerProcess(db, "--http-port", "0", "--page", "read", "--users", str(users)) as server,
+        closing(HTTPConnection(web_url(server).removeprefix("http://"), timeout=WAIT_S)) as browser,
+    ):
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+
+        def asked(method: str, path: str, **form: str) -> Any:
+            browser.request(method, path, urlencode(form), headers)
+            return browser.getresponse()
+
+        answer = asked("POST", "/login", token=token)
+        answer.read()
+        headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
+        shown = asked("GET", "/").read().decode()
+        assert "<button>Log out" in shown
+        csrf = re.search(r'name="csrf" value="([^"]+)"', shown)
+        assert csrf
+        asked("POST", "/logout", csrf=csrf[1]).read()
+        assert asked("GET", "/").headers["Location"] == "/login"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

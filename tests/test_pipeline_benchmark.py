@@ -29,7 +29,7 @@ def test_what_is_published_is_there_and_confirmed(mqks_broker: Broker, rate: flo
 
 def test_a_refusal_is_noticed(mqks_broker: Broker) -> None:
     mqks_broker.stop()
-    with Broker(mqks_broker.settings.db, queue_messages_max=100) as full:
+    with Broker(mqks_broker.settings.db_file, queue_messages_max=100) as full:
         with connect_blocking(full.url) as client:
             client.subscribe("bench", ["bench"])
         with pytest.raises(AssertionError, match="error"):

@@ -245,7 +245,7 @@ def test_a_database_older_than_the_lake_is_left_alone(
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 5))
     mqks_broker.stop()
-    database = mqks_broker.settings.db
+    database = mqks_broker.settings.db_file
     snapshot = database.read_bytes()
     mqks_broker.start()
     publish(mqks_broker, some(5, 10))

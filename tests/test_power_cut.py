@@ -87,6 +87,32 @@ def test_with_less_than_full_the_database_stays_whole(
     assert figures.broken or cuts < 120, "normal promises as much as full"
 
 
+TEXTS = "--text-file-bytes-min", "500"
+"""Of the load, about half of the commits."""
+
+
+@pytest.mark.parametrize(
+    ("steps", "cuts"), [(STEPS // 2, 40), pytest.param(STEPS, 400, marks=pytest.mark.slow)]
+)
+def test_what_was_confirmed_outlives_a_power_cut_with_its_text(
+    library: Path, seed: int, tmp_path: Path, steps: int, cuts: int
+) -> None:
+    log = power_cut.record(tmp_path, library, random.Random(seed), steps, *TEXTS)
+    figures = power_cut.cut(log, tmp_path, cuts, seed)
+    assert figures.damaged == figures.broken == []
+    assert b"-texts/0" in log.read_bytes()
+
+
+@pytest.mark.slow
+def test_with_less_than_full_the_texts_stay_whole(library: Path, seed: int, tmp_path: Path) -> None:
+    flags = "--synchronous", "normal", *TEXTS
+    log = power_cut.record(tmp_path, library, random.Random(seed), STEPS, *flags)
+    figures = power_cut.cut(
+        log, tmp_path, 200, seed, at_ends=1.0, broken_max=sys.maxsize, synchronous="normal"
+    )
+    assert figures.damaged == []
+
+
 BACKUP = ["backup", "--force", "--db", "mqks.db"]
 ADD = ["user", "add", "--token"]
 

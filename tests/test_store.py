@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,10 @@ from mqks.broker import pending
 from mqks.broker.pending import Entry, Mark, QueueState
 from mqks.broker.policy import DEFAULT, Policy
 from mqks.errors import ClaimLost, DiskFull
+from mqks.journal import default_store, segment
 from mqks.journal import memory as memory_module
-from mqks.journal import segment
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.segment import Lines, Section, cut, decode, encode
-from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.store import LastWords, Metadata, NewSegment, OpenStore, QueueRow, Store
 from mqks.protocol.requests import DeleteRule
 from mqks.settings import Settings
@@ -117,12 +117,20 @@ def test_a_store_that_is_full_takes_acks_and_goes_on_when_there_is_room() -> Non
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("open_store", [SqliteStore.open, Memory().open])
-async def test_a_commit_may_say_everything_at_once(open_store: OpenStore, tmp_path: Path) -> None:
-    settings, told = Settings(db=tmp_path / "mqks.db"), list[str]()
+@pytest.mark.parametrize("kind", ["sqlite", "memory", "postgresql"])
+async def test_a_commit_may_say_everything_at_once(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    settings, told = Settings(db=tmp_path / "mqks.db", db_replication="none"), list[str]()
+    open_store: OpenStore = default_store.open_store
+    if kind == "memory":
+        open_store = Memory().open
+    elif kind == "postgresql":
+        settings = replace(settings, db=request.getfixturevalue("journal_url"))
 
     async def loaded() -> tuple[Store, Metadata]:
         store = await open_store(settings, told.append)
+        await store.claim(wait=False)
         metadata = await store.load()
         async for _ in store.segments(metadata):
             pass
@@ -233,13 +241,14 @@ def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: i
         assert sum(map(len, texts)) <= max([size_max, *lengths])
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("kind", ["sqlite", "memory", "postgresql"])
 def test_a_large_commit_is_several_segments(
-    db: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+    db: Path, monkeypatch: pytest.MonkeyPatch, kind: str, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 2000)
-    broker = Broker(db)
-    if in_memory:
+    url = request.getfixturevalue("journal_url") if kind == "postgresql" else None
+    broker = Broker(url or db, db_replication="none")
+    if kind == "memory":
         broker.open_store = Memory().open
     with broker, client_of(broker) as client:
         for queue in (b"q", b"r"):

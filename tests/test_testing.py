@@ -43,7 +43,7 @@ def test_a_killed_process_keeps_what_was_confirmed(mqks_broker_process: BrokerPr
 
 
 def test_what_keeps_it_from_starting_is_told(mqks_broker: Broker, tmp_path: Path) -> None:
-    db = mqks_broker.settings.db
+    db = mqks_broker.settings.db_file
     with pytest.raises(DatabaseLocked), Broker(db):
         pass
     with pytest.raises(RuntimeError, match="does not listen"), BrokerProcess(db):

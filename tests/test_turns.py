@@ -16,6 +16,7 @@ from mqks.broker.connection import Connection
 from mqks.broker.pending import Run
 from mqks.broker.turns import finish
 from mqks.limits import EVALUATIONS_MAX
+from mqks.users import Permissions
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -76,6 +77,128 @@ def test_turns_make_no_difference(templates: list[bytes], cut: int) -> None:
     stream = b"".join(lines)
     pieces = [stream[:cut], stream[cut:]]
     assert replies_of(lines) == replies_of(pieces) == replies_of(pieces, chunk_s=-1.0)
+
+
+def test_a_message_that_comes_back_may_be_rejected_again_in_the_same_chunk() -> None:
+    lines = [b"p0 publish e x\n", *(b"r%d reject --confirm c p0\n" % n for n in range(3))]
+    assert b"retry=3" in replies_of(lines)[2]
+    assert replies_of(lines) == replies_of([b"".join(lines)])
+
+
+def together_or_not(
+    chunks: list[tuple[str, bytes]], *, together: bool
+) -> tuple[list[list[bytes]], bytes]:
+    """Replies to three connections, one of which may publish only `f`, and the final state."""
+    names = ("k", "l", "limited")
+    world = BareWorld(line_bytes_max=100)
+    for name in (*names, "c", "d", "g", "watcher"):
+        world.connect(name)
+    world.connection("limited").permissions = Permissions(publish=["f"])
+    world.send("c", b"c consume q e --manual-ack\n")
+    world.send("d", b"d consume r e f --manual-ack\n")
+    world.send("g", b"g consume s g\n")
+    if together:
+        world.send_together(chunks)
+    else:
+        for name, chunk in chunks:
+            world.send(name, chunk)
+    replies = [sorted(world.received(name).splitlines()) for name in names]
+    world.send("watcher", b"s stats\nq stats queues\nu stats unacked\nb stats bindings\n")
+    return replies, b"".join(world.received(name) for name in ("c", "d", "g", "watcher"))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["k", "l", "limited"]), st.lists(st.sampled_from(LINES), max_size=4)
+        ),
+        max_size=12,
+    )
+)
+def test_chunks_of_one_turn_come_to_the_same_as_one_by_one(
+    turn: list[tuple[str, list[bytes]]],
+) -> None:
+    number = count()
+    chunks = [
+        (name, b"".join((t % next(number) if b"%d" in t else t) + b"\n" for t in templates))
+        for name, templates in turn
+    ]
+    alone = together_or_not(chunks, together=False)
+    assert together_or_not(chunks, together=True) == alone
+
+
+def test_what_many_connections_publish_is_published_in_one_step() -> None:
+    world = BareWorld()
+    for name in ("k", "l", "m"):
+        world.connect(name)
+    world.send("k", b"s subscribe q e\n")
+    broker, intake, queued = world.broker, world.intake, list[int]()
+
+    intake.add(world.connection("k"), b"m1 publish --confirm e a\n")
+    intake.add(world.connection("l"), b"m2 publish --confirm e b\nm3 publish e c\n")
+    queued.append(broker.queued)
+    intake.add(world.connection("m"), b"p purge --confirm q\nm4 publish --confirm e d\n")
+    queued.append(broker.queued)
+    intake.finish()
+    queued.append(broker.queued)
+    assert queued == [0, 3, 4], "other requests see what was published before them"
+
+    for name, expected in (("k", b"m1 ok"), ("l", b"m2 ok"), ("m", b"m4 ok\np ok 3")):
+        world.send(name, b"")
+        assert sorted(map(bytes.strip, world.received(name).splitlines())) == expected.split(b"\n")
+
+
+def test_who_publishes_is_known_of_each_chunk() -> None:
+    """Acks and requests that follow another connection's messages have them published, but do not
+    wait for the journal as publishers."""
+    world = BareWorld()
+    for name in ("k", "l", "m"):
+        world.connect(name)
+    world.send("k", b"s subscribe q e\n")
+    world.send("l", b"c consume q e --manual-ack\nm0 publish e a\n")
+    publish = b"m1 publish e a\n"
+    for chunk, publishes in (
+        (b"a ack c m0\n", False),
+        (b"r reject c m0\n", False),
+        (b"p ping\n", False),
+        (b"u unbind q f\n", False),
+        (publish, True),
+        (b"a ack c m0\n" + publish, True),
+        (publish + b"a ack c m0\n", True),
+        (b"m2 publish --once e a\n", True),
+        (b"m3 publish --mandatory e a\n", True),
+    ):
+        world.intake.add(world.connection("k"), b"g publish e a\n")
+        world.intake.add(world.connection("l"), chunk)
+        assert world.intake.publishes == publishes, chunk
+        world.intake.finish()
+
+
+def test_what_gathers_is_only_what_its_user_may_publish() -> None:
+    for names in (("k", "limited"), ("limited", "k")):
+        chunks = [
+            (name, b"m publish --confirm %b a\n" % event)
+            for event in (b"e", b"f")
+            for name in names
+        ]
+        replies, _ = together_or_not(chunks, together=True)
+        (of_k, of_l, limited) = replies
+        assert of_k == [b"m ok ", b"m ok "]
+        assert not of_l
+        assert [line.split()[1] for line in limited] == [b"error", b"ok"]
+
+
+def test_many_connections_do_not_exceed_the_limit_of_a_queue() -> None:
+    world = BareWorld(queue_messages_max=3)
+    names = [f"k{number}" for number in range(5)]
+    for name in names:
+        world.connect(name)
+    world.send("k0", b"s subscribe q e\n")
+
+    world.send_together([(name, b"m publish --confirm e a\n") for name in names])
+
+    replies = [world.received(name).split()[1] for name in names]
+    assert replies == [b"ok"] * 3 + [b"error"] * 2
 
 
 def test_others_have_their_turn_between_costly_lines(tmp_path: Path) -> None:
@@ -288,6 +411,35 @@ def test_nobody_sees_a_message_without_the_earlier_ones_of_its_connection(looks:
         earlier = sum(event != "m" for event in events[: last + 1])
         assert world.broker.queues[b"log"].ready >= earlier
     assert world.broker.queues[b"log"].ready == len(events) - events.count("m")
+
+
+@pytest.mark.parametrize("calls", range(16))
+def test_a_publish_once_that_is_routed_in_several_turns_does_not_wait_for_its_own_chunk(
+    calls: int,
+) -> None:
+    """`calls`: so many looks at the clock come before the end of the turn."""
+    world = BareWorld(name_bytes_max=65536)
+    world.connect("k")
+    world.send("k", b"s subscribe q e --add-mask *zz*.x\n")
+    broker, connection = world.broker, world.connection("k")
+    looks = count()
+    broker.turns.clock = lambda: float(max(0, next(looks) - calls))
+    broker.turns.chunk_s = 0.5
+    long_event = b"abczz" * 6000 + b".x"
+    chunk = b"m1 publish --confirm --once e a\n"
+    chunk += b"m2 publish --confirm --once %s b\nm1 publish --confirm --once e a\n" % long_event
+    for _ in range(50):
+        broker.turns.begin()
+        broker.go_on()
+        world.intake.receive(connection, chunk)
+        chunk = b""
+
+    assert (len(broker.turns), broker.publishing.once_unfinished) == (0, 0)
+    batch = broker.pending.take()
+    assert batch.entry.once == [b"m1", b"m2"]
+    assert broker.queues[b"q"].ready == 2
+    confirmed = [each for _, ids in batch.waiters.confirms for each in ids]
+    assert sorted(confirmed) == [b"m1", b"m1", b"m2"]
 
 
 def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:

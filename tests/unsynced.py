@@ -44,6 +44,13 @@ class _File(_Unsynced):
         self.certain = bytearray()
 
 
+class _Directory(_Unsynced):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, _File | _Directory] = {}
+        self.certain: dict[str, _File | _Directory] = {}
+
+
 def _change(content: bytearray, change: Record) -> None:
     size = change.at if change.kind == "T" else change.at + change.length
     if len(content) < size:
@@ -54,12 +61,14 @@ def _change(content: bytearray, change: Record) -> None:
         content[change.at : size] = change.data
 
 
-def _rename(names: dict[str, _File], change: Record, files: list[_File]) -> None:
+def _rename(
+    names: dict[str, _File | _Directory], change: Record, made: list[_File | _Directory]
+) -> None:
     *gone, name = change.data.decode().split("\0")
     for each in [name, *gone]:
         names.pop(each, None)
     if change.kind != "U":
-        names[name] = files[change.who]
+        names[name] = made[change.who]
 
 
 Part = Callable[[Record], Iterable[Record]]
@@ -102,13 +111,10 @@ class Disk:
     ) -> None:
         self._failed = failed
         self._lies = lies
-        self._directory = 0
-        self._inodes: dict[int, _File] = {}
-        self._files: list[_File] = []
-        """Those that were ever made: inodes are used again."""
-        self._names: dict[str, _File] = {}
-        self._certain_names: dict[str, _File] = {}
-        self._renamed = _Unsynced()
+        self._root = _Directory()
+        self._inodes: dict[int, _File | _Directory] = {}
+        self._made: list[_File | _Directory] = []
+        """All that were ever made: inodes are used again."""
         self._syncs: dict[tuple[int, int], int] = {}
         self.syncs = 0
         self.mapped: set[str] = set()
@@ -116,52 +122,70 @@ class Disk:
     def take(self, record: Record) -> None:
         kind, inode = record.kind, record.who
         if kind == "P":
-            self._directory = inode
+            self._inodes[inode] = self._root
             self._syncs.clear()
-        elif kind in "CUR":
-            if kind == "C":
-                self._inodes[inode] = _File()
-                self._files.append(self._inodes[inode])
-                record = record._replace(who=len(self._files) - 1)
-            elif kind == "R":
-                file = self._names[record.data.decode().partition("\0")[0]]
-                record = record._replace(who=self._files.index(file))
-            self._renamed.add(record)
-            _rename(self._names, record, self._files)
+        elif kind in "CDUR":
+            self._rename(record)
         elif kind == "M":
-            self.mapped |= {n for n, file in self._names.items() if file is self._inodes.get(inode)}
+            file = self._inodes.get(inode)
+            self.mapped |= {n for n, each in self._root.names.items() if each is file}
         elif kind in "BEF":
             self._sync(record)
         elif kind in "WTA" and inode in self._inodes:
             self._inodes[inode].add(record)
 
+    def _rename(self, record: Record) -> None:
+        paths = record.data.decode().split("\0")
+        directory, where = self._root, paths[-1].rpartition("/")[0]
+        if where:
+            inner = self._root.names[where]
+            assert isinstance(inner, _Directory)
+            directory = inner
+        names = [path.removeprefix(f"{where}/") for path in paths]
+        record = record._replace(data="\0".join(names).encode())
+        if record.kind in "CD":
+            made = self._inodes[record.who] = _File() if record.kind == "C" else _Directory()
+            self._made.append(made)
+            record = record._replace(who=len(self._made) - 1)
+        elif record.kind == "R":
+            record = record._replace(who=self._made.index(directory.names[names[0]]))
+        directory.add(record)
+        _rename(directory.names, record, self._made)
+
     def _sync(self, record: Record) -> None:
-        is_directory = record.who == self._directory
-        target = self._renamed if is_directory else self._inodes.get(record.who)
+        target = self._inodes.get(record.who)
         if target is None:
             return
         if record.kind == "B":
             self._syncs[record.who, record.at] = target.count
             return
         count = self._syncs.pop((record.who, record.at))
-        if any(self._lies(name) for name, file in self._names.items() if file is target):
+        if any(self._lies(name) for name, file in self._root.names.items() if file is target):
             return
         part = everything if record.kind == "E" else self._failed
         for each in chain.from_iterable(map(part, target.synced(count))):
             if isinstance(target, _File):
                 _change(target.certain, each)
             else:
-                _rename(self._certain_names, each, self._files)
+                _rename(target.certain, each, self._made)
         self.syncs += 1
 
     def files(self, part: Part) -> dict[str, bytes]:
-        """The directory as it may be: of each change that is not certain, `part` is there."""
-        names = dict(self._certain_names)
-        for change in self._renamed.changes:
+        """The directory as it may be: of each change that is not certain, `part` is there. A
+        directory in it stands as a name that ends with a slash."""
+        return self._there(self._root, part)
+
+    def _there(self, directory: _Directory, part: Part) -> dict[str, bytes]:
+        names = dict(directory.certain)
+        for change in directory.changes:
             for each in part(change):
-                _rename(names, each, self._files)
-        found = {}
+                _rename(names, each, self._made)
+        found: dict[str, bytes] = {}
         for name, file in names.items():
+            if isinstance(file, _Directory):
+                inner = self._there(file, part)
+                found |= {f"{name}/{each}": content for each, content in {"": b"", **inner}.items()}
+                continue
             content = bytearray(file.certain)
             for change in file.changes:
                 for each in part(change):
@@ -172,5 +196,8 @@ class Disk:
 
 def put(files: dict[str, bytes], directory: Path) -> None:
     directory.mkdir()
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
+    for name, content in sorted(files.items()):
+        if name.endswith("/"):
+            (directory / name).mkdir()
+        else:
+            (directory / name).write_bytes(content)

@@ -5,8 +5,10 @@ The one rule: it knows the wire only, not the broker.
 
 import re
 from collections import Counter
+from itertools import takewhile
 
 from mqks.broker.connection import Connection
+from mqks.protocol.requests import CONFIRM_ANYWHERE
 from tests.fuzz import Finding
 
 _REPLY = re.compile(rb"^([^ \n]+) (?:ok [^\n]*|error [0-9a-f]{24})$", re.M)
@@ -47,13 +49,18 @@ class Peer:
                 self._note(line)
 
     def _note(self, line: bytes) -> None:
-        request_id, action, argument = (*line.split(b" ", 3)[:3], b"", b"")[:3]
+        request_id, action = (*line.split(b" ", 2)[:2], b"")[:2]
         if not request_id or b"\t" in request_id:
             request_id = b"-"
         if action in ANSWERED_LIKE_CONFIRMS:
             self._vague.add(request_id)
         self._asked[request_id] += 1
-        self._to_confirm[request_id] += action != b"" and argument == b"--confirm"
+        words = line.split(b" ")[2:]
+        if action == b"publish":
+            words = [*takewhile(lambda word: word[:2] == b"--", words)]
+        elif action not in CONFIRM_ANYWHERE:
+            words = words[:1]
+        self._to_confirm[request_id] += action != b"" and b"--confirm" in words
 
     def replaced(self, consumer_id: bytes) -> None:
         """An error comes that is no answer: another connection uses the id of its consumer."""

@@ -1,0 +1,439 @@
+"""A blocking call that is alone in flight writes and reads itself; a second one gets the thread.
+
+The one rule: who leads shows in the connection, and tests wait for that, never for a duration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import trustme
+
+from mqks import BlockingClient, ConfirmTimeout, ConnectionLost, Options, connect_blocking
+from mqks.testing import Broker
+from tests.proxy import Peer, Proxy
+from tests.waiting import WAIT_S, until
+
+QUICK = Options(timeout_s=WAIT_S, connect_timeout_s=WAIT_S, reconnect_min_s=0.01)
+
+
+class Held:
+    """A peer that holds its replies back until it is told which to send."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._loop, self._writer = asyncio.get_running_loop(), writer
+        while line := await reader.readline():
+            request_id, _, *rest = line.rstrip(b"\n").split(b" ", 2)
+            if rest == [b"hello"]:
+                writer.write(request_id + b" ok \n")
+            elif rest == [b"closing"]:
+                writer.write(request_id + b" ok closing\n")
+            else:
+                self.asked.append(request_id)
+
+    def reply(self, *numbers: int) -> None:
+        """Answer these requests, in one piece."""
+        lines = [b"%b ok %d\n" % (self.asked[number], number) for number in numbers]
+        assert self._loop is not None
+        assert self._writer is not None
+        self._loop.call_soon_threadsafe(self._writer.write, b"".join(lines))
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Held, BlockingClient]]:
+    held = Held()
+    with Peer(held.serve) as peer, connect_blocking(peer.url, QUICK) as client:
+        yield held, client
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as threads:
+        yield threads
+
+
+def leads(thing: Any) -> Callable[[], bool]:
+    """Whether a caller waits at the socket of a client or consumer."""
+    return lambda: thing._connection._polled is not None
+
+
+def ask(threads: ThreadPoolExecutor, held: Held, client: BlockingClient) -> Future[str]:
+    """A ping that has arrived and is not answered."""
+    count = len(held.asked)
+    answer = threads.submit(client.ping, "x")
+    until(lambda: len(held.asked) > count)
+    return answer
+
+
+def readers(client: BlockingClient, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The threads in which replies arrive from now on."""
+    seen = set[int]()
+    session = client._session
+    receive = session.receive
+
+    def noticed(data: bytes, now_s: float) -> None:
+        seen.add(threading.get_ident())
+        receive(data, now_s)
+
+    monkeypatch.setattr(session, "receive", noticed)
+    return seen
+
+
+def test_a_call_that_is_alone_reads_its_reply_itself(
+    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect_blocking(mqks_broker.url) as client:
+        seen = readers(client, monkeypatch)
+        assert [client.ping(str(n)) for n in range(20)] == [str(n) for n in range(20)]
+        client.publish("e", "x", confirm=True)
+        assert seen == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_second_call_while_the_first_reads(
+    held: tuple[Held, BlockingClient],
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    order: tuple[int, int],
+    at_once: bool,
+) -> None:
+    peer, client = held
+    seen = readers(client, monkeypatch)
+    first = ask(threads, peer, client)
+    until(leads(client))
+    second = ask(threads, peer, client)
+    answers = first, second
+    if at_once:
+        peer.reply(*order)
+    else:
+        for number in order:
+            peer.reply(number)
+            assert answers[number].result(WAIT_S) == str(number)
+    assert [answer.result(WAIT_S) for answer in answers] == ["0", "1"]
+    assert seen == {client._connection._thread.ident}
+    third = ask(threads, peer, client)
+    until(leads(client))
+    peer.reply(2)
+    assert third.result(WAIT_S) == "2"
+    assert len(seen) == 2
+
+
+def test_a_caller_that_reads_times_out(
+    held: tuple[Held, BlockingClient], threads: ThreadPoolExecutor
+) -> None:
+    peer, client = held
+    with pytest.raises(ConfirmTimeout):
+        client.ping("x", timeout_s=0.05)
+    until(lambda: len(peer.asked) == 1)
+    second = ask(threads, peer, client)
+    with pytest.raises(ConfirmTimeout):
+        client.ping("x", timeout_s=0.05)
+    until(lambda: len(peer.asked) == 3)
+    peer.reply(0, 2, 1)
+    assert second.result(WAIT_S) == "1"
+
+
+def test_a_call_fails_when_the_client_is_closed_meanwhile(
+    held: tuple[Held, BlockingClient], threads: ThreadPoolExecutor
+) -> None:
+    peer, client = held
+    answer = ask(threads, peer, client)
+    until(leads(client))
+    client.close()
+    with pytest.raises(ConnectionLost):
+        answer.result(WAIT_S)
+    until(lambda: not leads(client)())
+
+
+def test_a_call_outlives_its_connection(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
+    with Proxy(mqks_broker.port) as proxy, connect_blocking(proxy.url, QUICK) as client:
+        for n in range(20):
+            proxy.is_frozen = True
+            answer = threads.submit(client.ping, str(n))
+            until(leads(client))
+            proxy.cut()
+            proxy.is_frozen = False
+            assert answer.result(WAIT_S) == str(n)
+
+
+def test_more_than_the_socket_takes(threads: ThreadPoolExecutor) -> None:
+    may_read = threading.Event()
+    got: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            if b" publish " in line:
+                got.append(len(line))
+            elif line.endswith(b"hello\n"):
+                writer.write(line.split(b" ")[0] + b" ok \n")
+                await writer.drain()
+                await asyncio.get_running_loop().run_in_executor(None, may_read.wait, WAIT_S)
+                continue
+            writer.write(line.split(b" ")[0] + b" ok \n")
+
+    size = 32 * 1024 * 1024
+    peer = Peer(serve)
+    peer._listen = lambda: listen(peer)  # type: ignore[method-assign]
+
+    async def listen(peer: Peer) -> None:
+        peer._server = await asyncio.start_server(peer._accept, "127.0.0.1", 0, limit=2 * size)
+        peer.port = peer._server.sockets[0].getsockname()[1]
+
+    options = Options(timeout_s=WAIT_S, line_bytes_max=2 * size, in_flight_bytes_max=4 * size)
+    with peer, connect_blocking(peer.url, options) as client:
+        published = threads.submit(client.publish, "e", "x" * size, confirm=True, id="big")
+        until(lambda: bool(client._connection._out))
+        answers = [threads.submit(client.ping, str(n)) for n in range(5)]
+        may_read.set()
+        assert published.result(WAIT_S) == "big"
+        assert [answer.result(WAIT_S) for answer in answers] == [""] * 5
+    assert got == [size + len(b"big publish --confirm e \n")]
+
+
+@contextmanager
+def secured(broker: Broker) -> Iterator[tuple[str, Options]]:
+    authority = trustme.CA()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with Proxy(broker.port, server) as proxy:
+        yield f"mqkss://127.0.0.1:{proxy.port}", Options(ssl_context=trusting)
+
+
+@contextmanager
+def plain(broker: Broker) -> Iterator[tuple[str, Options]]:
+    yield broker.url, Options()
+
+
+@pytest.mark.parametrize("way", [plain, secured])
+@pytest.mark.parametrize("count", [2, 16])
+def test_many_threads_get_their_own_answers(
+    mqks_broker: Broker, threads: ThreadPoolExecutor, way: Any, count: int
+) -> None:
+    each = 200
+
+    with way(mqks_broker) as (url, options), connect_blocking(url, options) as client:
+        client.subscribe("q", ["e"])
+
+        def call(thread: int) -> None:
+            chance = random.Random(thread)
+            for n in range(each):
+                text = f"{thread}.{n}"
+                match chance.randrange(4):
+                    case 0:
+                        client.publish("e", text, confirm=True)
+                    case 1:
+                        client.publish("e", text)
+                    case 2:
+                        assert client.publish_many([("e", text)]) == 1
+                    case _:
+                        assert client.ping(text) == text
+                        client.publish("e", text, confirm=True)
+
+        for done in [threads.submit(call, thread) for thread in range(count)]:
+            done.result(WAIT_S)
+        client.ping()
+        got: list[str] = []
+        with client.consume("q", manual_ack=True) as consumer:
+            while len(got) < count * each:
+                message = consumer.receive(WAIT_S)
+                got.append(message.text)
+                message.ack()
+        assert sorted(got) == sorted(f"{t}.{n}" for t in range(count) for n in range(each))
+        assert client.purge("q") == 0
+
+
+def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
+    count = 2_000
+    got: list[str] = []
+    with connect_blocking(mqks_broker.url) as client:
+        with client.consume("q", ["e"], manual_ack=True, prefetch=20) as consumer:
+
+            def take() -> None:
+                for message in consumer:
+                    got.append(message.text)
+                    message.ack()
+
+            takers = [threads.submit(take) for _ in range(4)]
+            for n in range(count):
+                client.publish("e", str(n), confirm=n % 10 == 0)
+            until(lambda: len(got) == count)
+            consumer.stop()
+            for taker in takers:
+                taker.result(WAIT_S)
+        assert sorted(map(int, got)) == list(range(count))
+        assert client.purge("q") == 0
+
+
+def test_stop_ends_a_receive_that_reads(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
+    with connect_blocking(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        message = threads.submit(consumer.receive, WAIT_S)
+        until(leads(consumer))
+        consumer.stop()
+        with pytest.raises(ConnectionLost, match="stopped"):
+            message.result(WAIT_S)
+
+
+# -- exceptions of signal handlers
+
+
+class Interrupted(Exception):
+    pass
+
+
+@contextmanager
+def handled(handler: Callable[[], object]) -> Iterator[None]:
+    """SIGUSR1 calls it in the main thread."""
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handler())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt() -> None:
+    raise Interrupted
+
+
+def when(condition: Callable[[], bool]) -> threading.Thread:
+    """Signal the main thread when it is so."""
+
+    def signal_main() -> None:
+        until(condition)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    thread = threading.Thread(target=signal_main)
+    thread.start()
+    return thread
+
+
+def test_an_interrupted_call_leaves_the_client_in_order(
+    held: tuple[Held, BlockingClient], threads: ThreadPoolExecutor
+) -> None:
+    peer, client = held
+    with handled(interrupt):
+        thread = when(lambda: leads(client)() and len(peer.asked) == 1)
+        with pytest.raises(Interrupted):
+            client.ping("x")
+        thread.join()
+    second = ask(threads, peer, client)
+    peer.reply(0, 1)
+    assert second.result(WAIT_S) == "1"
+
+
+def test_a_signal_handler_may_stop_a_consumer(mqks_broker: Broker) -> None:
+    with connect_blocking(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: consumer.stop())
+        thread = when(leads(consumer))
+        assert list(consumer) == []
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_may_call_the_client(held: tuple[Held, BlockingClient]) -> None:
+    peer, client = held
+    answers: list[str] = []
+
+    def answer() -> None:
+        until(lambda: len(peer.asked) == 2)
+        peer.reply(1, 0)
+
+    def handler() -> None:
+        answering = threading.Thread(target=answer)
+        answering.start()
+        answers.append(client.ping("x"))
+        answering.join()
+
+    with handled(handler):
+        thread = when(lambda: leads(client)() and len(peer.asked) == 1)
+        assert client.ping("x") == "0"
+        thread.join()
+    assert answers == ["1"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interrupts_at_any_step(mqks_broker: Broker, seed: int) -> None:
+    chance = random.Random(seed)
+    armed = False
+
+    def handler() -> None:
+        if armed:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
+    interrupted = 0
+    try:
+        with connect_blocking(mqks_broker.url, QUICK) as client:
+            client.subscribe("q", ["e"])
+            confirmed: list[str] = []
+            for n in range(400):
+                text = f"{n}"
+                with suppress(Interrupted):
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 400e-6))
+                    while True:
+                        assert client.ping(text) == text
+                        confirmed.append(client.publish("e", text, confirm=True))
+                armed = False
+                interrupted += 1
+                assert client.ping(text, timeout_s=WAIT_S) == text
+            messages = client.peek("q", limit=100_000)
+            assert set(confirmed) <= {message.id for message in messages}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted == 400
+
+
+def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
+    count, chance, armed = 3_000, random.Random(1), False
+
+    def handler() -> None:
+        if armed:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
+    got = set[str]()
+    try:
+        with connect_blocking(mqks_broker.url, QUICK) as client:
+            client.subscribe("q", ["e"])
+            client.publish_many([("e", n) for n in range(count)])
+            with client.consume("q", manual_ack=True, prefetch=0) as consumer:
+                for _ in range(300):
+                    with suppress(Interrupted):
+                        armed = True
+                        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 400e-6))
+                        while True:
+                            message = consumer.receive(WAIT_S)
+                            got.add(message.text)
+                            message.ack()
+                    armed = False
+                    client.publish("e", "one more", confirm=True)
+            # What an exception took away between the queue and the program was not acked.
+            client.publish("e", "end", confirm=True)
+            with client.consume("q", manual_ack=True) as consumer:
+                for message in consumer:
+                    got.add(message.text)
+                    message.ack()
+                    if message.text == "end":
+                        break
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert got == {*map(str, range(count)), "one more", "end"}
