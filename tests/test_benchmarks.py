@@ -10,10 +10,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -44,6 +44,12 @@ MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
 PLAYED = sorted(name for name in WORKS if takes_part(Sink(), name))
 DIFFERENCES = "_each_bytes"
 """Too small in a tiny run to be told from chance."""
+QUICK = "stream", "confirm", "talkers_100"
+
+
+def some(names: Iterable[str]) -> list[Any]:
+    """All of them, of which only some are quick tests."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +79,7 @@ def skip_without_compiler(name: str) -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("name", some(WORKS))
 def test_work_against_mqks(name: str) -> None:
     skip_without_compiler(name)
     figures = measure(MQKS, WORKS[name], WORKS[name].tiny)
@@ -82,7 +88,7 @@ def test_work_against_mqks(name: str) -> None:
     assert all(value > 0 and math.isfinite(value) for value in told.values()), figures
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", some(PLAYED))
 def test_work_against_sink(name: str) -> None:
     skip_without_compiler(name)
     assert measure(Sink(), WORKS[name], WORKS[name].tiny)
@@ -94,7 +100,7 @@ def test_payload_size_is_kept(payload_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["stream", "confirm", "fanout", "latency", "fan_in", "talkers_100", "big_10k"]
+    "name", some(["stream", "confirm", "fanout", "latency", "fan_in", "talkers_100", "big_10k"])
 )
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"none"}))
 def test_wrong_delivery_is_noticed(name: str, fault: str) -> None:

@@ -39,6 +39,7 @@ def seed() -> int:
     return number
 
 
+@pytest.mark.slow
 def test_lives_of_servers(tmp_path: Path) -> None:
     figures = chaos(tmp_path, seed(), lives=12, seconds=20)
     assert figures.counts["published"]

@@ -73,6 +73,7 @@ def test_the_blocker_blocks(environment: dict[str, str]) -> None:
     assert "ModuleNotFoundError: pytest is not installed" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_starts_without_the_packages_of_developers(environment: dict[str, str]) -> None:
     done = subprocess.run(
         [*RUN, "--help"], env=environment, capture_output=True, text=True, timeout=120

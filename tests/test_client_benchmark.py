@@ -9,6 +9,7 @@ from benchmarks import calls, client
 from benchmarks.messages import Wrong
 
 
+@pytest.mark.slow
 def test_all_figures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     client.main(["--count", "300", "--runs", "1"])
     lines = capsys.readouterr().out.splitlines()[1:]
@@ -33,6 +34,7 @@ def test_a_wrong_delivery_is_noticed(fault: str) -> None:
         client.check(10, got)
 
 
+@pytest.mark.slow
 def test_all_calls_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     calls.main(["--count", "20", "--rounds", "2"])
     _, *lines = capsys.readouterr().out.splitlines()

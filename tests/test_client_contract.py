@@ -1160,6 +1160,7 @@ async def test_of_several_servers_the_one_that_accepts_is_used(
             assert (await consumer.receive(WAIT_S)).text == "x"
 
 
+@pytest.mark.slow
 async def test_a_silent_server_does_not_keep_a_client_from_the_next_one(
     connect: Any, mqks_broker: Broker
 ) -> None:

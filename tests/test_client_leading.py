@@ -367,6 +367,7 @@ def test_a_signal_handler_may_call_the_client(held: tuple[Held, BlockingClient])
     assert answers == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_interrupts_at_any_step(mqks_broker: Broker, seed: int) -> None:
     chance = random.Random(seed)
@@ -401,6 +402,7 @@ def test_interrupts_at_any_step(mqks_broker: Broker, seed: int) -> None:
     assert interrupted == 400
 
 
+@pytest.mark.slow
 def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
     count, chance, armed = 3_000, random.Random(1), False
 

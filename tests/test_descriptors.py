@@ -90,6 +90,7 @@ def served(server: ServerProcess, what: Callable[[LineClient], bytes]) -> bytes:
     return until(look)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("open_files", [128, 256])
 @pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
 def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, loop: str) -> None:

@@ -554,6 +554,7 @@ def queue_count(client: LineClient) -> bytes:
     return client.ask(b"ev _eval len(state.queues)").removeprefix(b"ev ok ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
 def test_timers_start_anew_after_a_restart(db: Path, crash: bool) -> None:
     delay_seconds = 1.0

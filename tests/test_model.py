@@ -672,6 +672,7 @@ def machine_in_postgres(postgres: Postgres) -> type[Machine]:
     return MachineInPostgres
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 @pytest.mark.timeout(900)
 def test_broker_and_journal_in_postgresql_against_the_model(
@@ -682,7 +683,9 @@ def test_broker_and_journal_in_postgresql_against_the_model(
 
 @pytest.mark.hypothesis
 @pytest.mark.timeout(900)  # Hypothesis makes a failure smaller for up to five minutes.
-@pytest.mark.parametrize("machine", [Machine, MachineWithTimes, MachineInMemory])
+@pytest.mark.parametrize(
+    "machine", [Machine, pytest.param(MachineWithTimes, marks=pytest.mark.slow), MachineInMemory]
+)
 def test_broker_and_journal_against_the_model(
     monkeypatch: pytest.MonkeyPatch, machine: type[Machine]
 ) -> None:

@@ -107,6 +107,7 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
     data, other = tmp_path / "data", tmp_path / "other"
     for directory in (data, other, tmp_path / "backup"):

@@ -581,6 +581,7 @@ def test_who_has_logged_in_with_a_token_can_log_out(db: Path, tmp_path: Path) ->
         assert asked("GET", "/").headers["Location"] == "/login"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_screen_readers_keyboards_and_narrow_screens(
     browser: Browser, server: ServerProcess, scheme: str

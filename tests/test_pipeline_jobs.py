@@ -211,6 +211,7 @@ def test_small_files_are_merged_by_spark(
     assert len(list(lake.glob("date=*/event=*/*.parquet"))) == 1 + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_payloads_by_a_schema(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
@@ -262,6 +263,7 @@ def test_a_database_older_than_the_lake_is_left_alone(
     assert len(waits(mqks_broker)) == 5 + published_since
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_stops_no_archive(
     spark: "SparkSession", clock: Clock, db: Path, lake: Path
 ) -> None:
@@ -386,6 +388,7 @@ def test_a_time_that_is_none_is_passed_over(
     assert "rare" in page(found)
 
 
+@pytest.mark.slow
 def test_windows_have_a_limit(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
     from pyspark.sql import functions as F
 
@@ -399,6 +402,7 @@ def test_windows_have_a_limit(spark: "SparkSession", mqks_broker: Broker, lake: 
         report(days, title="t", window_s=1)
 
 
+@pytest.mark.slow
 def test_report_between_two_times(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 5))
@@ -435,6 +439,7 @@ class _Page(HTMLParser):
             assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_of_a_report(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
     events = [f"e{n}" for n in range(9)] + ["<script>alert(1)</script>"]
     subscribe(mqks_broker, events=events)
@@ -593,6 +598,7 @@ def test_a_replay_of_many_parts_keeps_the_order(
     assert max(sent_at_once) < 40
 
 
+@pytest.mark.slow
 def test_a_replay_that_forgot_where_it_was_doubles_nothing(
     spark: "SparkSession", mqks_broker: Broker, lake: Path
 ) -> None:
@@ -828,6 +834,7 @@ def test_all_is_killed_and_each_message_is_in_the_lake_once(
         assert kills.counted(lake) == (count, count, count)
 
 
+@pytest.mark.slow
 def test_the_broker_is_killed_under_a_replay(
     spark: "SparkSession",
     mqks_broker: Broker,

@@ -189,6 +189,7 @@ def test_a_connection_lost_within_a_window(broker: Broker) -> None:
     assert said(broker.url) == [("e", b"%d" % n) for n in range(3000)]
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_rows_are_written(mqks_broker_process: BrokerProcess) -> None:
     subscribe(mqks_broker_process)
     batch = batch_of(*(("e", b"%d" % n) for n in range(4000)))
@@ -292,6 +293,7 @@ def test_spark_names_the_row_that_cannot_be_said(spark: "SparkSession", broker: 
         (frame.write.format("mqks").options(url=broker.url, topic="e").mode("append").save())
 
 
+@pytest.mark.slow
 def test_a_stream_run_again_publishes_nothing_twice(
     spark: "SparkSession", broker: Broker, tmp_path: Path
 ) -> None:

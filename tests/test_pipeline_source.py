@@ -674,6 +674,7 @@ def test_trimmed_under_a_query(spark: "SparkSession", mqks_broker: Broker, tmp_p
     assert archived(spark, tmp_path) == [*range(1, 11), *range(15, 21)]
 
 
+@pytest.mark.slow
 def test_a_query_outlives_its_server(
     spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ async def test_an_owner_beats_while_it_loads(
     await loading.close()
 
 
+@pytest.mark.slow
 def test_an_owner_that_was_stopped_and_taken_over_exits_and_confirms_nothing(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
@@ -289,6 +290,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "rows", deaf)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_commit_that_no_standby_has_is_not_confirmed(
@@ -316,6 +318,7 @@ def test_a_commit_that_no_standby_has_is_not_confirmed(
         assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_the_test_above_fails_without_the_look_at_warnings(
     primary: Postgres, standby: Postgres, monkeypatch: pytest.MonkeyPatch
@@ -356,6 +359,7 @@ def test_only_the_condition_on_the_owner_keeps_an_old_one_from_confirming(
                 broker.stop()
 
 
+@pytest.mark.slow
 def test_a_server_that_must_end_does_not_wait_for_a_standby(
     primary: Postgres, standby: Postgres
 ) -> None:
@@ -400,6 +404,7 @@ def test_a_fail_over_of_the_database_keeps_connections_and_messages(
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_standby_that_lacks_confirmed_messages_is_noticed(
     primary: Postgres, standby: Postgres
 ) -> None:
@@ -422,6 +427,7 @@ def test_a_standby_that_lacks_confirmed_messages_is_noticed(
         assert owner(standby, DatabaseUrl(standby.url())) == before
 
 
+@pytest.mark.slow
 def test_a_start_reads_no_primary_that_lacks_its_claim(
     primary: Postgres, standby: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +456,7 @@ def test_a_start_reads_no_primary_that_lacks_its_claim(
     primary.kill()
 
 
+@pytest.mark.slow
 def test_a_standby_server_is_refused(primary: Postgres, standby: Postgres) -> None:
     code, log = refusal(standby.url(), *ALONE)
     assert (code, "this server is a standby" in log) == (78, True)

@@ -40,7 +40,7 @@ def log(seed: int, library: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return power_cut.record(tmp_path_factory.mktemp("load"), library, random.Random(seed), STEPS)
 
 
-@pytest.mark.parametrize("cuts", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [20, pytest.param(400, marks=pytest.mark.slow)])
 def test_what_was_confirmed_outlives_a_power_cut(
     log: Path, seed: int, tmp_path: Path, cuts: int
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_database_that_was_only_begun_is_begun_again(log: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("steps", "cuts"), [(STEPS // 4, 20), pytest.param(STEPS, 120, marks=pytest.mark.slow)]
+    ("steps", "cuts"), [(STEPS // 4, 8), pytest.param(STEPS, 120, marks=pytest.mark.slow)]
 )
 def test_with_less_than_full_the_database_stays_whole(
     library: Path, seed: int, tmp_path: Path, steps: int, cuts: int
@@ -92,7 +92,7 @@ TEXTS = "--text-file-bytes-min", "500"
 
 
 @pytest.mark.parametrize(
-    ("steps", "cuts"), [(STEPS // 2, 40), pytest.param(STEPS, 400, marks=pytest.mark.slow)]
+    ("steps", "cuts"), [(STEPS // 4, 10), pytest.param(STEPS, 400, marks=pytest.mark.slow)]
 )
 def test_what_was_confirmed_outlives_a_power_cut_with_its_text(
     library: Path, seed: int, tmp_path: Path, steps: int, cuts: int

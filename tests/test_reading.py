@@ -79,6 +79,7 @@ class Reader:
         self._socket.close()
 
 
+@pytest.mark.slow
 def test_a_log_is_read_in_pages_of_any_size(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
         reader.ask("subscribe --confirm q e")
@@ -105,6 +106,7 @@ def test_a_log_is_read_in_pages_of_any_size(tmp_path: Path) -> None:
         assert reader.range("q", "--at=0")["at"] == "1"
 
 
+@pytest.mark.slow
 def test_what_was_seen_stays_true_over_consumers_compaction_and_crashes(tmp_path: Path) -> None:
     db = tmp_path / "mqks.db"
     seen: dict[int, str] = {}

@@ -216,6 +216,7 @@ def test_what_failed_together_does_not_come_back_together(world: BareWorld) -> N
     assert max(came[-11:]) < count / 2
 
 
+@pytest.mark.slow
 def test_what_was_promoted_leaves_nothing_behind(world: BareWorld) -> None:
     count = 3 * GONE_MIN
     told(world, b"\n".join(b"m%d publish --delay=1e6 e x" % each for each in range(count)))

@@ -135,6 +135,7 @@ def test_who_has_said_goodbye_and_does_not_read_is_closed(
             until(lambda: b'"connections": 1,' in client.ask(b"st stats"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--no-uvloop",)], ids=["uvloop", "asyncio"])
 def test_a_large_message_for_many(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """All of them get all of it, one after the other, as there is room."""

@@ -227,6 +227,7 @@ def said(parts: list[list[Section]]) -> list[object]:
     return sorted(set(found), key=repr)
 
 
+@pytest.mark.slow
 @given(SECTIONS, st.integers(1, 500))
 def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: int) -> None:
     parts = list(cut(sections, size_max))

@@ -332,6 +332,7 @@ def test_a_directory_that_is_moved_is_noticed_and_still_read(db: Path) -> None:
     assert messages(db)[-1] == b"back"
 
 
+@pytest.mark.slow
 def test_a_busy_journal_writes_files_again(db: Path) -> None:
     """Those of deleted texts, for shorter and longer ones; and all is read as it was written."""
     sizes = [3000, 60_000, 500, 20_000]
@@ -455,6 +456,7 @@ def test_texts_that_wait_for_another_process_have_a_limit(db: Path) -> None:
         until(lambda: "event=disk_has_room" in server.log)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_what_is_read_while_files_are_written_again_is_whole_or_left_out(db: Path) -> None:
     settings = Settings(db=db, text_file_bytes_min=1, ballast_bytes=0)

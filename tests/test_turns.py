@@ -240,6 +240,7 @@ def test_lines_without_replies_need_no_room_for_them() -> None:
     assert connection.overrun
 
 
+@pytest.mark.slow
 def test_a_chunk_has_no_more_replies_waiting_than_it_may(tmp_path: Path) -> None:
     """A few bytes ask for megabytes; who does not take them gets them later."""
     queues, count = 5000, 120
@@ -370,6 +371,7 @@ def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() 
     assert ids == [b"m%d" % number for number in range(5000)]
 
 
+@pytest.mark.slow
 def test_an_expression_pays_for_what_it_looks_at() -> None:
     world = BareWorld()
     world.connect("k")

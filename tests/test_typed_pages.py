@@ -24,7 +24,13 @@ PAGES = {
 """The least number of things that are typed: where nothing is found, nothing fails."""
 
 
-@pytest.mark.parametrize(("page", "least"), PAGES.items(), ids=PAGES.keys())
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        pytest.param(*each, id=each[0], marks=[pytest.mark.slow] * (each[0] != "README.md"))
+        for each in PAGES.items()
+    ],
+)
 def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "mqks.db") as server,

@@ -277,6 +277,7 @@ def completed(words: str, url: str, **environment: str) -> list[str]:
     return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -246,6 +246,7 @@ def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
         assert stats(publisher)["unacked_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
     """The messages of all queues share their place on disk, 4 MB; in memory they take 160."""
     queues, count = range(40), 40

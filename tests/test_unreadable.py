@@ -91,6 +91,7 @@ def test_a_page_that_cannot_be_read_ends_the_server(stopped: Path, request_: byt
     assert told.startswith(f"mqks: {stopped} can't be read: ")
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_found_by_its_time_ends_the_server(db: Path) -> None:
     """It holds messages of different times, so that it must be read to find one of them."""
     with ServerProcess(db) as server, LineClient(server.address) as client:

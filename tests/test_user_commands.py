@@ -324,6 +324,7 @@ def test_no_directory_and_no_file(capsys: pytest.CaptureFixture[str], tmp_path: 
         assert " does not exist" in err
 
 
+@pytest.mark.slow
 def test_many_at_once_lose_nobody(path: Path) -> None:
     command = [sys.executable, "-m", "mqks", "user", "add", "--token", "--users", str(path)]
     running = [

@@ -84,6 +84,7 @@ def test_what_vanished_clients_hold_goes_to_others(
                 assert (message.id, message.retry) == ("first", 1)
 
 
+@pytest.mark.slow
 def test_who_ends_while_it_is_looked_at_ends_nothing_else(
     tmp_path: Path, tls_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

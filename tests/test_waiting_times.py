@@ -177,6 +177,7 @@ def test_a_disk_that_fills_up_meanwhile_gives_no_new_places(line: bytes) -> None
     assert [queue.lines for queue in lab.disk.queues.values()] != before
 
 
+@pytest.mark.slow
 def test_messages_on_disk_that_die_at_different_times_are_purged_in_steps() -> None:
     lab = lab_with(b"")
     lab.send("a", *(b"m%d publish --ttl=%d e x" % (n, 1000 + n % 7) for n in range(40_000)))
@@ -342,6 +343,7 @@ def test_few_look_for_scheduled_messages_at_once() -> None:
     assert times.scheduled == 1980
 
 
+@pytest.mark.slow
 def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
     lab = lab_with(b"")
     lab.send("a", *(b"m%d publish --delay=60 e x" % number for number in range(20_000)))
@@ -359,6 +361,7 @@ def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
     assert times.scheduled == 19_999
 
 
+@pytest.mark.slow
 def test_what_overflows_from_queue_to_queue_comes_to_its_end() -> None:
     lab, count = Lab(), 500
     policy = b"--messages-max=1 --overflow=drop --dead-letters=q%d"
