@@ -25,6 +25,7 @@ from tests.line_client import LineClient
 from tests.postgres import Postgres, taken_over
 from tests.proxy import CHUNK_BYTES, Peer
 from tests.server_process import ServerProcess, refusal
+from tests.test_standby import standby as waiting_broker
 from tests.waiting import WAIT_S, until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -408,12 +409,19 @@ def test_a_fail_over_of_the_database_keeps_connections_and_messages(
 def test_a_standby_that_lacks_confirmed_messages_is_noticed(
     primary: Postgres, standby: Postgres
 ) -> None:
+    """By the broker that confirmed them, and by one that was waiting. One that starts afterwards
+    continues without them."""
     url = both(primary, standby)
-    with served(url) as server, LineClient(server.address) as client:
+    with (
+        served(url) as server,
+        waiting_broker(url) as waiting,
+        LineClient(server.address) as client,
+    ):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         standby.kill()
         primary.change(synchronous_standby_names="")
         assert client.ask(b"m publish --confirm e x") == b"m ok "
+        until_a_standby_looks(primary, owner(primary, url)[3])
         primary.kill()
         standby.start()
         with standby.connection() as operator:
@@ -423,8 +431,25 @@ def test_a_standby_that_lacks_confirmed_messages_is_noticed(
         with pytest.raises(EOFError):
             client.line()
         assert server.wait() == JournalReverted.exit_code, server.log
-        assert "has gone back to an earlier state" in server.log
+        assert waiting.wait() == JournalReverted.exit_code, waiting.log
+        for each in server, waiting:
+            assert "has gone back to an earlier state" in each.log
         assert owner(standby, DatabaseUrl(standby.url())) == before
+    with served(url) as server, LineClient(server.address) as client:
+        assert client.ask(b"n publish --confirm e x") == b"n ok "
+        assert [message for message, _ in consumed(client, b"q", b"n")] == [b"n"]
+
+
+def until_a_standby_looks(server: Postgres, beat: int) -> None:
+    """When this beat is known to be durable."""
+    with server.connection() as operator:
+        durable = "select now() from mqks.owner where durable >= %s"
+        since = until(lambda: operator.execute(durable, [beat]).fetchone())
+        assert since is not None
+        looked = (
+            f"select 1 from pg_stat_activity where {BACKEND} and query = %s and query_start > %s"
+        )
+        until(lambda: operator.execute(looked.encode(), [claim.OWNER, *since]).fetchone())
 
 
 @pytest.mark.slow

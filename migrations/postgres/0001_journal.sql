@@ -19,6 +19,8 @@ create table owner (
     segments bigint not null,
     -- Grows by one with each commit.
     beat bigint not null,
+    -- The beat that was known to be durable when this row was written. Standbys remember it.
+    durable bigint not null,
     -- This queue id and all above were never used.
     next_queue_id bigint not null
 ) with (fillfactor = 10);

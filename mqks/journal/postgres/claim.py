@@ -49,20 +49,22 @@ ASK_S = 10.0
 RELEASE_S: Final = 5.0
 """How long a server that ends tries to give up its claim."""
 
-OWNER: Final = "select epoch, holder, last, beat, url from owner"
+OWNER: Final = "select epoch, holder, last, beat, url, durable from owner"
 IS_OURS: Final = """
     epoch = %(epoch)b::bigint and holder is not distinct from %(holder)b::text
     and last = %(last)b::bigint and beat = %(beat)b::bigint"""
+NEXT: Final = "beat = beat + 1, durable = %(durable)b::bigint"
+"""What every commit sets."""
 CLAIM: Final = f"""
-update owner set epoch = epoch + 1, holder = %(claimant)b::text, url = null, beat = beat + 1
+update owner set epoch = epoch + 1, holder = %(claimant)b::text, url = null, {NEXT}
 where {IS_OURS} returning 1"""
 BEAT: Final = f"""
 with owned as (
-    update owner set beat = beat + 1, url = %(url)b::text where {IS_OURS} returning 1
+    update owner set {NEXT}, url = %(url)b::text where {IS_OURS} returning 1
 )
 select {guards.COLUMNS} from owned"""
 RELEASE: Final = f"""
-update owner set holder = null, url = null, beat = beat + 1 where {IS_OURS} returning 1"""
+update owner set holder = null, url = null, {NEXT} where {IS_OURS} returning 1"""
 LOOK: Final = f"select {guards.COLUMNS}"
 RUNS: Final = "select 1 from pg_stat_activity where pid = %(pid)b::integer and state = 'active'"
 
@@ -82,6 +84,37 @@ class Owner(NamedTuple):
     def follows(self, other: "Owner") -> bool:
         """Whether it is the same, or the same with more beats."""
         return self[:3] == other[:3] and self.beat >= other.beat
+
+
+class Durable:
+    """The beat that was durable, by all looks at the owner's row so far. A standby that remembers
+    it does not take over a database that has lost it.
+
+    A later owner counts anew: it may have been started to continue without what is lost.
+    """
+
+    def __init__(self) -> None:
+        self._epoch, self._holder, self._beat = 0, "", 0
+
+    def look(self, found: Owner, durable: int) -> None:
+        if found.epoch < self._epoch:
+            return
+        if found.epoch > self._epoch or found.holder not in (None, self._holder):
+            self._epoch, self._holder, self._beat = found.epoch, found.holder or "", durable
+        self._beat = max(self._beat, durable)
+
+    def check(self, found: Owner, address: Address) -> None:
+        """Raises JournalReverted."""
+        if found.beat < self._beat or found.epoch < self._epoch:
+            raise _reverted(found, self._beat, self._epoch, address)
+
+
+def _reverted(found: Owner, beat: int, epoch: int, address: Address) -> JournalReverted:
+    return JournalReverted(
+        f"{address.shown} has gone back to an earlier state: it had confirmed commit {beat} of "
+        f"epoch {epoch}, and has {found.beat} of {found.epoch}. Nothing was changed. Was it "
+        "restored, or a standby promoted that was not synchronous?"
+    )
 
 
 def shown(holder: str) -> str:
@@ -109,6 +142,7 @@ class Claim:
         self._connection: Connection | None = None
         self._me = f"{socket.gethostname()} pid {os.getpid()} {secrets.token_hex(8)}"
         self._owner_url: str | None = None
+        self._durable = Durable()
         self._is_ours = False
         self._is_abandoned = False
         self._beat_due_s = 0.0
@@ -213,6 +247,7 @@ class Claim:
                 generation = self.server.generation
             looks += 1
             if found.holder is None or (looks >= LOOKS and now_s - first_s >= SUSPECT_S):
+                self._durable.check(found, self._address)
                 try:
                     await self._claim(found)
                     return
@@ -287,7 +322,7 @@ class Claim:
                 is_certain, is_sent = False, True
                 attempts += 1
                 begun = BEAT if exists else statement
-                told = {**values, **now.values(), "url": self.url}
+                told = {**values, **now.values(), "url": self.url, "durable": Int8(before.beat)}
                 with _Watched(self, connection):
                     found = await connection.rows(begun, told)
                 if not found:
@@ -324,8 +359,10 @@ class Claim:
         rows = await connection.rows(OWNER)
         if not rows:
             raise JournalFailed(f"{self._address.shown} has no row in the table owner")
-        *owner, self._owner_url = rows[0]
-        return Owner(*owner)
+        *owner, self._owner_url, durable = rows[0]
+        found = Owner(*owner)
+        self._durable.look(found, durable)
+        return found
 
     def _checked(self, found: Owner, before: Owner, after: Owner) -> Owner:
         """What was found, if it is `before`, or `after` with any number of beats."""
@@ -339,12 +376,7 @@ class Claim:
                 f"taken over {self._address.shown}"
             )
         if found.beat < before.beat or found.epoch < before.epoch or found.last < before.last:
-            raise JournalReverted(
-                f"{self._address.shown} has gone back to an earlier state: it had confirmed commit "
-                f"{before.beat} of epoch {before.epoch}, and has {found.beat} of {found.epoch}. "
-                "Nothing was changed. Was it restored, or a standby promoted that was not "
-                "synchronous?"
-            )
+            raise _reverted(found, before.beat, before.epoch, self._address)
         raise JournalFailed(
             f"{self._address.shown} was changed by another program: its owner is {found}, and "
             f"{before} was written"

@@ -46,8 +46,8 @@ async def create(connection: Connection, address: Address) -> None:
         for _, statements in known:
             await connection.execute(statements.encode())
         await connection.execute(
-            "insert into owner (version, journal, epoch, last, segments, beat, next_queue_id)"
-            " values (%s, %s, 0, 0, 0, 0, 1)",
+            "insert into owner (version, journal, epoch, last, segments, beat, durable,"
+            " next_queue_id) values (%s, %s, 0, 0, 0, 0, 0, 1)",
             [known[-1][0], secrets.token_hex(8)],
         )
 

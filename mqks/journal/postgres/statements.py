@@ -6,11 +6,11 @@ none if another broker has the journal.
 
 from typing import Final
 
-from mqks.journal.postgres.claim import IS_OURS
+from mqks.journal.postgres.claim import IS_OURS, NEXT
 
 ADD: Final = f"""
 with owned as (
-    update owner set last = %(new_last)b::bigint, segments = segments + 1, beat = beat + 1
+    update owner set last = %(new_last)b::bigint, segments = segments + 1, {NEXT}
     where {IS_OURS} returning 1
 )
 insert into segment
@@ -25,7 +25,7 @@ with owned as (
         last = %(new_last)b::bigint,
         segments = %(segments)b::bigint,
         next_queue_id = %(next_queue_id)b::bigint,
-        beat = beat + 1
+        {NEXT}
     where {IS_OURS} returning 1
 ), new_segments as (
     insert into segment select new.* from owned, unnest(
@@ -77,9 +77,9 @@ select (select count(*) from dropped) from owned"""
 """Everything else."""
 
 BECOME: Final = f"""
-update owner set journal = %(journal)b::text, beat = beat + 1 where {IS_OURS} returning 1"""
+update owner set journal = %(journal)b::text, {NEXT} where {IS_OURS} returning 1"""
 SKIP: Final = f"""
-update owner set last = %(new_last)b::bigint, beat = beat + 1,
+update owner set last = %(new_last)b::bigint, {NEXT},
     next_queue_id = greatest(next_queue_id, %(next_queue_id)b::bigint)
 where {IS_OURS} returning 1"""
 
