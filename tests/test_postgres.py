@@ -29,7 +29,7 @@ from tests.waiting import WAIT_S, until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from mqks.journal.postgres import claim, statements, store
+from mqks.journal.postgres import claim, migrations, statements, store
 from mqks.journal.postgres.connection import Connection, Row
 from mqks.journal.postgres.store import PostgresStore
 
@@ -566,6 +566,32 @@ def test_a_newer_schema_is_refused(postgres: Postgres, journal_url: DatabaseUrl)
         operator.execute(f"update {schema}.owner set version = 99".encode())
     server = served(journal_url)
     assert (server.wait(), "use a newer mqks" in server.log) == (65, True)
+
+
+def test_an_older_schema_is_upgraded_and_its_messages_are_kept(
+    postgres: Postgres, journal_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = journal_url.text.rpartition("schema=")[2]
+    asked = f"""
+        select owner.version, segment.reloptions, texts.reloptions
+        from {schema}.owner, pg_class as segment join pg_class as texts
+            on texts.oid = segment.reltoastrelid
+        where segment.oid = '{schema}.segment'::regclass"""
+    options = ["autovacuum_vacuum_cost_delay=0"]
+    known = migrations.migrations()
+    with postgres.connection() as operator:
+        monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
+        with (
+            Broker(journal_url, db_replication="none") as broker,
+            LineClient(("127.0.0.1", broker.port)) as client,
+        ):
+            client.send(b"s subscribe --confirm q e\nm publish --confirm e x\n")
+            assert [client.line(), client.line()] == [b"s ok ", b"m ok "]
+        assert operator.execute(asked.encode()).fetchone() == (1, None, None)
+        monkeypatch.undo()
+        with served(journal_url) as server, LineClient(server.address) as client:
+            assert consumed(client, b"q", b"m") == [(b"m", b"x")]
+        assert operator.execute(asked.encode()).fetchone() == (known[-1][0], options, options)
 
 
 # ------------------------------------------------------------------------------- the URL
