@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -592,6 +593,30 @@ def test_an_older_schema_is_upgraded_and_its_messages_are_kept(
         with served(journal_url) as server, LineClient(server.address) as client:
             assert consumed(client, b"q", b"m") == [(b"m", b"x")]
         assert operator.execute(asked.encode()).fetchone() == (known[-1][0], options, options)
+
+
+def test_the_queries_of_the_documents_show_what_they_say(
+    postgres: Postgres, journal_url: DatabaseUrl
+) -> None:
+    text = (Path(__file__).parents[1] / "docs/postgresql.md").read_text()
+    queries = re.findall(r"(?m)^    (select [^;]*);$", text)
+    assert len(queries) == 3
+    schema = journal_url.text.rpartition("schema=")[2]
+    with served(journal_url), postgres.connection() as operator, postgres.connection() as other:
+        tables = operator.execute(queries[0].replace("mqks", schema).encode()).fetchall()
+        names = {name for name, *_ in tables}
+        assert {"segment", "owner", "once"} < names
+        assert any(name.startswith("pg_toast") for name in names)
+        other.execute("begin isolation level repeatable read")
+        other.execute("select 1")
+        who = operator.execute(queries[1].encode()).fetchall()
+        assert str(other.info.backend_pid) in {each for each, *_ in who}
+        operator.execute("select pg_create_physical_replication_slot('s', true)")
+        try:
+            slots = operator.execute(queries[2].encode()).fetchall()
+        finally:
+            operator.execute("select pg_drop_replication_slot('s')")
+        assert [(name, active) for name, active, _ in slots] == [("s", False)]
 
 
 # ------------------------------------------------------------------------------- the URL
