@@ -223,6 +223,22 @@ def test_a_full_schema_lets_consumers_make_room(journal_url: DatabaseUrl) -> Non
     check_full_disk(journal_url.text, b"x" * 30 * KIB, *flags)
 
 
+def test_a_schema_that_was_full_is_full_after_a_restart(journal_url: DatabaseUrl) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    flags, data = ("--db-replication", "none", "--db-bytes-max", str(MIB)), b"x" * 30 * KIB
+    with ServerProcess(journal_url.text, *flags) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        count = 0
+        while published(client, b"m%d" % count, b"e", data):
+            count += 1
+            assert count * len(data) < MIB
+    with ServerProcess(journal_url.text, *flags) as server, LineClient(server.address) as client:
+        assert not published(client, b"more", b"e", data)
+        assert client.ask(b"d delete_queue --confirm q") == b"d ok "
+        subscribed(client, b"q", b"e")
+        until(lambda: published(client, b"more", b"e", data))
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
