@@ -973,9 +973,11 @@ async def test_unix_socket(connect: Any, tmp_path: Path) -> None:
             assert await client.ping("x") == "x"
 
 
-@pytest.mark.parametrize("first", ["refused", "silent"])
+@pytest.mark.parametrize(
+    ("skin", "first"), [("async", "refused"), ("async", "silent"), ("blocking", "refused")]
+)
 async def test_a_host_with_two_addresses(
-    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch, first: str
+    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch, skin: str, first: str
 ) -> None:
     with socket.socket() as other, socket.socket() as occupant:
         other.bind(("127.0.0.1", 0))
@@ -989,7 +991,7 @@ async def test_a_host_with_two_addresses(
             return [(*kind, ("127.0.0.1", port)) for port in ports]
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
-        async with SKINS["async"]("mqks://two.example", QUICK) as client:
+        async with SKINS[skin]("mqks://two.example", QUICK) as client:
             assert await client.ping("x") == "x"
 
 

@@ -21,16 +21,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from mqks import errors
+from mqks.commands import main
 from mqks.errors import ConfigurationError
 from mqks.journal.sqlite.lock import server_of
 from mqks.server.inherited import take_sockets
 from mqks.server.notify import Notify
-from mqks.settings import Settings
+from mqks.settings import DatabaseUrl, Settings
 from tests.line_client import LineClient
 from tests.server_process import Inheritable, ServerProcess
 from tests.waiting import WAIT_S, until
@@ -558,3 +561,158 @@ def test_the_image_runs_the_server_alone_and_not_as_root(db: Path) -> None:
     open_to_all = environment | {"MQKS_INSECURE": "true"}
     with ServerProcess(db, environment=open_to_all) as server:
         assert server.terminate() == 0
+
+
+# --------------------------------------------------------------------------------------- Kubernetes
+
+
+class Manifest:
+    """The objects of a file in deploy/, and its one container."""
+
+    def __init__(self, name: str) -> None:
+        yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+        self.text = (ROOT / "deploy" / name).read_text()
+        objects = list(yaml.safe_load_all(self.text))
+        self.workload = objects[0]
+        self.others = {each["kind"]: each["spec"] for each in objects[1:]}
+        self.template = self.workload["spec"]["template"]
+        self.pod = self.template["spec"]
+        [self.container] = self.pod["containers"]
+        self.probes = [
+            self.container[f"{each}Probe"] for each in ("startup", "readiness", "liveness")
+        ]
+        self.ports = {each["name"]: each["containerPort"] for each in self.container["ports"]}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {each["name"]: each.get("value", "") for each in self.container["env"]}
+
+    @property
+    def secret_keys(self) -> set[str]:
+        """Those that it takes from the Secret."""
+        sources = [each.get("valueFrom", {}).get("secretKeyRef") for each in self.container["env"]]
+        sources += [item for each in self.pod["volumes"] for item in each["secret"]["items"]]
+        return {source["key"] for source in sources if source}
+
+
+@pytest.fixture(params=["kubernetes.yaml", "kubernetes-file.yaml"])
+def manifest(request: pytest.FixtureRequest) -> Manifest:
+    return Manifest(request.param)
+
+
+class Pod(ServerProcess):
+    """The container of a manifest, with places and ports of the test."""
+
+    def __init__(self, manifest: Manifest, users: Path, db: Path | DatabaseUrl) -> None:
+        self._arguments = [*json.loads(LAST["ENTRYPOINT"]), *manifest.container["args"]]
+        here = {
+            "MQKS_DB": db.text if isinstance(db, DatabaseUrl) else str(db),
+            "MQKS_DB_REPLICATION": "none",
+            "MQKS_USERS": str(users),
+            "MQKS_HOST": "127.0.0.1",
+            "MQKS_PORT": "0",
+            "MQKS_HTTP_HOST": "127.0.0.1",
+            "MQKS_HTTP_PORT": "0",
+            "MQKS_AUTH": "always",  # the test is no other machine
+        }
+        super().__init__("", environment=manifest.environment | here)
+
+    def _spawn(self, command: list[str]) -> subprocess.Popen[str]:
+        return super()._spawn([sys.executable, "-m", *self._arguments])
+
+    def probed(self, probe: dict[str, Any]) -> int:
+        """The status that the kubelet gets; 0 if nobody listens."""
+        found = re.findall(r"event=listening address=(http://\S+)", self.log)
+        try:
+            with urlopen(found[-1] + probe["httpGet"]["path"], timeout=WAIT_S) as reply:
+                return int(reply.status)
+        except HTTPError as error:
+            return error.code
+        except (IndexError, OSError):
+            return 0
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    path = tmp_path / "users"
+    (tmp_path / "password").write_text("secret")
+    words = ["user", "add", "shop", "--publish", "**", "--users", str(path)]
+    assert main([*words, "--password-file", str(tmp_path / "password")]) == 0
+    return path
+
+
+def test_two_pods_are_live_and_ready_and_one_lets_clients_in(
+    journal_url: DatabaseUrl, users: Path
+) -> None:
+    manifest = Manifest("kubernetes.yaml")
+    with Pod(manifest, users, journal_url) as active, ExitStack() as cleanup:
+        until(lambda: all(active.probed(each) == 200 for each in manifest.probes))
+        standby = Pod(manifest, users, journal_url)
+        cleanup.callback(standby.kill)
+        until(lambda: all(standby.probed(each) == 200 for each in manifest.probes))
+        until(lambda: "event=standby" in standby.log)
+        assert "event=listening address=127" not in standby.log
+        with LineClient(active.address) as client:
+            assert client.ask(b"p publish --confirm e x").startswith(b"p error ")
+        with LineClient(active.address) as client:
+            assert client.ask(b"a auth --confirm shop secret") == b"a ok "
+            assert client.ask(b"p publish --confirm e x") == b"p ok "
+        assert active.terminate() == 0
+        with LineClient(standby.address) as client:
+            assert client.ask(b"a auth --confirm shop secret") == b"a ok "
+        until(lambda: all(standby.probed(each) == 200 for each in manifest.probes))
+        assert standby.terminate() == 0
+
+
+def test_the_pod_with_a_file_is_live_and_ready(db: Path, users: Path) -> None:
+    manifest = Manifest("kubernetes-file.yaml")
+    with Pod(manifest, users, db) as pod:
+        until(lambda: all(pod.probed(each) == 200 for each in manifest.probes))
+        assert pod.terminate() == 0
+
+
+def test_the_settings_of_a_pod_are_accepted_as_they_are(
+    manifest: Manifest, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in manifest.environment.items():
+        monkeypatch.setenv(name, value)
+    mounted = {each["name"]: each["mountPath"] for each in manifest.container["volumeMounts"]}
+    assert Path(manifest.environment["MQKS_USERS"]) == Path(mounted["users"]) / "users"
+    monkeypatch.setenv("MQKS_USERS", str(users))
+    if "journal" in mounted:
+        assert Path(manifest.environment["MQKS_DB"]).parent == Path(mounted["journal"])
+        monkeypatch.setenv("MQKS_DB", str(tmp_path / "mqks.db"))
+    assert main(["check-config"]) == 0
+    # What Kubernetes would set for a Service named mqks with an address of its own.
+    assert manifest.pod["enableServiceLinks"] is False
+    monkeypatch.setenv("MQKS_PORT", "tcp://10.0.0.1:25000")
+    assert main(["check-config"]) == EXIT_CONFIGURATION
+
+
+def test_a_manifest_fits_the_image_and_the_settings(manifest: Manifest) -> None:
+    environment, pod, container = manifest.environment, manifest.pod, manifest.container
+    assert container["args"] == json.loads(LAST["CMD"])
+    assert manifest.ports == {"mqks": Settings().port, "http": int(environment["MQKS_HTTP_PORT"])}
+    assert {probe["httpGet"]["port"] for probe in manifest.probes} == {"http"}
+    [service] = [manifest.others["Service"]]
+    assert service["clusterIP"] == "None"
+    assert {each["targetPort"]: each["port"] for each in service["ports"]} == manifest.ports
+    who = pod["securityContext"]
+    assert f"{who['runAsUser']}:{who['runAsGroup']}" == LAST["USER"]
+    assert who["fsGroup"] == who["runAsGroup"]  # The users file is readable for it.
+    assert pod["terminationGracePeriodSeconds"] > Settings().drain_timeout_s
+    *_, liveness = manifest.probes
+    watchdog_s = liveness["periodSeconds"] * liveness["failureThreshold"]
+    assert Unit("mqks.service")["Service"]["WatchdogSec"] == f"{watchdog_s // 60}min"
+    # All of them are found by their label, and the command in the file creates the Secret.
+    selectors = [manifest.workload["spec"]["selector"]["matchLabels"], service["selector"]]
+    selectors += [
+        each["selector"]["matchLabels"]
+        for kind, each in manifest.others.items()
+        if kind == "PodDisruptionBudget"
+    ]
+    assert all(each == manifest.template["metadata"]["labels"] for each in selectors)
+    created = re.search(r"create secret generic (\S+) (.*)", manifest.text)
+    assert created
+    assert set(re.findall(r"--from-(?:file|literal)=(\w+)", created[2])) == manifest.secret_keys
+    assert manifest.pod["volumes"][0]["secret"]["secretName"] == created[1]

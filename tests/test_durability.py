@@ -25,6 +25,7 @@ import pytest
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.lock import server_of
 from mqks.journal.sqlite.texts import size_of, texts_path
+from mqks.settings import DatabaseUrl
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until
@@ -159,7 +160,7 @@ def test_damage_is_refused_by_name_and_salvage_goes_on_without_it(db: Path) -> N
 TEXTS = ("--text-file-bytes-min", "1")
 
 
-def check_full_disk(db: Path, data: bytes, *flags: str) -> None:
+def check_full_disk(db: Path | str, data: bytes, *flags: str) -> None:
     """Publishes until there is no room, makes some by acking, and loses nothing meanwhile."""
     confirmed: list[bytes] = []
     errors = 0
@@ -214,6 +215,28 @@ def test_a_full_database_lets_consumers_make_room(db: Path) -> None:
 def test_a_database_full_of_texts_lets_consumers_make_room(db: Path) -> None:
     flags = ("--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0", *TEXTS)
     check_full_disk(db, b"x" * 30 * KIB, *flags)
+
+
+def test_a_full_schema_lets_consumers_make_room(journal_url: DatabaseUrl) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    flags = ("--db-replication", "none", "--db-bytes-max", str(2 * MIB))
+    check_full_disk(journal_url.text, b"x" * 30 * KIB, *flags)
+
+
+def test_a_schema_that_was_full_is_full_after_a_restart(journal_url: DatabaseUrl) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    flags, data = ("--db-replication", "none", "--db-bytes-max", str(MIB)), b"x" * 30 * KIB
+    with ServerProcess(journal_url.text, *flags) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        count = 0
+        while published(client, b"m%d" % count, b"e", data):
+            count += 1
+            assert count * len(data) < MIB
+    with ServerProcess(journal_url.text, *flags) as server, LineClient(server.address) as client:
+        assert not published(client, b"more", b"e", data)
+        assert client.ask(b"d delete_queue --confirm q") == b"d ok "
+        subscribed(client, b"q", b"e")
+        until(lambda: published(client, b"more", b"e", data))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import pytest
 import mqks
 from mqks.inspection.text import time_text
 from mqks.page.live import WATCHERS_MAX
-from mqks.settings import PAGE_PORT
+from mqks.settings import PAGE_PORT, DatabaseUrl
 from mqks.users import User, hash_password, hash_token
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -401,6 +401,20 @@ def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
         assert page.get_by_role("link", name="Users").count() == 0
         for _ in pages:
             pass
+
+
+def test_limits_of_a_journal_in_postgresql(journal_url: DatabaseUrl) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    flags = ("--db-replication", "none", "--http-port", "0", "--page", "read")
+    with (
+        ServerProcess(journal_url.text, *flags, "--db-bytes-max", "1MiB") as server,
+        client_of(server) as client,
+    ):
+        client.subscribe("orders", ["order.new"])
+        client.publish("order.new", "x" * 2**19, confirm=True)
+        with urlopen(f"{web_url(server)}/limits") as answer:
+            text = re.sub(r"<[^>]*>", " ", answer.read().decode())
+        assert re.search(r"db_bytes_max\s+50\.\d%\s+512 KiB\s+1\.0 MiB", text), text
 
 
 def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from tests.waiting import WAIT_S, until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from mqks.journal.postgres import claim, statements, store
+from mqks.journal.postgres import claim, migrations, statements, store
 from mqks.journal.postgres.connection import Connection, Row
 from mqks.journal.postgres.store import PostgresStore
 
@@ -598,6 +599,56 @@ def test_a_newer_schema_is_refused(postgres: Postgres, journal_url: DatabaseUrl)
         operator.execute(f"update {schema}.owner set version = 99".encode())
     server = served(journal_url)
     assert (server.wait(), "use a newer mqks" in server.log) == (65, True)
+
+
+def test_an_older_schema_is_upgraded_and_its_messages_are_kept(
+    postgres: Postgres, journal_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = journal_url.text.rpartition("schema=")[2]
+    asked = f"""
+        select owner.version, segment.reloptions, texts.reloptions
+        from {schema}.owner, pg_class as segment join pg_class as texts
+            on texts.oid = segment.reltoastrelid
+        where segment.oid = '{schema}.segment'::regclass"""
+    options = ["autovacuum_vacuum_cost_delay=0"]
+    known = migrations.migrations()
+    with postgres.connection() as operator:
+        monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
+        with (
+            Broker(journal_url, db_replication="none") as broker,
+            LineClient(("127.0.0.1", broker.port)) as client,
+        ):
+            client.send(b"s subscribe --confirm q e\nm publish --confirm e x\n")
+            assert [client.line(), client.line()] == [b"s ok ", b"m ok "]
+        assert operator.execute(asked.encode()).fetchone() == (1, None, None)
+        monkeypatch.undo()
+        with served(journal_url) as server, LineClient(server.address) as client:
+            assert consumed(client, b"q", b"m") == [(b"m", b"x")]
+        assert operator.execute(asked.encode()).fetchone() == (known[-1][0], options, options)
+
+
+def test_the_queries_of_the_documents_show_what_they_say(
+    postgres: Postgres, journal_url: DatabaseUrl
+) -> None:
+    text = (Path(__file__).parents[1] / "docs/postgresql.md").read_text()
+    queries = re.findall(r"(?m)^    (select [^;]*);$", text)
+    assert len(queries) == 3
+    schema = journal_url.text.rpartition("schema=")[2]
+    with served(journal_url), postgres.connection() as operator, postgres.connection() as other:
+        tables = operator.execute(queries[0].replace("mqks", schema).encode()).fetchall()
+        names = {name for name, *_ in tables}
+        assert {"segment", "owner", "once"} < names
+        assert any(name.startswith("pg_toast") for name in names)
+        other.execute("begin isolation level repeatable read")
+        other.execute("select 1")
+        who = operator.execute(queries[1].encode()).fetchall()
+        assert str(other.info.backend_pid) in {each for each, *_ in who}
+        operator.execute("select pg_create_physical_replication_slot('s', true)")
+        try:
+            slots = operator.execute(queries[2].encode()).fetchall()
+        finally:
+            operator.execute("select pg_drop_replication_slot('s')")
+        assert [(name, active) for name, active, _ in slots] == [("s", False)]
 
 
 # ------------------------------------------------------------------------------- the URL

@@ -25,6 +25,7 @@ from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.sqlite.texts import RECYCLED_MAX, size_of, texts_path
 from mqks.journal.store import NewSegment
 from mqks.settings import Settings
+from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import until
@@ -150,6 +151,21 @@ def test_the_files_have_the_mode_of_the_database(db: Path) -> None:
     directory = texts_path(db)
     modes = {stat.S_IMODE((directory / name).stat().st_mode) for name in os.listdir(directory)}
     assert (stat.S_IMODE(directory.stat().st_mode), modes) == (0o750, {0o640})
+
+
+def test_files_with_messages_are_private(db: Path) -> None:
+    mask = os.umask(0)
+    try:
+        with Broker(db, text_file_bytes_min=1) as broker:
+            with LineClient(("127.0.0.1", broker.port)) as client:
+                subscribed(client)
+                published(client, b"m", b"x" * 3000)
+            files = [each for each in db.parent.rglob("*") if each.suffix != ".ballast"]
+            modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in files}
+    finally:
+        os.umask(mask)
+    assert {"mqks.db", "mqks.db-wal", "mqks.db-shm", "mqks.db-texts", "mqks.db.lock"} < {*modes}
+    assert modes == {name: 0o700 if name == "mqks.db-texts" else 0o600 for name in modes}
 
 
 def test_size_and_facts_count_the_texts(db: Path, capsys: pytest.CaptureFixture[str]) -> None:

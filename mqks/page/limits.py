@@ -25,7 +25,14 @@ class Limit(NamedTuple):
 
 
 def _of(part: str, key: str) -> Callable[[Row], Nearest]:
-    return lambda sample: Nearest(sample[part][key] or 0)
+    """A journal in PostgreSQL has no files, and no keys for them."""
+    return lambda sample: Nearest(sample[part].get(key) or 0)
+
+
+def _db_bytes(sample: Row) -> Nearest:
+    """Of a journal in PostgreSQL the segments count."""
+    journal = sample["journal"]
+    return Nearest(journal.get("db_bytes", journal["segment_bytes"]) or 0)
 
 
 def _highest(rows: str, key: str, name: str) -> Callable[[Row], Nearest]:
@@ -54,7 +61,7 @@ LIMITS: Final = (
     Limit("metadata_bytes_max", "bytes", _of("totals", "metadata_bytes")),
     Limit("unacked_bytes_max", "bytes", _of("totals", "unacked_bytes")),
     Limit("unsent_bytes_max", "bytes", _of("totals", "unsent_bytes")),
-    Limit("db_bytes_max", "bytes", _of("journal", "db_bytes")),
+    Limit("db_bytes_max", "bytes", _db_bytes),
     Limit("wal_bytes_max", "bytes", _of("journal", "wal_bytes")),
     Limit("once_ids_max", "count", _of("journal", "once_ids")),
 )

@@ -19,6 +19,7 @@ from mqks.broker.policy import Policy, UnknownField
 from mqks.errors import (
     ClaimLost,
     ConfigurationError,
+    DiskFull,
     InspectionFailed,
     JournalDamaged,
     JournalFailed,
@@ -73,6 +74,11 @@ class PostgresStore:
         self._errors_kept_max = settings.errors_kept_max
         self._segments = 0
         """How many there are."""
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+        """Of each segment, and of all."""
+        self._bytes_max = settings.db_bytes_max
+        self._room_bytes = min(2 * settings.batch_bytes_max, self._bytes_max // 8)
         self._next_queue_id = 1
 
     # -- opening and closing
@@ -161,11 +167,14 @@ class PostgresStore:
         return metadata
 
     async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
-        count = last = 0
+        count = last = self._bytes = 0
+        self._sizes.clear()
         while rows := await self._rows(statements.HEADS, [last, HEADS_AT_ONCE]):
             last = rows[-1][0]
             count += len(rows)
-            yield [head_of(*row) for row in rows]
+            heads = [head_of(*row) for row in rows]
+            self._count(heads)
+            yield heads
             if self._beats is not None and self._beats.done():
                 await self._beats
         if count != self._segments:
@@ -201,6 +210,8 @@ class PostgresStore:
         drop: Sequence[int] = (),
         last_words: Iterable[LastWords] = (),
     ) -> None:
+        if not drop:
+            self._check_size(segments)
         if len(segments) == 1 and not (drop or last_words or (entry and entry.has_metadata)):
             new = segments[0]
             [(head_crc, text_crc, text)] = await _stored(segments)
@@ -213,6 +224,7 @@ class PostgresStore:
             }
             await self._claim.commit(statements.ADD, values, new.id)
             self._segments += 1
+            self._count(segments)
             return
         states = {} if entry is None else entry.queues
         queues = changed_queues(self._queues, last_words, states)
@@ -279,9 +291,23 @@ class PostgresStore:
         if row and row[0] != len(drop):
             raise JournalFailed(f"{len(drop) - row[0]} of the segments {[*drop]} were missing")
         self._segments, self._next_queue_id = count, next_queue_id
+        self._count(segments, drop)
         for each in once:
             self._once.written(each)
         keep_queues(self._queues, queues)
+
+    def _count(self, new: Sequence[Head | NewSegment], dropped: Sequence[int] = ()) -> None:
+        for segment in new:
+            self._sizes[segment.id] = segment.size
+            self._bytes += segment.size
+        for segment_id in dropped:
+            self._bytes -= self._sizes.pop(segment_id, 0)
+
+    def _check_size(self, segments: Sequence[NewSegment]) -> None:
+        """Raise DiskFull for messages that db_bytes_max leaves no space for."""
+        new = sum(segment.size for segment in segments if segment.texts)
+        if new and self._bytes_max and self._bytes + new > self._bytes_max:
+            raise DiskFull(f"{self.name} is full: db_bytes_max is reached")
 
     async def become(self, epoch: str) -> None:
         values = {"journal": epoch}
@@ -349,7 +375,7 @@ class PostgresStore:
             "waits": claim.waits,
         }
 
-    # -- space: the database server's, which nothing here can see
+    # -- space: that of segments; the database server's own cannot be seen from here
 
     async def hold_reserves(self) -> bool:
         return True
@@ -357,7 +383,7 @@ class PostgresStore:
     async def give_up_reserves(self) -> None: ...
 
     async def has_room(self) -> bool:
-        return True
+        return not self._bytes_max or self._bytes + self._room_bytes < self._bytes_max
 
     def check_free_space(self) -> None: ...
 

@@ -40,9 +40,9 @@ class FileLock:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock(self._descriptor)
             if makes_database or self._database.exists():
-                # The mode with which SQLite would create it.
+                # Messages are private, as in a backup. WAL and texts get the mode of the database.
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-                self.database = os.open(self._database, flags, 0o644)
+                self.database = os.open(self._database, flags, 0o600)
                 lock(self.database)
         except BlockingIOError:
             holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").partition("\n")[0]
