@@ -26,10 +26,17 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--without", choices=SAFEGUARDS, default="", metavar="SAFEGUARD")
     parser.add_argument("--only", nargs="+", default=(), metavar="FAULT")
+    parser.add_argument("--patroni", action="store_true")
     arguments = parser.parse_args(words)
     say(f"seed {arguments.seed}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # What was started is stopped then.
-    play = Play(arguments.seed, without=arguments.without, only=arguments.only, say=say)
+    play = Play(
+        arguments.seed,
+        without=arguments.without,
+        only=arguments.only,
+        patroni=arguments.patroni,
+        say=say,
+    )
     failed: BaseException | None = None
     try:
         play.run(arguments.seconds)

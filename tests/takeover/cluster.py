@@ -27,6 +27,16 @@ from tests.waiting import until
 
 CHUNK_BYTES = 64 * 1024
 SYNCHRONOUS = "ANY 1 (db0, db1, db2)"
+SETTINGS: Final = {
+    "fsync": "on",
+    # Small, and quick to be copied.
+    "shared_buffers": "16MB",
+    "min_wal_size": "32MB",
+    "max_wal_size": "128MB",
+    "wal_keep_size": "64MB",
+    "wal_log_hints": "on",
+    "wal_retrieve_retry_interval": "200ms",
+}
 BACKEND = "application_name = 'mqks' and pid <> pg_backend_pid()"
 RESTART_S = 0.5
 LIMIT_S = 90.0
@@ -132,22 +142,12 @@ class Databases:
 
     def __enter__(self) -> Databases:
         with ExitStack() as stack:
-            settings = {
-                "fsync": "on",
-                # Small, and quick to be copied.
-                "shared_buffers": "16MB",
-                "min_wal_size": "32MB",
-                "max_wal_size": "128MB",
-                "wal_keep_size": "64MB",
-                "wal_log_hints": "on",
-                "wal_retrieve_retry_interval": "200ms",
-            }
             for number in range(self._count):
                 server = Postgres(
                     primary=self.servers[0] if number else None,
                     name=f"db{number}",
                     within=None if number else self._within,
-                    **settings,
+                    **SETTINGS,
                 )
                 self.servers.append(stack.enter_context(server))
                 if not number:
