@@ -49,20 +49,23 @@ ASK_S = 10.0
 RELEASE_S: Final = 5.0
 """How long a server that ends tries to give up its claim."""
 
-OWNER: Final = "select epoch, holder, last, beat, url from owner"
+OWNER: Final = "select epoch, holder, last, beat, url, ctid::text from owner"
+# While an old transaction is open, no version of the row can be removed. So it is looked for only
+# in the page where the last commit has left it, whatever the number of its pages.
 IS_OURS: Final = """
-    epoch = %(epoch)b::bigint and holder is not distinct from %(holder)b::text
+    ctid between %(page_begin)t::tid and %(page_end)t::tid
+    and epoch = %(epoch)b::bigint and holder is not distinct from %(holder)b::text
     and last = %(last)b::bigint and beat = %(beat)b::bigint"""
 CLAIM: Final = f"""
 update owner set epoch = epoch + 1, holder = %(claimant)b::text, url = null, beat = beat + 1
-where {IS_OURS} returning 1"""
+where {IS_OURS} returning ctid::text"""
 BEAT: Final = f"""
 with owned as (
-    update owner set beat = beat + 1, url = %(url)b::text where {IS_OURS} returning 1
+    update owner set beat = beat + 1, url = %(url)b::text where {IS_OURS} returning ctid::text
 )
-select {guards.COLUMNS} from owned"""
+select {guards.COLUMNS}, owned.ctid from owned"""
 RELEASE: Final = f"""
-update owner set holder = null, url = null, beat = beat + 1 where {IS_OURS} returning 1"""
+update owner set holder = null, url = null, beat = beat + 1 where {IS_OURS} returning ctid::text"""
 LOOK: Final = f"select {guards.COLUMNS}"
 RUNS: Final = "select 1 from pg_stat_activity where pid = %(pid)b::integer and state = 'active'"
 
@@ -74,10 +77,18 @@ class Owner(NamedTuple):
     """The id of the last segment."""
     beat: int
 
-    def values(self) -> dict[str, Any]:
+    def values(self, place: str) -> dict[str, Any]:
         """For `IS_OURS`."""
         epoch, holder, last, beat = self
-        return {"epoch": Int8(epoch), "holder": holder, "last": Int8(last), "beat": Int8(beat)}
+        page, _, _ = place.partition(",")
+        return {
+            "page_begin": f"{page},0)",
+            "page_end": f"{page},65535)",
+            "epoch": Int8(epoch),
+            "holder": holder,
+            "last": Int8(last),
+            "beat": Int8(beat),
+        }
 
     def follows(self, other: "Owner") -> bool:
         """Whether it is the same, or the same with more beats."""
@@ -98,6 +109,8 @@ class Claim:
         self.server = Server(0, {})
         self.owner = Owner(0, None, 0, 0)
         """As the last durable commit has left it."""
+        self._place = "(0,0)"
+        """Where the row was last: page and position in it."""
         self.since_s = 0.0
         """When it was claimed, by the monotonic clock."""
         self.committed_s = 0.0
@@ -253,8 +266,9 @@ class Claim:
         self._beat_due_s = time.monotonic() + BEAT_S
 
     async def commit(self, statement: str, values: dict[str, Any], last: int) -> Row:
-        """Execute a statement with the condition `IS_OURS`, which sets `last` and adds one to
-        `beat`. Returns its row when it is durable; an empty one if the reply was lost.
+        """Execute a statement with the condition `IS_OURS`, which sets `last`, adds one to `beat`,
+        and returns the row's new place at the end. Returns the rest of what it returned when it is
+        durable; an empty row if the reply was lost.
 
         Raises DiskFull if nothing was written. Raises ClaimLost, JournalReverted, JournalFailed,
         and after them JournalFailed always.
@@ -287,18 +301,19 @@ class Claim:
                 is_certain, is_sent = False, True
                 attempts += 1
                 begun = BEAT if exists else statement
-                told = {**values, **now.values(), "url": self.url}
+                told = {**values, **now.values(self._place), "url": self.url}
                 with _Watched(self, connection):
                     found = await connection.rows(begun, told)
                 if not found:
                     continue  # Another broker's, or an earlier attempt has arrived after all.
+                *row, self._place = found[0]
                 now = now._replace(beat=now.beat + 1) if exists else after
-                result = result if exists else found[0]
+                result = result if exists else tuple(row)
                 if connection.warnings:
                     # It exists, and may not be on the standby.
                     self.waits = "; ".join(connection.warnings)
                     continue
-                if begun is BEAT and self._mistakes(connection, Guards(*found[0])):
+                if begun is BEAT and self._mistakes(connection, Guards(*row)):
                     await self._until_safe(connection)
                     continue
                 self.owner, self.waits, self.committed_s = now, "", time.monotonic()
@@ -324,7 +339,7 @@ class Claim:
         rows = await connection.rows(OWNER)
         if not rows:
             raise JournalFailed(f"{self._address.shown} has no row in the table owner")
-        *owner, self._owner_url = rows[0]
+        *owner, self._owner_url, self._place = rows[0]
         return Owner(*owner)
 
     def _checked(self, found: Owner, before: Owner, after: Owner) -> Owner:
