@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import pytest
@@ -347,6 +348,30 @@ def test_a_primary_that_lacks_confirmed_messages_is_noticed() -> None:
     [queue, log] = faults(scenes.play(scenes.promoted, databases=3))
     assert queue == "p.1: it was confirmed, and is lost from the queue"
     assert log == "p.1: it was confirmed, and is lost from the log"
+
+
+@pytest.mark.slow
+@needs_postgres
+def test_an_owner_whose_segments_were_merged_meanwhile_confirms_nothing() -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover import scenes
+
+    assert faults(scenes.play(scenes.merged)) == []
+
+
+@pytest.mark.slow
+@needs_postgres
+@pytest.mark.parametrize("seconds", [2])
+def test_an_open_transaction_does_not_slow_commits_down(seconds: float) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover import scenes
+
+    paces: list[scenes.Pace] = []
+    scene = partial(scenes.held_open, seconds=seconds, tell=paces.append)
+    assert faults(scenes.play(scene)) == []
+    pages = paces[-1].table_bytes / 8192
+    assert pages > 15, "no version of the row was kept"
+    assert paces[-1].pages_read < pages / 2
 
 
 @pytest.mark.slow

@@ -186,6 +186,22 @@ class Databases:
         """The last segment, as the primary shows it."""
         return int(self._ask(self.primary, "select last from mqks.owner")[0])
 
+    def first(self) -> int:
+        """The first segment."""
+        return int(self._ask(self.primary, "select min(id) from mqks.segment")[0])
+
+    def owner_statistics(self) -> tuple[int, int, int]:
+        """How often the owner's row was written and a page of its table read, and the bytes of the
+        table."""
+        query = (
+            "select n_tup_upd, heap_blks_read + heap_blks_hit, pg_relation_size(relid)"
+            " from pg_stat_user_tables join pg_statio_user_tables using (relid)"
+            " where relid = 'mqks.owner'::regclass"
+        )
+        with self.primary.connection() as connection:
+            [(written, pages, size)] = connection.execute(query.encode()).fetchall()
+        return written, pages, size
+
     def signal(self, function: str, pid: int) -> None:
         self._ask(self.primary, f"select {function}({pid})")
 
@@ -365,7 +381,8 @@ class Brokers:
     async def watch(self) -> None:
         """Note who serves, with which epoch."""
         while True:
-            if found := await asyncio.to_thread(self.databases.owner):
+            unknown = any(life.number not in self.epochs for life in [*self.now.values()])
+            if unknown and (found := await asyncio.to_thread(self.databases.owner)):
                 epoch, pid = found
                 self._seen[pid] = epoch
             self._look()
