@@ -77,7 +77,7 @@ class Postgres:
         self._server: subprocess.Popen[bytes] | None = None
         self._primary = primary
         self._name = name
-        self._settings = {"fsync": "off", **settings}
+        self._settings = {"fsync": "off", "listen_addresses": "", **settings}
 
     def url(self, schema: str = "mqks", **parameters: str) -> str:
         """As `--db` takes it."""
@@ -171,7 +171,7 @@ class Postgres:
         """Start it, and wait until it answers."""
         # What the command line says could not be changed any more.
         settings = [f"{name}={value}" for name, value in self._settings.items() if value != "on"]
-        settings += [f"unix_socket_directories={self._directory}", "listen_addresses="]
+        settings.append(f"unix_socket_directories={self._directory}")
         with open(self._directory / "log", "ab") as log:
             self._server = subprocess.Popen(
                 [

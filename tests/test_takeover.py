@@ -402,3 +402,17 @@ def test_nothing_is_lost_when_patroni_fails_over() -> None:
         pytest.skip(str(missing))
     assert faults(play.history) == []
     assert any(isinstance(event, Drained) for event in play.history)
+
+
+@pytest.mark.slow
+@needs_postgres
+@pytest.mark.parametrize("splits", [False, True], ids=["databases", "clients too"])
+def test_nothing_is_lost_when_a_cable_is_cut(splits: bool) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover import namespaces
+
+    try:
+        history = namespaces.play(splits=splits)
+    except namespaces.NamespacesMissing as missing:
+        pytest.skip(str(missing))
+    assert faults(history) == []

@@ -147,7 +147,7 @@ class Databases:
                     primary=self.servers[0] if number else None,
                     name=f"db{number}",
                     within=None if number else self._within,
-                    **SETTINGS,
+                    **self.settings(number),
                 )
                 self.servers.append(stack.enter_context(server))
                 if not number:
@@ -158,6 +158,9 @@ class Databases:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def settings(self, number: int) -> dict[str, str]:
+        return SETTINGS
 
     @property
     def standbys(self) -> list[Postgres]:
