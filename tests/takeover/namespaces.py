@@ -16,12 +16,13 @@ import ctypes
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ def inside(name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 class Namespaces:
-    """They exist from entry to exit. Those of runs that were killed are removed first."""
+    """They exist from entry to exit. Those of runs that were killed are removed first, with what
+    still runs there."""
 
     def __enter__(self) -> Namespaces:
         if os.geteuid() or not shutil.which("ip"):
@@ -123,6 +125,10 @@ def _remove(is_meant: Callable[[int], bool]) -> None:
     for place in PLACES.glob("mqks-*-*"):
         _, pid, _ = place.name.split("-")
         if is_meant(int(pid)):
+            pids = subprocess.run(["ip", "netns", "pids", place.name], capture_output=True).stdout
+            for each in pids.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(each), signal.SIGKILL)
             # Another run may do the same.
             subprocess.run(["ip", "netns", "delete", place.name], capture_output=True)
 
