@@ -325,6 +325,7 @@ needs_postgres = pytest.mark.skipif(not installations(), reason="PostgreSQL is n
         ("suspended", "condition", "of epoch 1, which got it when epoch 2 served"),
         ("canceled", "warnings", "it was confirmed, and is lost from the queue"),
         ("terminated", "beat", "it was confirmed, and is lost from the queue"),
+        ("unnamed", "look", "was confirmed by broker 1 without a standby"),
     ],
 )
 @pytest.mark.parametrize("is_safe", [True, False], ids=["safe", "without"])

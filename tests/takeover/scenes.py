@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mqks.errors import ClaimLost, JournalReverted
+from mqks.journal.postgres.claim import LOOK_AGAIN_S
 from mqks.limits import SEGMENT_MERGE_COUNT
 from tests.takeover.checker import Drained, Event
 from tests.takeover.clients import Gone, Link, Place, set_up
-from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Life
+from tests.takeover.cluster import LIMIT_S, SYNCHRONOUS, Brokers, Databases, Life
 from tests.takeover.play import drain, served
 
 COMMITS_MIN = 150
@@ -106,6 +107,26 @@ async def _lost(brokers: Brokers, end: str) -> None:
         answer = asyncio.create_task(confirm(link))
         await until(lambda: answer.done() or databases.waiting())
         await asyncio.to_thread(databases.fail_over)
+        await answer
+
+
+async def unnamed(brokers: Brokers) -> None:
+    """The standby is lost, and an operator empties `synchronous_standby_names`: PostgreSQL reports
+    success to the commit that waits."""
+    databases, old = brokers.databases, brokers.now[0]
+    async with Link.to(brokers.place, old.number) as link:
+        link.publish(b"p.0")
+        await confirm(link)
+        await asyncio.to_thread(databases.lose_standbys)
+        link.publish(b"p.1")
+        age = "clock_timestamp() - query_start"
+        long = f"wait_event = 'SyncRep' and {age} > '{2 * LOOK_AGAIN_S} s'"
+        await until(lambda: databases.backends(long))
+        databases.primary.change(synchronous_standby_names="")
+        answer = asyncio.create_task(confirm(link))
+        await until(lambda: answer.done() or "event=journal_waits" in old.log)
+        databases.primary.change(synchronous_standby_names=SYNCHRONOUS)
+        await asyncio.to_thread(databases.start_standbys)
         await answer
 
 

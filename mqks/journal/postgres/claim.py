@@ -44,6 +44,9 @@ SUSPECT_S = 3.0
 """An owner whose beat has not changed in this many looks and seconds is taken for dead."""
 RETRY_S: Final = 0.25
 """Pause after a lost connection."""
+LOOK_AGAIN_S = 0.5
+"""After a commit that took so long, the server's settings are read: if `synchronous_standby_names`
+is emptied while a commit waits, it gets the reply of one that was replicated."""
 ASK_S = 10.0
 """After this time without a reply, the server is asked whether it still works on the commit."""
 RELEASE_S: Final = 5.0
@@ -300,6 +303,7 @@ class Claim:
                 exists = now != before
                 is_certain, is_sent = False, True
                 attempts += 1
+                begun_s = time.monotonic()
                 begun = BEAT if exists else statement
                 told = {**values, **now.values(self._place), "url": self.url}
                 with _Watched(self, connection):
@@ -313,7 +317,10 @@ class Claim:
                     # It exists, and may not be on the standby.
                     self.waits = "; ".join(connection.warnings)
                     continue
-                if begun is BEAT and self._mistakes(connection, Guards(*row)):
+                settings = Guards(*row) if begun is BEAT else None
+                if time.monotonic() >= begun_s + LOOK_AGAIN_S:
+                    settings = await self._look(connection)
+                if settings and self._mistakes(connection, settings):
                     await self._until_safe(connection)
                     continue
                 self.owner, self.waits, self.committed_s = now, "", time.monotonic()
