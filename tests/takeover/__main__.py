@@ -27,7 +27,7 @@ def say(what: str) -> None:
 
 
 def open_transaction(seconds: float) -> int:
-    """One transaction stays open, and nothing else happens."""
+    """One transaction stays open, while a client publishes and another one consumes."""
     scene = partial(scenes.held_open, seconds=seconds, tell=lambda pace: say(str(pace)))
     found = faults(scenes.play(scene))
     for each in found:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ from mqks.errors import ClaimLost, JournalReverted
 from mqks.journal.postgres.claim import LOOK_AGAIN_S
 from mqks.limits import SEGMENT_MERGE_COUNT
 from tests.takeover.checker import Drained, Event
-from tests.takeover.clients import Gone, Link, Place, set_up
+from tests.takeover.clients import Consumer, Gone, Link, Place, set_up
 from tests.takeover.cluster import LIMIT_S, SYNCHRONOUS, Brokers, Databases, Life
 from tests.takeover.play import drain, served
 
@@ -194,6 +195,8 @@ async def held_open(brokers: Brokers, seconds: float, tell: Callable[[Pace], obj
     """A transaction stays open, so that no version of the owner's row can be removed. `tell` is
     told of each tenth of the time."""
     numbers = itertools.count()
+    consumer = Consumer(brokers.place, random.Random(0), lambda: False, is_calm=True)
+    consuming = asyncio.create_task(consumer.run())
     async with Link.to(brokers.place, brokers.now[0].number) as link:
         with brokers.databases.primary.connection() as connection:
             connection.execute("analyze mqks.owner")
@@ -201,6 +204,7 @@ async def held_open(brokers: Brokers, seconds: float, tell: Callable[[Pace], obj
             connection.execute("select from mqks.owner")
             for _ in range(10):
                 tell(await _pace(link, brokers.databases, numbers, seconds / 10))
+    consuming.cancel()
 
 
 async def _pace(link: Link, databases: Databases, numbers: Iterator[int], seconds: float) -> Pace:
