@@ -77,7 +77,7 @@ class Postgres:
         self._server: subprocess.Popen[bytes] | None = None
         self._primary = primary
         self._name = name
-        self._settings = {"fsync": "off", **settings}
+        self._settings = {"fsync": "off", "listen_addresses": "", **settings}
 
     def url(self, schema: str = "mqks", **parameters: str) -> str:
         """As `--db` takes it."""
@@ -171,7 +171,7 @@ class Postgres:
         """Start it, and wait until it answers."""
         # What the command line says could not be changed any more.
         settings = [f"{name}={value}" for name, value in self._settings.items() if value != "on"]
-        settings += [f"unix_socket_directories={self._directory}", "listen_addresses="]
+        settings.append(f"unix_socket_directories={self._directory}")
         with open(self._directory / "log", "ab") as log:
             self._server = subprocess.Popen(
                 [
@@ -203,11 +203,7 @@ class Postgres:
     def kill(self) -> None:
         """SIGKILL to all its processes."""
         assert self._server is not None
-        self._server.send_signal(signal.SIGSTOP)  # It makes no more of them.
-        children = self._children()
-        for pid in (self._server.pid, *children):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        children = kill_with_children(self._server.pid)
         self._server.wait(WAIT_S)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
@@ -227,11 +223,6 @@ class Postgres:
         """The path of its Unix socket."""
         return f"{self._directory}/.s.PGSQL.5432"
 
-    def _children(self) -> list[int]:
-        assert self._server is not None
-        children = Path(f"/proc/{self._server.pid}/task/{self._server.pid}/children")
-        return [int(pid) for pid in children.read_text().split()]
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -244,6 +235,16 @@ class Postgres:
             self.stop()
         finally:
             shutil.rmtree(self._directory)
+
+
+def kill_with_children(pid: int) -> list[int]:
+    """SIGKILL to a process and its children, which are returned."""
+    os.kill(pid, signal.SIGSTOP)  # It makes no more of them.
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    for each in (pid, *children):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    return children
 
 
 def taken_over(url: DatabaseUrl) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import pytest
@@ -324,6 +325,7 @@ needs_postgres = pytest.mark.skipif(not installations(), reason="PostgreSQL is n
         ("suspended", "condition", "of epoch 1, which got it when epoch 2 served"),
         ("canceled", "warnings", "it was confirmed, and is lost from the queue"),
         ("terminated", "beat", "it was confirmed, and is lost from the queue"),
+        ("unnamed", "look", "was confirmed by broker 1 without a standby"),
     ],
 )
 @pytest.mark.parametrize("is_safe", [True, False], ids=["safe", "without"])
@@ -351,6 +353,30 @@ def test_a_primary_that_lacks_confirmed_messages_is_noticed() -> None:
 
 @pytest.mark.slow
 @needs_postgres
+def test_an_owner_whose_segments_were_merged_meanwhile_confirms_nothing() -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover import scenes
+
+    assert faults(scenes.play(scenes.merged)) == []
+
+
+@pytest.mark.slow
+@needs_postgres
+@pytest.mark.parametrize("seconds", [2])
+def test_an_open_transaction_does_not_slow_commits_down(seconds: float) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover import scenes
+
+    paces: list[scenes.Pace] = []
+    scene = partial(scenes.held_open, seconds=seconds, tell=paces.append)
+    assert faults(scenes.play(scene)) == []
+    pages = paces[-1].table_bytes / 8192
+    assert pages > 15, "no version of the row was kept"
+    assert paces[-1].pages_read < pages / 2
+
+
+@pytest.mark.slow
+@needs_postgres
 @pytest.mark.parametrize("seconds", [60])
 def test_nothing_is_lost_under_faults(seconds: int) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -360,3 +386,34 @@ def test_nothing_is_lost_under_faults(seconds: int) -> None:
     play.run(seconds)
     assert faults(play.history) == []
     assert any(isinstance(event, Drained) for event in play.history)
+
+
+@pytest.mark.slow
+@needs_postgres
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_when_patroni_fails_over() -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover.patroni import PatroniMissing
+    from tests.takeover.play import Play
+
+    play = Play(16, patroni=True, only=["switch_over", "lose_the_primary", "lose_all_standbys"])
+    try:
+        play.run(0)
+    except PatroniMissing as missing:
+        pytest.skip(str(missing))
+    assert faults(play.history) == []
+    assert any(isinstance(event, Drained) for event in play.history)
+
+
+@pytest.mark.slow
+@needs_postgres
+@pytest.mark.parametrize("splits", [False, True], ids=["databases", "clients too"])
+def test_nothing_is_lost_when_a_cable_is_cut(splits: bool) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.takeover import namespaces
+
+    try:
+        history = namespaces.play(splits=splits)
+    except namespaces.NamespacesMissing as missing:
+        pytest.skip(str(missing))
+    assert faults(history) == []

@@ -47,6 +47,8 @@ class Place:
     confirms: int = 0
     """How many publishes were confirmed."""
     links: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    new_socket: Callable[[], socket.socket] = socket.socket
+    """Makes one in the network where the clients are."""
 
 
 class Link:
@@ -70,14 +72,20 @@ class Link:
         """Gone when it can't be made."""
         link = cls(place, life)
         try:
-            host, port = place.brokers[life]
-            async with asyncio.timeout(5):
-                link._reader, link._writer = await asyncio.open_connection(
-                    host, port, limit=LINE_BYTES_MAX
-                )
+            address = place.brokers[life]
+            raw = place.new_socket()
+            try:
+                raw.setblocking(False)
+                async with asyncio.timeout(5):
+                    await asyncio.get_running_loop().sock_connect(raw, address)
+            except BaseException:
+                raw.close()
+                raise
+            link._reader, link._writer = await asyncio.open_connection(
+                sock=raw, limit=LINE_BYTES_MAX
+            )
         except (KeyError, OSError, TimeoutError):
             raise Gone from None
-        raw = link._writer.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         place.history.append(Opened(link.number, life))
         try:

@@ -27,6 +27,16 @@ from tests.waiting import until
 
 CHUNK_BYTES = 64 * 1024
 SYNCHRONOUS = "ANY 1 (db0, db1, db2)"
+SETTINGS: Final = {
+    "fsync": "on",
+    # Small, and quick to be copied.
+    "shared_buffers": "16MB",
+    "min_wal_size": "32MB",
+    "max_wal_size": "128MB",
+    "wal_keep_size": "64MB",
+    "wal_log_hints": "on",
+    "wal_retrieve_retry_interval": "200ms",
+}
 BACKEND = "application_name = 'mqks' and pid <> pg_backend_pid()"
 RESTART_S = 0.5
 LIMIT_S = 90.0
@@ -132,22 +142,12 @@ class Databases:
 
     def __enter__(self) -> Databases:
         with ExitStack() as stack:
-            settings = {
-                "fsync": "on",
-                # Small, and quick to be copied.
-                "shared_buffers": "16MB",
-                "min_wal_size": "32MB",
-                "max_wal_size": "128MB",
-                "wal_keep_size": "64MB",
-                "wal_log_hints": "on",
-                "wal_retrieve_retry_interval": "200ms",
-            }
             for number in range(self._count):
                 server = Postgres(
                     primary=self.servers[0] if number else None,
                     name=f"db{number}",
                     within=None if number else self._within,
-                    **settings,
+                    **self.settings(number),
                 )
                 self.servers.append(stack.enter_context(server))
                 if not number:
@@ -158,6 +158,9 @@ class Databases:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def settings(self, number: int) -> dict[str, str]:
+        return SETTINGS
 
     @property
     def standbys(self) -> list[Postgres]:
@@ -185,6 +188,22 @@ class Databases:
     def last(self) -> int:
         """The last segment, as the primary shows it."""
         return int(self._ask(self.primary, "select last from mqks.owner")[0])
+
+    def first(self) -> int:
+        """The first segment."""
+        return int(self._ask(self.primary, "select min(id) from mqks.segment")[0])
+
+    def owner_statistics(self) -> tuple[int, int, int]:
+        """How often the owner's row was written and a page of its table read, and the bytes of the
+        table."""
+        query = (
+            "select n_tup_upd, heap_blks_read + heap_blks_hit, pg_relation_size(relid)"
+            " from pg_stat_user_tables join pg_statio_user_tables using (relid)"
+            " where relid = 'mqks.owner'::regclass"
+        )
+        with self.primary.connection() as connection:
+            [(written, pages, size)] = connection.execute(query.encode()).fetchall()
+        return written, pages, size
 
     def signal(self, function: str, pid: int) -> None:
         self._ask(self.primary, f"select {function}({pid})")
@@ -365,7 +384,8 @@ class Brokers:
     async def watch(self) -> None:
         """Note who serves, with which epoch."""
         while True:
-            if found := await asyncio.to_thread(self.databases.owner):
+            unknown = any(life.number not in self.epochs for life in [*self.now.values()])
+            if unknown and (found := await asyncio.to_thread(self.databases.owner)):
                 epoch, pid = found
                 self._seen[pid] = epoch
             self._look()

@@ -44,6 +44,9 @@ class Faults:
         for network in self._brokers.networks:
             network.heal()
         await asyncio.to_thread(self._databases.heal)
+        await self._progress()
+
+    async def _progress(self) -> None:
         place = self._brokers.place
         confirms, limit_s = place.confirms, time.monotonic() + LIMIT_S
         while place.confirms < confirms + PROGRESS:

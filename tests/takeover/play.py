@@ -21,6 +21,7 @@ from tests.takeover.checker import Drained, Event
 from tests.takeover.clients import Consumer, Gone, Place, Publisher, Reader, is_empty, set_up
 from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Network, Violation
 from tests.takeover.faults import Faults
+from tests.takeover.patroni import FailOvers, Patroni
 
 BROKERS = 3
 DISK_BYTES = 512 * 1024 * 1024
@@ -65,6 +66,7 @@ class Play:
         *,
         without: str = "",
         only: Sequence[str] = (),
+        patroni: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
         self.place = Place()
@@ -72,7 +74,8 @@ class Play:
         self._seed = seed
         self._without = without
         self._only = only
-        """Faults, instead of all."""
+        """Faults, instead of all: each of them happens, however long it takes."""
+        self._patroni = patroni
         self._say = say
         self._ends = False
 
@@ -85,7 +88,8 @@ class Play:
         with ExitStack() as stack:
             disk = stack.enter_context(small_disk(self._say))
             watch = stack.enter_context(clock(self._say))
-            databases = stack.enter_context(Databases(self.place, disk))
+            kind = Patroni(self.place) if self._patroni else Databases(self.place, disk)
+            databases = stack.enter_context(kind)
             asyncio.run(self._run(databases, watch, disk, seconds))
 
     async def _run(
@@ -104,7 +108,8 @@ class Play:
             background.append(group.create_task(brokers.watch()))
             await set_up(self.place, (await brokers.until_served()).number)
             clients = [group.create_task(client.run()) for client in self._clients()]
-            await self._fail(Faults(brokers, watch, disk), seconds)
+            kind = FailOvers if self._patroni else Faults
+            await self._fail(kind(brokers, watch, disk), seconds)
             self._ends = True
             _, late = await asyncio.wait(clients, timeout=LIMIT_S)
             if late:
@@ -128,8 +133,8 @@ class Play:
 
     async def _fail(self, faults: Faults, seconds: float) -> None:
         begin_s, number = time.monotonic(), 0
-        names: list[str] = []
-        while time.monotonic() < begin_s + seconds:
+        names = [*self._only]
+        while names or time.monotonic() < begin_s + seconds:
             rng = random.Random(f"{self._seed} {number}")
             if not names:  # All of them, in another order each time.
                 names = [*self._only] or faults.names()

@@ -60,6 +60,11 @@ def beat() -> None:
     Claim._commit = committed  # type: ignore[method-assign]
 
 
+def look() -> None:
+    """The server's settings are not read after a commit that took long."""
+    claim.LOOK_AGAIN_S = 1e9
+
+
 def beats() -> None:
     """No commits but those of messages: no safeguard, but what is waited for is certain then."""
     claim.BEAT_S = 1e9  # type: ignore[misc]
@@ -69,6 +74,7 @@ SAFEGUARDS: dict[str, Callable[[], None]] = {
     "condition": condition,
     "warnings": warnings,
     "beat": beat,
+    "look": look,
 }
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ _OPTIONS: Final = (
     "idle_session_timeout=0",
     # A backend that waits for a lock notices that its client has disconnected.
     "client_connection_check_interval=2s",
+    # Rows are found by their place or key, also in a table of one page: plans are kept while it
+    # grows.
+    "random_page_cost=0.5",
 )
 
 

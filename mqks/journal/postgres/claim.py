@@ -44,27 +44,33 @@ SUSPECT_S = 3.0
 """An owner whose beat has not changed in this many looks and seconds is taken for dead."""
 RETRY_S: Final = 0.25
 """Pause after a lost connection."""
+LOOK_AGAIN_S = 0.5
+"""After a commit that took so long, the server's settings are read: if `synchronous_standby_names`
+is emptied while a commit waits, it gets the reply of one that was replicated."""
 ASK_S = 10.0
 """After this time without a reply, the server is asked whether it still works on the commit."""
 RELEASE_S: Final = 5.0
 """How long a server that ends tries to give up its claim."""
 
-OWNER: Final = "select epoch, holder, last, beat, url, durable from owner"
+OWNER: Final = "select epoch, holder, last, beat, url, durable, ctid::text from owner"
+# While an old transaction is open, no version of the row can be removed. So it is looked for only
+# in the page where the last commit has left it, whatever the number of its pages.
 IS_OURS: Final = """
-    epoch = %(epoch)b::bigint and holder is not distinct from %(holder)b::text
+    ctid between %(page_begin)t::tid and %(page_end)t::tid
+    and epoch = %(epoch)b::bigint and holder is not distinct from %(holder)b::text
     and last = %(last)b::bigint and beat = %(beat)b::bigint"""
 NEXT: Final = "beat = beat + 1, durable = %(durable)b::bigint"
 """What every commit sets."""
 CLAIM: Final = f"""
 update owner set epoch = epoch + 1, holder = %(claimant)b::text, url = null, {NEXT}
-where {IS_OURS} returning 1"""
+where {IS_OURS} returning ctid::text"""
 BEAT: Final = f"""
 with owned as (
-    update owner set {NEXT}, url = %(url)b::text where {IS_OURS} returning 1
+    update owner set {NEXT}, url = %(url)b::text where {IS_OURS} returning ctid::text
 )
-select {guards.COLUMNS} from owned"""
+select {guards.COLUMNS}, owned.ctid from owned"""
 RELEASE: Final = f"""
-update owner set holder = null, url = null, {NEXT} where {IS_OURS} returning 1"""
+update owner set holder = null, url = null, {NEXT} where {IS_OURS} returning ctid::text"""
 LOOK: Final = f"select {guards.COLUMNS}"
 RUNS: Final = "select 1 from pg_stat_activity where pid = %(pid)b::integer and state = 'active'"
 
@@ -76,10 +82,18 @@ class Owner(NamedTuple):
     """The id of the last segment."""
     beat: int
 
-    def values(self) -> dict[str, Any]:
+    def values(self, place: str) -> dict[str, Any]:
         """For `IS_OURS`."""
         epoch, holder, last, beat = self
-        return {"epoch": Int8(epoch), "holder": holder, "last": Int8(last), "beat": Int8(beat)}
+        page, _, _ = place.partition(",")
+        return {
+            "page_begin": f"{page},0)",
+            "page_end": f"{page},65535)",
+            "epoch": Int8(epoch),
+            "holder": holder,
+            "last": Int8(last),
+            "beat": Int8(beat),
+        }
 
     def follows(self, other: "Owner") -> bool:
         """Whether it is the same, or the same with more beats."""
@@ -131,6 +145,8 @@ class Claim:
         self.server = Server(0, {})
         self.owner = Owner(0, None, 0, 0)
         """As the last durable commit has left it."""
+        self._place = "(0,0)"
+        """Where the row was last: page and position in it."""
         self.since_s = 0.0
         """When it was claimed, by the monotonic clock."""
         self.committed_s = 0.0
@@ -288,8 +304,9 @@ class Claim:
         self._beat_due_s = time.monotonic() + BEAT_S
 
     async def commit(self, statement: str, values: dict[str, Any], last: int) -> Row:
-        """Execute a statement with the condition `IS_OURS`, which sets `last` and adds one to
-        `beat`. Returns its row when it is durable; an empty one if the reply was lost.
+        """Execute a statement with the condition `IS_OURS`, which sets `last`, adds one to `beat`,
+        and returns the row's new place at the end. Returns the rest of what it returned when it is
+        durable; an empty row if the reply was lost.
 
         Raises DiskFull if nothing was written. Raises ClaimLost, JournalReverted, JournalFailed,
         and after them JournalFailed always.
@@ -321,19 +338,29 @@ class Claim:
                 exists = now != before
                 is_certain, is_sent = False, True
                 attempts += 1
+                begun_s = time.monotonic()
                 begun = BEAT if exists else statement
-                told = {**values, **now.values(), "url": self.url, "durable": Int8(before.beat)}
+                told = {
+                    **values,
+                    **now.values(self._place),
+                    "url": self.url,
+                    "durable": Int8(before.beat),
+                }
                 with _Watched(self, connection):
                     found = await connection.rows(begun, told)
                 if not found:
                     continue  # Another broker's, or an earlier attempt has arrived after all.
+                *row, self._place = found[0]
                 now = now._replace(beat=now.beat + 1) if exists else after
-                result = result if exists else found[0]
+                result = result if exists else tuple(row)
                 if connection.warnings:
                     # It exists, and may not be on the standby.
                     self.waits = "; ".join(connection.warnings)
                     continue
-                if begun is BEAT and self._mistakes(connection, Guards(*found[0])):
+                settings = Guards(*row) if begun is BEAT else None
+                if time.monotonic() >= begun_s + LOOK_AGAIN_S:
+                    settings = await self._look(connection)
+                if settings and self._mistakes(connection, settings):
                     await self._until_safe(connection)
                     continue
                 self.owner, self.waits, self.committed_s = now, "", time.monotonic()
@@ -359,7 +386,7 @@ class Claim:
         rows = await connection.rows(OWNER)
         if not rows:
             raise JournalFailed(f"{self._address.shown} has no row in the table owner")
-        *owner, self._owner_url, durable = rows[0]
+        *owner, self._owner_url, durable, self._place = rows[0]
         found = Owner(*owner)
         self._durable.look(found, durable)
         return found

@@ -69,8 +69,8 @@ class Guards(NamedTuple):
             found.append(
                 f"synchronous_standby_names is {self.standby_names!r}, so "
                 + ("any" if self.standby_names else "no")
-                + " standby confirms a commit: name them, such as 'ANY 1 (a, b)'. If the provider "
-                "replicates the storage, or one server is enough, set db_replication to provider "
-                "or none"
+                + " standby confirms a commit: name them, such as 'ANY 1 (a, b)'; Patroni in "
+                "strict mode does that as soon as one is there. If the provider replicates the "
+                "storage, or one server is enough, set db_replication to provider or none"
             )
         return found

@@ -11,11 +11,13 @@ from mqks.journal.postgres.claim import IS_OURS, NEXT
 ADD: Final = f"""
 with owned as (
     update owner set last = %(new_last)b::bigint, segments = segments + 1, {NEXT}
-    where {IS_OURS} returning 1
+    where {IS_OURS} returning ctid::text
+), new_segment as (
+    insert into segment
+    select %(new_last)b::bigint, %(head_crc)b::bigint, %(text_crc)b::bigint, %(head)b, %(text)b
+    from owned
 )
-insert into segment
-select %(new_last)b::bigint, %(head_crc)b::bigint, %(text_crc)b::bigint, %(head)b, %(text)b
-from owned returning 1"""
+select owned.ctid from owned"""
 """A segment alone."""
 
 # All parts of a statement see the rows as they were before it.
@@ -26,7 +28,7 @@ with owned as (
         segments = %(segments)b::bigint,
         next_queue_id = %(next_queue_id)b::bigint,
         {NEXT}
-    where {IS_OURS} returning 1
+    where {IS_OURS} returning ctid::text
 ), new_segments as (
     insert into segment select new.* from owned, unnest(
         %(ids)b::bigint[], %(head_crcs)b::bigint[], %(text_crcs)b::bigint[],
@@ -73,15 +75,16 @@ with owned as (
         select id from error order by id desc limit 1 offset %(errors_kept)b::bigint
     )
 )
-select (select count(*) from dropped) from owned"""
+select (select count(*) from dropped), owned.ctid from owned"""
 """Everything else."""
 
 BECOME: Final = f"""
-update owner set journal = %(journal)b::text, {NEXT} where {IS_OURS} returning 1"""
+update owner set journal = %(journal)b::text, {NEXT}
+where {IS_OURS} returning ctid::text"""
 SKIP: Final = f"""
 update owner set last = %(new_last)b::bigint, {NEXT},
     next_queue_id = greatest(next_queue_id, %(next_queue_id)b::bigint)
-where {IS_OURS} returning 1"""
+where {IS_OURS} returning ctid::text"""
 
 OWNER: Final = "select journal, segments, next_queue_id from owner"
 QUEUES: Final = "select id, name, policy, next_seq, cursor from queue order by id"
