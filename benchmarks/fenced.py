@@ -15,6 +15,7 @@ The one rule: every message and every row is counted when the clock has stopped.
 import argparse
 import asyncio
 import statistics
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -51,6 +52,7 @@ class Commits:
         address = parse(url)
         asyncio.run(self._create(url))
         self._connection = psycopg.connect(**address.parameters, autocommit=True)
+        self.close = self._connection.close
         self._connection.execute("update owner set epoch = 1, holder = 'bench'")
         head_crc, text_crc, head, text = segment
         self._segment = {
@@ -108,14 +110,14 @@ def main(arguments: list[str] | None = None) -> None:
                 segment = reader.execute(SEGMENT.encode()).fetchone()
             assert segment
             client.purge("q0")
-        commits = Commits(DatabaseUrl(primary.url("bare")), segment)
-        for turn in range(options.rounds):
-            for program in sorted(seconds, reverse=bool(turn % 2)):
-                seconds[program].append(
-                    commits(options.count)
-                    if program == "commit"
-                    else confirms(broker, options.count)
-                )
+        with closing(Commits(DatabaseUrl(primary.url("bare")), segment)) as commits:
+            for turn in range(options.rounds):
+                for program in sorted(seconds, reverse=bool(turn % 2)):
+                    seconds[program].append(
+                        commits(options.count)
+                        if program == "commit"
+                        else confirms(broker, options.count)
+                    )
     print(f"{'µs':8} {'p50':>8} {'p99':>8} {'adds':>8}")
     reference = [percentile(each, 0.5) for each in seconds["commit"]]
     for program, rounds in seconds.items():
