@@ -6,10 +6,10 @@ A client that knows all servers publishes with one confirm in flight. Then one t
 - stop: SIGTERM of the same
 - switch: the primary database is stopped, its standby promoted, and the old primary follows it
 
-`silent_s` is the longest time between two confirms. `claimed_s` is the time from the claim of the
-journal to the first confirm, and `peak_mb` the most memory that the next broker has used until
-then. With `--waiting`, so many other messages wait in a queue meanwhile. `mqks` has one broker and
-a file: it is started again by the program that has ended it.
+`silent_s` is the longest time between two confirms. `loaded_s` is the time from the claim of the
+journal until the next broker listens, and `peak_mb` the most memory that it has used. With
+`--waiting`, so many other messages wait in a queue meanwhile. `mqks` has one broker and a file:
+it is started again by the program that has ended it.
 
 The one rule: what was confirmed is there at the end, and so is every waiting message.
 """
@@ -27,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -97,8 +98,8 @@ class Place(ABC):
     def happen(self, fault: str) -> None:
         """Returns when nothing more is to be done but by the servers themselves."""
 
-    def figures(self, confirmed_s: float) -> dict[str, float]:
-        """Of a server that has taken over, and has confirmed a message at this time."""
+    def figures(self) -> dict[str, float]:
+        """Of a server that has taken over."""
         return {}
 
     @abstractmethod
@@ -146,7 +147,7 @@ class OneBroker(Place):
     def heal(self) -> None:
         """It has been started again."""
 
-    def figures(self, confirmed_s: float) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         status = Path(f"/proc/{self.active.pid}/status").read_text()
         most = re.search(r"VmHWM:\s+(\d+) kB", status)
         assert most
@@ -194,11 +195,13 @@ class TwoBrokers(OneBroker):
             self._end(fault)
             self.active, self._standby = self._standby, self.active
 
-    def figures(self, confirmed_s: float) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         with flow.connect(self.active.port) as sock:
             row = json.loads(flow.ask(sock, b"s stats journal\n").partition(b" ok ")[2])
-        claimed_s = clock() - row["active_s"]
-        return {"claimed_s": confirmed_s - claimed_s, **super().figures(confirmed_s)}
+        claimed_s = time.time() - row["active_s"]
+        [told] = re.findall(r"^time=(\S+) .*event=listening", self.active.log, re.MULTILINE)
+        listens_s = datetime.fromisoformat(told).timestamp()
+        return {"loaded_s": listens_s - claimed_s, **super().figures()}
 
     def heal(self) -> None:
         if not self._standby.is_running:
@@ -340,7 +343,7 @@ def measured(place: Place, fault: str, confirmed: list[bytes]) -> dict[str, floa
     times = publishing.times
     pairs = [(a, b) for a, b in pairwise(times) if b > began_s]
     last_s, next_s = max(pairs, key=lambda pair: pair[1] - pair[0])
-    figures = {} if fault == "switch" else place.figures(next_s)
+    figures = {} if fault == "switch" else place.figures()
     return {"silent_s": next_s - last_s, **figures}
 
 
