@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 from benchmarks.flow import free_port
 from benchmarks.servers.rabbitmq import FORMED, environment
@@ -31,44 +32,94 @@ def mqks_on_postgres(*serve: str) -> int:
         return _watched([sys.executable, "-m", "mqks", "serve", "--db", primary.url(), *serve])
 
 
+class RabbitmqNodes:
+    """Nodes of one cluster, while it is entered; the first of them listens on `ports[0]`."""
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        self.ports = [port or free_port(), *(free_port() for _ in range(NODES - 1))]
+        self._names = [f"bench{number}@localhost" for number in range(NODES)]
+        self._directory = directory
+        self._mapper = free_port()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        lines = ["cluster_formation.peer_discovery_backend = classic_config"]
+        lines += [
+            f"cluster_formation.classic_config.nodes.{n} = {name}"
+            for n, name in enumerate(self._names, 1)
+        ]
+        self._config.write_text("\n".join(lines) + "\n")
+        # Otherwise each node makes a cookie of its own.
+        cookie = self._directory / ".erlang.cookie"
+        cookie.write_text("benchmarks")
+        cookie.chmod(0o400)
+        with ExitStack() as ending:
+            mapper = ["epmd", "-address", "127.0.0.1", "-port", str(self._mapper)]
+            process = subprocess.Popen(mapper)
+            ending.callback(process.wait)
+            ending.callback(process.terminate)
+            for number, name in enumerate(self._names):
+                (self._directory / name).mkdir()
+                ending.callback(self.end, number, signal.SIGTERM)
+                self.start(number)
+            self.wait()
+            self._ending = ending.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    @property
+    def _config(self) -> Path:
+        return self._directory / "cluster.conf"
+
+    def _environment(self, number: int) -> dict[str, str]:
+        name = self._names[number]
+        told = environment(self._directory / name, name, self.ports[number], self._mapper)
+        return told | {"HOME": str(self._directory), "RABBITMQ_CONFIG_FILE": str(self._config)}
+
+    def _log(self, number: int) -> Path:
+        return self._directory / f"log.{number}"
+
+    def start(self, number: int) -> None:
+        told = {**os.environ, **self._environment(number)}
+        with self._log(number).open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                [f"{_RABBITMQ}/rabbitmq-server"], env=told, stdout=log, stderr=log
+            )
+
+    def end(self, number: int, how: signal.Signals) -> None:
+        """Send a signal, and wait until it is gone."""
+        if process := self._processes.get(number):
+            process.send_signal(how)
+            process.wait()
+
+    def wait(self) -> None:
+        """Until all are members of the cluster."""
+        for number in range(NODES):
+            while self._ctl(number, "await_online_nodes", str(NODES)).returncode:
+                if self._processes[number].poll() is not None:
+                    raise RuntimeError(f"a node has ended:\n{self._log(number).read_text()}")
+                time.sleep(1)  # It has not started yet.
+
+    def leader(self, queue: str, asked: int) -> int:
+        """The number of the node that leads a quorum queue, as this one says."""
+        told = self._ctl(asked, "--quiet", "list_queues", "name", "leader").stdout
+        leaders = dict(line.split() for line in told.splitlines()[1:])
+        return self._names.index(leaders[queue])
+
+    def _ctl(self, number: int, *words: str) -> subprocess.CompletedProcess[str]:
+        told = {**os.environ, **self._environment(number)}
+        command = [f"{_RABBITMQ}/rabbitmqctl", "--node", self._names[number], *words]
+        return subprocess.run(command, env=told, capture_output=True, text=True)
+
+
 def rabbitmq(directory: str, port: str) -> int:
-    """Nodes of one cluster, the first of them with this port."""
-    base = Path(directory)
-    names = [f"bench{number}@localhost" for number in range(NODES)]
-    mapper = free_port()
-    config = base / "cluster.conf"
-    lines = ["cluster_formation.peer_discovery_backend = classic_config"]
-    lines += [
-        f"cluster_formation.classic_config.nodes.{n} = {name}" for n, name in enumerate(names, 1)
-    ]
-    config.write_text("\n".join(lines) + "\n")
-    # Otherwise each node makes a cookie of its own.
-    cookie = base / ".erlang.cookie"
-    cookie.write_text("benchmarks")
-    cookie.chmod(0o400)
-    with ExitStack() as ending:
-        _started(ending, ["epmd", "-address", "127.0.0.1", "-port", str(mapper)])
-        for number, name in enumerate(names):
-            place = base / name
-            place.mkdir()
-            told = environment(place, name, int(port) if number == 0 else free_port(), mapper)
-            told |= {"HOME": directory, "RABBITMQ_CONFIG_FILE": str(config)}
-            _started(ending, [f"{_RABBITMQ}/rabbitmq-server"], told)
-        wait = [f"{_RABBITMQ}/rabbitmqctl", "--node", names[0], "await_online_nodes", str(NODES)]
-        told |= {"RABBITMQ_NODENAME": names[0]}
-        while subprocess.run(wait, env={**os.environ, **told}).returncode:
-            time.sleep(1)  # The first node has not started yet.
+    with RabbitmqNodes(Path(directory), int(port)):
         print(FORMED, flush=True)
         signal.pause()
     return 0
-
-
-def _started(
-    ending: ExitStack, command: list[str], environment: dict[str, str] | None = None
-) -> None:
-    process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
-    ending.callback(process.wait)
-    ending.callback(process.terminate)
 
 
 def _watched(command: list[str]) -> int:

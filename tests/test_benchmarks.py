@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from benchmarks import footprint, process, scale, talk
+from benchmarks import fenced, footprint, process, scale, takeovers, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.process import Running
@@ -167,6 +167,43 @@ def test_work_against_several_machines(server: str, work: str) -> None:
     if reason := SERVERS[server].missing():
         pytest.skip(reason)
     assert measure(SERVERS[server], WORKS[work], WORKS[work].tiny)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "waiting", "silent"),
+    [
+        ("mqks", 1_000, {"kill", "stop"}),
+        ("mqks-postgres", 1_000, {"kill", "stop", "switch"}),
+        ("rabbitmq-cluster", 0, {"kill", "stop"}),
+    ],
+)
+def test_take_overs(server: str, waiting: int, silent: set[str]) -> None:
+    if reason := SERVERS[server].missing():
+        pytest.skip(reason)
+    figures = takeovers.run(server, ["kill", "stop", "switch"], waiting)
+    assert {fault for fault in figures if figures[fault]["silent_s"] > 0} == silent
+
+
+@pytest.mark.slow
+def test_a_message_lost_in_a_take_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Purging(takeovers.OneBroker):
+        def heal(self) -> None:
+            with self._connected() as client:
+                client.purge(takeovers.PROBE)
+
+    monkeypatch.setitem(takeovers.PLACES, "mqks", Purging)
+    with pytest.raises(RuntimeError, match="has lost"):
+        takeovers.run("mqks", ["kill"], 0)
+
+
+@pytest.mark.slow
+def test_confirms_beside_commits(capsys: pytest.CaptureFixture[str]) -> None:
+    if reason := SERVERS["mqks-postgres"].missing():
+        pytest.skip(reason)
+    fenced.main(["--count", "20", "--rounds", "2"])
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["commit", "confirm"]
 
 
 def rabbitmq_confirms(*frames: tuple[int, bool]) -> Confirmed:

@@ -38,26 +38,26 @@ def publish_blocks(server: Server, port: int, gate: Gate, messages: Messages) ->
 
 def drain_blocks(server: Server, port: int, gate: Gate, messages: Messages) -> Report:
     """Acks and checks everything; what has come is checked whenever the room is full."""
-    sock = server.connect(port)
-    flow = server.consumer(sock, messages, manual_ack=True, room_bytes=ROOM_BYTES)
-    gate()
-    times = []
-    checked = 0
-    with clocked() as report:
-        flow.open()
-    while not flow.done:
+    with server.connect(port) as sock:
+        flow = server.consumer(sock, messages, manual_ack=True, room_bytes=ROOM_BYTES)
+        gate()
+        times = []
+        checked = 0
         with clocked() as report:
-            for _ in pump([flow]):
-                if flow.full:
-                    break
-        times.append(report.took)
-        raw = flow.take()
-        server.check_no_refusal(raw)
-        payloads = server.payloads(raw, messages.payload_bytes)
-        messages.part(checked, len(payloads)).check(payloads)
-        checked += len(payloads)
-    if checked != messages.count:
-        raise Wrong(f"{checked} messages instead of {messages.count}")
+            flow.open()
+        while not flow.done:
+            with clocked() as report:
+                for _ in pump([flow]):
+                    if flow.full:
+                        break
+            times.append(report.took)
+            raw = flow.take()
+            server.check_no_refusal(raw)
+            payloads = server.payloads(raw, messages.payload_bytes)
+            messages.part(checked, len(payloads)).check(payloads)
+            checked += len(payloads)
+        if checked != messages.count:
+            raise Wrong(f"{checked} messages instead of {messages.count}")
     report.times = times
     return report
 

@@ -24,7 +24,7 @@ class Options:
     keep_alive_s: float = 15.0
     """Time without data before a ping, and again before the connection counts as lost."""
     reconnect_min_s: float = 0.05
-    reconnect_max_s: float = 5.0
+    reconnect_max_s: float = 1.0
     """The delay between attempts doubles from the first to the second, each with jitter."""
     in_flight_max: int = 10_000
     """Requests without a reply; above it, callers wait."""

@@ -72,9 +72,7 @@ def top(
     from mqks.client.options import Options  # here, so that --help need not load them
     from mqks.inspection.sample import sample
 
-    patient = Options(
-        timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5, reconnect_max_s=1.0
-    )
+    patient = Options(timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5)
     with _shown(as_json) as (show, pause), connected_with(url, patient) as client:
         earlier: Row | None = None
         looks = 0

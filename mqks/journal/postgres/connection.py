@@ -40,6 +40,8 @@ class Connection(psycopg.AsyncConnection[Row]):
         self.warnings: list[str] = []
         """What the server said about the last statement besides its result."""
         self.add_notice_handler(lambda told: self.warnings.append(str(told.message_primary)))
+        # Making one takes a fifth of the processor time of a commit.
+        self._statement = self.cursor(binary=True)
 
     @classmethod
     async def to(cls, address: Address) -> "Connection":
@@ -54,11 +56,10 @@ class Connection(psycopg.AsyncConnection[Row]):
             raise
 
     async def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        """Execute a statement; prepared, as each of them is executed often."""
+        """Execute a statement that has rows; prepared, as each of them is executed often."""
         self.warnings.clear()
-        async with self.cursor(binary=True) as cursor:
-            await cursor.execute(sql.encode(), values, prepare=True)
-            return await cursor.fetchall() if cursor.description else []
+        await self._statement.execute(sql.encode(), values, prepare=True)
+        return await self._statement.fetchall()
 
     def abort(self) -> None:
         """End it without a word to the server: what waits for a reply gets an OperationalError."""
