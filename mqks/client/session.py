@@ -414,7 +414,7 @@ class Session:
         elif is_error:
             # Nobody waits: a publish without confirm, an ack, or the connection itself.
             if request_id == b"-":
-                self._refusal = f"refused by the server, error {requests.decoded(text)}"
+                self._refusal = requests.refusal(text)
             _log.warning("request %s failed, error %s", *map(requests.decoded, (request_id, text)))
 
     def _greeted(self, error_id: str | None) -> None:

@@ -175,7 +175,10 @@ class Server:
 
     def _refusal(self, peer: Peer, failure: BadRequest) -> bytes:
         """The reply to a client that is refused or disconnected."""
-        reply = self._broker.refusals.reply(peer.address, b"-", b"", str(failure), stranger=True)
+        told = isinstance(failure, Unwritable)
+        reply = self._broker.refusals.reply(
+            peer.address, b"-", b"", str(failure), stranger=True, told=told
+        )
         self._schedule_flush()
         return reply
 
@@ -483,7 +486,12 @@ class Server:
         self._door.closed = failure = Unwritable(why) if why else None
         if failure is not None:
             for client in list(self._clients.values()):
-                self._drop(client, failure)
+                if client.ended or client.paused:
+                    self._drop(client, failure)
+                else:
+                    client.ended = True
+                    client.transport.write(self._refusal(client.peer, failure))
+                    client.transport.close()
                 await anyio.lowlevel.checkpoint()
 
     # -- tasks
