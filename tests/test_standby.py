@@ -275,7 +275,7 @@ def test_commands_tell_who_is_active(
     journal_url: DatabaseUrl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    flags = "--port", str(port)
+    flags = "--port", str(port), "--http-port", str(free_port())
     with Member(journal_url) as active, standby(journal_url, *flags) as waiting:
         there = f"mqks://127.0.0.1:{port}"
         urls = f"{there},mqks://127.0.0.1:{active.port}"
@@ -295,6 +295,8 @@ def test_commands_tell_who_is_active(
         assert waiting.address
         row = json.loads(asked("inspect", "journal", "--json"))
         assert (row["owner"], row["claim"]) == (f"{os.uname().nodename} pid {waiting.pid}", 2)
+        until(lambda: waiting.get("/healthz")[0] == 200 and waiting.get("/readyz")[0] == 200)
+        assert len(HTTP.findall(waiting.log)) == 1
 
 
 def test_a_reload_of_a_standby_is_done_when_it_takes_over(

@@ -407,7 +407,7 @@ class Connection(Generic[S]):
         address, sock = _dialled(self._servers, self._options)
         try:
             with self.lock:
-                self.session.is_tls = address.tls
+                self.session.is_tls, self.session.server = address.tls, str(address)
                 self._sock, self._out, self._problem = sock, memoryview(b""), ""
                 self._is_cut = False
                 self._leader, self._is_busy, self._watched = None, False, 0

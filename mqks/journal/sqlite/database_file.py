@@ -151,7 +151,8 @@ class DatabaseFile(Contents):
             yield
         except UNREADABLE as error:
             if is_damage(error) or self.damage:
-                told = "".join(f"; {place}: {what}" for place, what in self.damage)
+                others = [(place, what) for place, what in self.damage if what != str(error)]
+                told = "".join(f"; {place}: {what}" for place, what in others)
                 raise JournalDamaged(f"{self.path} can't be read: {error}{told}") from error
             raise InspectionFailed(f"{self.path}: {error}") from error
 
