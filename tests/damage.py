@@ -1,4 +1,4 @@
-"""Whatever is damaged in a database or its WAL is noticed, or changes nothing.
+"""Whatever is damaged in a database, its WAL or its texts is noticed, or changes nothing.
 
 Databases of many kinds are made by real servers. Each case takes one, damages one place of it, and
 looks what `verify`, a reader, a start and a start with --salvage make of that:
@@ -12,6 +12,8 @@ looks what `verify`, a reader, a start and a start with --salvage make of that:
 - lost end: of a WAL without its last frames nobody can know; what is left was there before
 - unguarded: a database of a schema without checksums, in its small tables
 
+Damage of files with texts costs a start with --salvage what their segments say, and nothing else.
+
 The one rule: everything else is a failure: a difference that nobody tells, a traceback, a loop.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import shutil
 import signal
@@ -38,8 +41,10 @@ from mqks.broker.intake import Intake
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
+from mqks.journal.segment import decode
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.store import SqliteStore
+from mqks.journal.sqlite.texts import EPOCH, name_of, texts_path
 from mqks.journal.sqlite.verify import verify
 from mqks.settings import Settings
 from tests.line_client import LineClient
@@ -80,6 +85,14 @@ def _limit() -> Iterator[None]:
 
 
 @dataclass
+class Said:
+    """Which messages a segment has, and which it settles, by queue id and number."""
+
+    has: set[tuple[int, int]]
+    settles: set[tuple[int, int]]
+
+
+@dataclass
 class World:
     """A database that was left, all the messages that ever were in it, and what a start finds."""
 
@@ -91,6 +104,8 @@ class World:
     lines: set[bytes] = field(default_factory=set)
     state: State = field(default_factory=dict)
     view: State = field(default_factory=dict)
+    said: dict[int, Said] = field(default_factory=dict)
+    """What each segment says, by its id; only with texts in files."""
 
     @property
     def wal(self) -> Path:
@@ -103,6 +118,10 @@ class World:
         shutil.copy(self.db, db)
         if self.wal.exists():
             shutil.copy(self.wal, f"{db}-wal")
+        if (texts := texts_path(self.db)).is_dir():
+            shutil.copytree(texts, texts_path(db), symlinks=True)
+        elif texts.exists():
+            shutil.copy(texts, texts_path(db))
         return db
 
 
@@ -149,11 +168,13 @@ def _load(client: LineClient, rng: random.Random, commits: int, large: int) -> s
     return lines
 
 
-def _served(directory: Path, name: str, rng: random.Random, how: str, **load: int) -> World:
+def _served(
+    directory: Path, name: str, rng: random.Random, how: str, *flags: str, **load: int
+) -> World:
     directory.mkdir()
     world = World(name, directory / "mqks.db", 3)
     with (
-        ServerProcess(world.db, "--ballast-bytes", "0") as server,
+        ServerProcess(world.db, "--ballast-bytes", "0", *flags) as server,
         LineClient(server.address) as client,
     ):
         world.lines = _load(client, rng, **load)
@@ -180,6 +201,18 @@ def worlds(directory: Path, rng: random.Random) -> list[World]:
         _served(directory / "e", "few", rng, "killed", commits=3, large=100),
     ]
     made += [
+        _served(
+            directory / f"texts-{how}",
+            f"texts {how}",
+            rng,
+            how,
+            "--text-file-bytes-min=1",
+            commits=40,
+            large=3000,
+        )
+        for how in ("stopped", "killed")
+    ]
+    made += [
         _older(directory / f"{schema}-{how}", schema, how)
         for schema in (1, 2)
         for how in ("stopped", "killed")
@@ -191,8 +224,33 @@ def worlds(directory: Path, rng: random.Random) -> list[World]:
         world.state, told = asyncio.run(_start(scratch, salvage=False, works=False))
         assert not told, told
         world.lines |= {line for _, lines in world.state["messages"] for line in lines}
+        world.said = _said(world.copy(directory / "scratch"))
     shutil.rmtree(directory / "scratch")
     return made
+
+
+def _said(db: Path) -> dict[int, Said]:
+    if not texts_path(db).exists():
+        return {}
+    with closing(sqlite3.connect(db)) as connection:
+        rows = connection.execute("select id, body from segment").fetchall()
+    return {
+        segment_id: Said(
+            {
+                (s.queue_id, run.first + n)
+                for s in sections
+                for run in s.runs
+                for n in range(run.total)
+            },
+            {
+                (s.queue_id, first + n)
+                for s in sections
+                for first, count in s.acks
+                for n in range(count)
+            },
+        )
+        for segment_id, sections in ((segment_id, decode(head)) for segment_id, head in rows)
+    }
 
 
 def _pages(db: Path) -> dict[str, list[int]]:
@@ -246,10 +304,84 @@ class Place:
     what: str
     is_end: bool = False
     """Of a WAL, and no whole frame follows."""
+    segments: frozenset[int] | None = None
+    """Those whose texts were damaged, and nothing else was."""
+
+
+def _spoil_texts(db: Path, rng: random.Random) -> Place:
+    """Damage one file, or two; or the directory."""
+    directory = texts_path(db)
+    names = sorted(name for name in os.listdir(directory) if name != EPOCH)
+    how = rng.choice(
+        ["flip"] * 3
+        + [
+            "cut",
+            "empty",
+            "extend",
+            "delete",
+            "swap",
+            "directory",
+            "link",
+            "stray",
+            "stray directory",
+        ]
+        + ["owner", "no owner", "no directory", "no texts", "file"]
+    )
+    name, other = rng.sample(names, 2)
+    file, spoiled = directory / name, [name]
+    content = file.read_bytes()
+    match how:
+        case "flip":
+            at = rng.randrange(len(content))
+            changed = content[at] ^ 1 << rng.randrange(8)
+            file.write_bytes(content[:at] + bytes([changed]) + content[at + 1 :])
+        case "cut":
+            os.truncate(file, rng.randrange(len(content)))
+        case "empty":
+            os.truncate(file, 0)
+        case "extend":
+            file.write_bytes(content + rng.randbytes(rng.randrange(1, 5000)))
+            spoiled = []
+        case "delete":
+            file.unlink()
+        case "swap":
+            others = (directory / other).read_bytes()
+            file.write_bytes(others)
+            (directory / other).write_bytes(content)
+            spoiled = [name, other] if others != content else []
+        case "directory":
+            file.unlink()
+            file.mkdir()
+        case "link":
+            file.unlink()
+            file.symlink_to(directory / other)
+        case "stray":
+            (directory / name_of(int(names[-1]) + rng.randrange(1, 9))).write_bytes(content)
+            spoiled = []
+        case "stray directory":
+            (directory / name_of(int(names[-1]) + rng.randrange(1, 9))).mkdir()
+            spoiled = []
+        case "owner":
+            (directory / EPOCH).write_text(f"{rng.getrandbits(64):016x}")
+            spoiled = []
+        case "no owner":
+            (directory / EPOCH).unlink()
+            spoiled = []
+        case _:
+            for each in directory.iterdir():
+                each.unlink()
+            if how != "no texts":
+                directory.rmdir()
+            if how == "file":
+                directory.touch()
+            spoiled = names
+    return Place("text", f"{how} {name}", segments=frozenset(map(int, spoiled)))
 
 
 def _spoil(world: World, db: Path, rng: random.Random) -> Place:
     """Damage one place: the kind of page is chosen first, then the page, then the place."""
+    if world.said and rng.random() < 0.7:
+        return _spoil_texts(db, rng)
     wal = db.with_name(f"{db.name}-wal")
     kinds = [*world.pages]
     if wal.exists() and wal.stat().st_size > HEADER:
@@ -313,7 +445,13 @@ def _within(content: bytearray, start: int, size: int, rng: random.Random) -> in
 async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[str]]:
     """What a server would begin with, and what it told. `works`: it goes on with that."""
     told: list[str] = []
-    settings = Settings(db=db, salvage=salvage, ballast_bytes=0, disk_free_bytes_min=0)
+    settings = Settings(
+        db=db,
+        salvage=salvage,
+        ballast_bytes=0,
+        disk_free_bytes_min=0,
+        text_file_bytes_min=1 if texts_path(db).exists() else 0,
+    )
     journal = Journal(await SqliteStore.open(settings, told.append))
     try:
         if journal.store.torn:
@@ -326,17 +464,19 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
             on_error=lambda _: True,
         )
         await Recovery(journal, broker, told.append).run(salvage=salvage)
-        messages = []
+        messages, numbers = [], set[tuple[int, int]]()
         for name, queue in sorted(broker.queues.items()):
             index, first = journal.index.queues[queue.id], 0
             lines: list[bytes] = []
             while first < index.next_seq:
                 page = await journal.log.page(queue.id, index, first, None, 10_000, 1 << 22)
                 lines += (line for p in page.pieces for line in p.text.splitlines())
+                numbers |= {(queue.id, p.first + n) for p in page.pieces for n in range(p.total)}
                 first = page.next_seq
             messages.append((name, lines))
         state: State = {
             "messages": messages,
+            "numbers": numbers,
             "queues": {
                 name: (
                     q.id,
@@ -435,9 +575,11 @@ def _outcome(world: World, spoiled: World, db: Path, place: Place, rng: random.R
     if line:
         if is_clean and guarded:
             raise Silent(f"verify finds nothing, and a start is refused: {line}")
-        _salvage(world, spoiled, db.parent, guarded)
+        _salvage(world, spoiled, db.parent, guarded, place.segments)
         return "detected"
     state, told = found
+    if place.segments:
+        raise Silent(f"a start goes on, and tells {told}")
     if not is_clean and not told and not place.is_end:
         raise Silent(f"verify tells {refused or verdict.damage[0]}, and a start nothing")
     # Schema 1 has no epoch: each start on it makes one.
@@ -464,11 +606,17 @@ def _outcome(world: World, spoiled: World, db: Path, place: Place, rng: random.R
     raise Silent(f"{differs} differ without a word")
 
 
-def _salvage(world: World, spoiled: World, directory: Path, guarded: bool) -> None:
+def _salvage(
+    world: World, spoiled: World, directory: Path, guarded: bool, segments: frozenset[int] | None
+) -> None:
     db = spoiled.copy(directory)
     found, line = _attempt(lambda: asyncio.run(_start(db, salvage=True, works=False)))
     if line:
+        if segments is not None:
+            raise Silent(f"not salvaged: {line}")
         return
+    if segments is not None:
+        _salvaged_all_else(world, found[0], segments)
     if not found[1] and guarded:
         raise Silent("salvaged without a word")
     if not _is_true(world, found[0]) and guarded:
@@ -476,6 +624,19 @@ def _salvage(world: World, spoiled: World, directory: Path, guarded: bool) -> No
     verdict, refused = _attempt(lambda: verify(db))
     if refused or verdict.damage:
         raise Silent(f"salvaged, and not whole: {refused or verdict.damage}; told: {found[1]}")
+
+
+def _salvaged_all_else(world: World, state: State, segments: frozenset[int]) -> None:
+    """What is lost is what only these segments have; what came back is what they settle."""
+    before, after = world.state["numbers"], state["numbers"]
+    nothing = set[tuple[int, int]]()
+    elsewhere = nothing.union(*(said.has for i, said in world.said.items() if i not in segments))
+    settled = nothing.union(*(world.said[each].settles for each in segments))
+    if before - after != before - elsewhere or not after - before <= settled & elsewhere:
+        raise Silent(f"lost {before - after}, came back {after - before}")
+    kept = ("bindings", "once", "epoch", "next_queue", "errors")
+    if differs := [key for key in kept if state[key] != world.state[key]]:
+        raise Silent(f"salvaged, and {differs} differ")
 
 
 def _in_process(db: Path) -> None:

@@ -281,6 +281,18 @@ def test_compaction_gives_room_back_and_keeps_what_lives(
     assert not db.with_name("mqks.db-wal").exists()
 
 
+def test_a_file_that_still_needs_its_wal_is_not_reported_as_compacted(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(db, 3)
+    with closing(sqlite3.connect(db, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from segment").fetchall()
+        assert main(["compact", "--db", str(db)]) == CANNOT_WRITE
+        assert "its WAL could not be copied into it" in capsys.readouterr().err
+    assert main(["compact", "--db", str(db)]) == 0
+
+
 def test_what_is_damaged_is_not_compacted(db: Path) -> None:
     filled(db, 3)
     with closing(sqlite3.connect(db)) as connection:

@@ -45,6 +45,12 @@ def test_lives_of_servers(tmp_path: Path) -> None:
     assert figures.counts["published"]
 
 
+@pytest.mark.slow
+def test_lives_of_servers_with_all_texts_in_files(tmp_path: Path) -> None:
+    figures = chaos(tmp_path, seed(), lives=12, seconds=20, texts=True)
+    assert figures.counts["published"]
+
+
 def test_a_seed_gives_the_same_lives() -> None:
     assert [plan(7, n) for n in range(50)] == [plan(7, n) for n in range(50)]
     assert plan(7, 1) != plan(8, 1)

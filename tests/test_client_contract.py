@@ -1158,6 +1158,7 @@ async def test_of_several_servers_the_one_that_accepts_is_used(
     urls = [mqks_broker.url, refusing] if is_first else [refusing, mqks_broker.url]
     for several in (urls, ",".join(urls)):
         async with connect(several) as client, client.consume("q", ["e"]) as consumer:
+            assert client.server == mqks_broker.url.removeprefix("mqks://")
             await client.publish("e", "x", confirm=True)
             assert (await consumer.receive(WAIT_S)).text == "x"
 

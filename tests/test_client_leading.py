@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import signal
+import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +22,7 @@ import pytest
 import trustme
 
 from mqks import BlockingClient, ConfirmTimeout, ConnectionLost, Options, connect_blocking
+from mqks.client.dialogue import Dialogue
 from mqks.testing import Broker
 from tests.proxy import Peer, Proxy
 from tests.waiting import WAIT_S, until
@@ -169,6 +173,46 @@ def test_a_call_outlives_its_connection(mqks_broker: Broker, threads: ThreadPool
             proxy.cut()
             proxy.is_frozen = False
             assert answer.result(WAIT_S) == str(n)
+
+
+@contextmanager
+def refusing() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A peer that answers one greeting; a call makes it send why it closes, and reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepted: list[socket.socket] = []
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.append(sock)
+            with suppress(OSError):
+                sock.send(sock.recv(4096).split(b" ")[0] + b" ok \n")
+
+        def refuse() -> None:
+            accepted[0].send(b"- error 00ff the journal is away\n")
+            accepted[0].close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"mqks://127.0.0.1:{listener.getsockname()[1]}", refuse
+        thread.join()
+
+
+def test_the_reason_is_read_when_a_write_fails() -> None:
+    why = "refused by the server: the journal is away (error 00ff)"
+    with refusing() as (url, refuse), connect_blocking(url, QUICK) as client:
+        connection = client._connection
+        with connection.lock:
+            refuse()
+            client._session._put(b"p ping x\n")
+            connection._write_now()
+            assert connection._problem
+        until(lambda: why in client._session.reason)
+    with refusing() as (url, refuse), Dialogue(url, QUICK) as dialogue:
+        assert dialogue.ask(b"ping x") == b""
+        refuse()
+        with pytest.raises(ConnectionLost, match=re.escape(why)):
+            dialogue.ask(b"ping x")
 
 
 def test_more_than_the_socket_takes(threads: ThreadPoolExecutor) -> None:

@@ -744,6 +744,28 @@ def test_ping(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(run(capsys, "ping", *url, "--json")[1])
     assert found["server"] == address
     assert 0 < found["ms"] < 60_000
+    several = ("--url", f"mqks://127.0.0.1:1,{server.url}")
+    assert run(capsys, "ping", *several)[1].startswith(f"{address} answered in ")
+    assert json.loads(run(capsys, "ping", *several, "--json")[1])["server"] == address
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("mqks://a:1,b:2", "b:2 after the comma in the URL is no URL"),
+        ("mqks://me:secret@a:1,b:2", "b:2 after the comma in the URL is no URL"),
+        ("mqks://a:1,", "the URL has a comma after a:1 that no URL follows"),
+        ("mqks://a:1,mqks://b:2,", "URL 2 of the list has a comma after b:2 that no URL follows"),
+        ("mqks://a:1,mqks://b:x", "URL 2 of the list is invalid, or its port is not a number"),
+    ],
+)
+def test_the_wrong_one_of_several_urls_is_named(
+    url: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "ping", "--url", url)
+    assert code == 78
+    assert err.startswith(f"mqks: {why}")
+    assert "secret" not in err
 
 
 def test_a_refusal_tells_the_reason_where_the_database_is_at_hand(

@@ -37,12 +37,15 @@ class TcpWorld:
 
     patience_seconds: float = WAIT_S
 
-    def __init__(self, db: Path, story: Story) -> None:
+    def __init__(self, db: Path, story: Story, *flags: str) -> None:
         self._db = db
         self._flags = [
-            text
-            for key, value in story.settings.items()
-            for text in (f"--{key.replace('_', '-')}", str(value))
+            *flags,
+            *(
+                text
+                for key, value in story.settings.items()
+                for text in (f"--{key.replace('_', '-')}", str(value))
+            ),
         ]
         self._clients: dict[str, LineClient] = {}
         self.server = ServerProcess(db, *self._flags)
@@ -203,8 +206,8 @@ def test_in_postgresql(story: Story, journal_url: DatabaseUrl) -> None:
         world.close()
 
 
-def play_over_tcp(story: Story, db: Path) -> None:
-    world = TcpWorld(db, story)
+def play_over_tcp(story: Story, db: Path, *flags: str) -> None:
+    world = TcpWorld(db, story, *flags)
     try:
         play(story, world)
         assert world.server.is_running, "the server died"
@@ -215,18 +218,37 @@ def play_over_tcp(story: Story, db: Path) -> None:
         world.close()
 
 
-@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
-def test_over_tcp(story: Story, tmp_path: Path) -> None:
+def play_in_time(story: Story, directory: Path, *flags: str) -> None:
     for attempt in range(3):
         began_s = time.monotonic()
         try:
-            play_over_tcp(story, tmp_path / f"{attempt}.db")
+            play_over_tcp(story, directory / f"{attempt}.db", *flags)
         except StoryError:
             # Timers run for a second: where it took longer to tell the story, it says nothing.
             if attempt == 2 or not story.tells_time or time.monotonic() - began_s < 1:
                 raise
         else:
             break
+
+
+@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+def test_over_tcp(story: Story, tmp_path: Path) -> None:
+    play_in_time(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(
+            story,
+            id=story.name,
+            marks=[] if story.name.startswith("crash-keeps") else pytest.mark.slow,
+        )
+        for story in STORIES + EXAMPLES
+    ],
+)
+def test_over_tcp_with_all_texts_in_files(story: Story, tmp_path: Path) -> None:
+    play_in_time(story, tmp_path, "--text-file-bytes-min=1")
 
 
 @pytest.mark.parametrize("byte_by_byte", [False, True], ids=["lines", "bytes"])

@@ -329,9 +329,13 @@ def test_only_a_place_without_a_journal_is_filled(
     assert copied(db, journal_url) == CannotWrite.exit_code
     filled(other, 0)
     assert copied(db, other) == CannotWrite.exit_code
-    assert copied(db, db) in (CannotWrite.exit_code, DatabaseLocked.exit_code)
     assert contents(other)["segments"] == []
     assert capsys.readouterr().err.count("exists already") >= 1
+    link = db.with_name("link.db")
+    link.symlink_to(db)
+    for place in (db, link, journal_url):
+        assert copied(db if place == link else place, place) == 64
+        assert "FROM and TO are the same" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_damaged_journal_is_refused(

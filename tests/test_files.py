@@ -133,7 +133,7 @@ def test_what_is_no_database_is_refused(db: Path) -> None:
     with pytest.raises(InspectionFailed, match="no such table"):
         DatabaseFile.open(db)
     db.write_bytes(b"x" * 10_000)
-    with pytest.raises(JournalDamaged, match="not a database"):
+    with pytest.raises(JournalDamaged, match=r"can't be read: file is not a database$"):
         DatabaseFile.open(db)
 
 

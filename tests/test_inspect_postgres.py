@@ -5,6 +5,8 @@ file, also while a broker serves it, and they hold nothing up.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.postgres import Postgres
 from tests.test_copy import ALONE, copied, something_of_everything
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from mqks.journal.postgres.database import Database
 
+MIB = 1024 * 1024
 OF_A_FILE = {"path", "epoch", "oldest_age_s"}
 """What differs between a journal and its copy."""
 OF_FILES = {"db_bytes", "wal_bytes", "disk_free_bytes", "page_bytes", "free_pages"}
@@ -158,3 +161,40 @@ def test_what_can_not_be_read_is_one_line(
         assert "secret" not in told
         assert told.count("\n") == 1
     assert main(["new-epoch", "--db", journal_url.text, *ALONE]) == InspectionFailed.exit_code
+
+
+MEASURED = """
+import sys
+from mqks.commands import main
+code = main(sys.argv[1:])
+print(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
+sys.exit(code)
+"""
+
+
+def peak_bytes(*words: str) -> int:
+    """Memory of a command at its peak. (`ru_maxrss` would include that of the parent.)"""
+    run = [sys.executable, "-c", MEASURED, *words]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory it was")
+def test_verify_takes_little_more_memory_than_the_largest_segment(
+    journal_url: DatabaseUrl,
+) -> None:
+    size = 64 * MIB
+    limits = {"line_bytes_max": 2 * size, "batch_bytes_max": 2 * size}
+    with (
+        Broker(journal_url, db_replication="none", **limits) as broker,
+        LineClient(("127.0.0.1", broker.port)) as client,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        least = peak_bytes("verify", journal_url.text)
+        for number in range(3):
+            name = b"m%d" % number
+            assert client.ask(name + b" publish --confirm e " + b"x" * size) == name + b" ok "
+    peak = peak_bytes("verify", journal_url.text)
+    assert peak < least + 2.5 * size

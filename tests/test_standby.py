@@ -275,7 +275,7 @@ def test_commands_tell_who_is_active(
     journal_url: DatabaseUrl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    flags = "--port", str(port)
+    flags = "--port", str(port), "--http-port", str(free_port())
     with Member(journal_url) as active, standby(journal_url, *flags) as waiting:
         there = f"mqks://127.0.0.1:{port}"
         urls = f"{there},mqks://127.0.0.1:{active.port}"
@@ -295,6 +295,8 @@ def test_commands_tell_who_is_active(
         assert waiting.address
         row = json.loads(asked("inspect", "journal", "--json"))
         assert (row["owner"], row["claim"]) == (f"{os.uname().nodename} pid {waiting.pid}", 2)
+        until(lambda: waiting.get("/healthz")[0] == 200 and waiting.get("/readyz")[0] == 200)
+        assert len(HTTP.findall(waiting.log)) == 1
 
 
 def test_a_reload_of_a_standby_is_done_when_it_takes_over(
@@ -438,7 +440,9 @@ def test_what_the_journal_holds_is_not_delivered_while_it_does_not_commit(
 
 @pytest.mark.slow
 def test_clients_of_a_broker_that_can_commit_no_more_are_closed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(silence, "FORSAKEN_S", 3.0)
@@ -451,14 +455,19 @@ def test_clients_of_a_broker_that_can_commit_no_more_are_closed(
             assert client.ask(b"s subscribe --confirm q e") == b"s ok "
             with uncommitted(server):
                 client.send(b"m publish --confirm e x\n")
-                assert client.line().startswith(b"- error ")
+                why = silence.WHY.encode()
+                assert re.fullmatch(rb"- error [0-9a-f]{24} " + why, client.line())
                 with pytest.raises(EOFError):
                     client.line()
                 assert "clients_closed" in caplog.messages
                 with LineClient(address) as refused:
-                    assert refused.line().startswith(b"- error ")
+                    assert refused.line().endswith(why)
                     with pytest.raises(EOFError):
                         refused.line()
+                for command in (["ping"], ["peek", "q"]):
+                    url = f"mqks://127.0.0.1:{broker.port}"
+                    assert main([*command, "--url", url, "--timeout", "60"]) != 0
+                    assert f"refused by the server: {silence.WHY}" in capsys.readouterr().err
         until(lambda: "clients_accepted" in caplog.messages)
         with LineClient(address) as client:
             assert client.ask(b"n publish --confirm --mandatory e x") == b"n ok "

@@ -282,6 +282,36 @@ def test_a_damaged_text_is_refused_and_set_aside(
     assert [each for each in texts(db) if "." in each] == aside
 
 
+def test_a_file_instead_of_the_directory_is_refused_and_can_be_salvaged(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three(db)
+    shutil.rmtree(texts_path(db))
+    texts_path(db).touch()
+    assert main(["verify", str(db)]) == EXIT_DAMAGED
+    assert "its text is missing, with the directory mqks.db-texts" in capsys.readouterr().out
+    code, log = refusal(db)
+    assert (code, "with the directory mqks.db-texts" in log) == (EXIT_DAMAGED, True)
+    with ServerProcess(db, *ALL, "--salvage") as server, LineClient(server.address) as client:
+        published(client, b"new", b"x")
+        assert got(server, 1) == {b"new": b"x"}
+
+
+def test_a_directory_instead_of_a_text_is_damage(db: Path) -> None:
+    data = three(db)
+    name = texts(db)[1]
+    (texts_path(db) / name).unlink()
+    (texts_path(db) / name).mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    assert main(["verify", str(db)]) == EXIT_DAMAGED
+    assert len(os.listdir("/proc/self/fd")) == before
+    with ServerProcess(db, "--salvage") as server:
+        assert got(server, 2) == {b"m0": data[b"m0"], b"m2": data[b"m2"]}
+        with LineClient(server.address) as client:
+            assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
+        until(lambda: texts(db) == [name])
+
+
 def test_a_text_that_is_lost_while_it_is_served_ends_the_server(db: Path) -> None:
     three(db)
     with ServerProcess(db) as server, LineClient(server.address) as client:

@@ -126,21 +126,30 @@ def test_what_an_older_version_left_can_be_looked_at_and_backed_up(
 
 
 @pytest.mark.parametrize(
-    ("harm", "place"),
+    ("schema", "harm", "place"),
     [
-        ("update queue set delete_delay_s = 1 where id = 4", "a row is damaged: (4, b'temp', "),
-        ("update queue set crc = crc + 1 where id = 1", "a row is damaged: (1, b'mail', "),
-        ("delete from queue where id = 1", "table queue: 3 rows are whole, 4 were written"),
-        ("update tally set sum = sum + 1 where name = 'queue'", "table tally: a row is damaged"),
+        (3, "update queue set delete_delay_s = 1 where id = 4", "is damaged: (4, b'temp', "),
+        (3, "update queue set crc = crc + 1 where id = 1", "a row is damaged: (1, b'mail', "),
+        (3, "delete from queue where id = 1", "table queue: 3 rows are whole, 4 were written"),
+        (3, "update tally set sum = sum + 1 where name = 'queue'", "tally: a row is damaged"),
+        (1, "update queue set delete_when_unused = x'' where id = 1", "is damaged: (1, b'mail', "),
+        (2, "update queue set delete_when_unused = 2 where id = 1", "is damaged: (1, b'mail', "),
+        (2, "update queue set delete_delay_s = x'31' where id = 4", "is damaged: (4, b'temp', "),
+        (2, "update queue set delete_delay_s = -1 where id = 4", "is damaged: (4, b'temp', "),
     ],
 )
-def test_what_is_damaged_is_not_made_right_by_a_migration(db: Path, harm: str, place: str) -> None:
-    left(db, 3, "stopped", later=harm)
+def test_what_is_damaged_is_not_made_right_by_a_migration(
+    db: Path, schema: int, harm: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(db, schema, "stopped", later=harm)
+    assert main(["verify", str(db)]) == REFUSED
+    assert " ".join(place.split()[-4:]) in " ".join(capsys.readouterr().out.split())
     code, log = refusal(db)
     assert code == REFUSED
     assert place in log
     with ServerProcess(db, "--salvage") as server:
         assert place in server.log
+    assert main(["verify", str(db)]) == 0
 
 
 @pytest.mark.parametrize("flags", [(), ("--salvage",)])

@@ -1,6 +1,7 @@
 """Turns an error into its reply.
 
-The one rule: the reply contains only an id; the reason goes to the log and the database.
+The one rule: the reply contains only an id; the reason goes to the log and the database. Only a
+server that nobody can ask for it tells it.
 """
 
 from collections.abc import Callable
@@ -93,12 +94,13 @@ class Refusals:
         stranger: bool,
         user: str | None = None,
         client: str | None = None,
+        told: bool = False,
     ) -> bytes:
-        """Record an error without a connection, and return its reply."""
+        """Record an error without a connection, and return its reply; `told`: with its reason."""
         record = self._record(
             address, request_id, action, reason, stranger=stranger, user=user, client=client
         )
-        return replies.error(request_id, record.id)
+        return replies.error(request_id, record.id, reason if told else "")
 
     def _record(
         self,

@@ -262,7 +262,7 @@ class Connection(Generic[S]):
             except _BROKEN as error:
                 failures.append((address, _told(error)))
                 continue
-            self.session.is_tls = address.tls
+            self.session.is_tls, self.session.server = address.tls, str(address)
             if isinstance(connected, _Wire):
                 return await self._on_wire(connected)
             return await self._on_stream(connected)

@@ -99,6 +99,11 @@ class BlockingClient:
         """Whether it has ended, and every call raises ConnectionLost."""
         return self._session.failure is not None
 
+    @property
+    def server(self) -> str:
+        """The server that it is connected to, or was last, as `host:port` or `unix:/path`."""
+        return self._session.server
+
     def _start(self, connection: Connection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
         session, limit_s = connection.session, self._options.connect_timeout_s

@@ -132,6 +132,8 @@ class Connection(Generic[S]):
         """Whether the thread uses the socket without the lock."""
         self._problem = ""
         """Why the connection must end."""
+        self._is_cut = False
+        """Whether a write has failed."""
         self._leader: object = None
         """Who reads instead of the thread."""
         self._polled: socket.socket | None = None
@@ -405,8 +407,9 @@ class Connection(Generic[S]):
         address, sock = _dialled(self._servers, self._options)
         try:
             with self.lock:
-                self.session.is_tls = address.tls
+                self.session.is_tls, self.session.server = address.tls, str(address)
                 self._sock, self._out, self._problem = sock, memoryview(b""), ""
+                self._is_cut = False
                 self._leader, self._is_busy, self._watched = None, False, 0
                 self._arrival = select.poll()
                 self._arrival.register(sock, select.POLLIN)
@@ -415,6 +418,11 @@ class Connection(Generic[S]):
             return self._serve(sock)
         finally:
             with self.lock:
+                if self._is_cut:
+                    # The server may have said why, before it closed the connection.
+                    with suppress(OSError):
+                        while not self._received(sock.recv(CHUNK_BYTES)):
+                            pass
                 self._unwatch(sock)
                 self._sock, self._leader = None, None
                 if self._polled is sock:
@@ -470,12 +478,14 @@ class Connection(Generic[S]):
                 self._bell.recv(4096)
         return bool(happened.get(sock.fileno(), 0) & ~select.POLLOUT)
 
-    @staticmethod
-    def _send(sock: socket.socket, out: bytes | memoryview) -> int:
+    def _send(self, sock: socket.socket, out: bytes | memoryview) -> int:
         try:
             return sock.send(out)
         except _WOULD_BLOCK:
             return 0
+        except (BrokenPipeError, ConnectionResetError):
+            self._is_cut = True
+            raise
 
     def _received(self, data: bytes) -> str:
         """Pass on what was read; give why there is nothing more to read, if so. Call with the lock

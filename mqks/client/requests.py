@@ -555,6 +555,14 @@ class Reply(NamedTuple):
         return cls(request_id, status == b"error", text)
 
 
+def refusal(text: bytes) -> str:
+    """What the error reply says that concerns a connection: an error id, and perhaps a reason."""
+    error_id, _, reason = decoded(text).partition(" ")
+    if reason:
+        return f"refused by the server: {reason} (error {error_id})"
+    return f"refused by the server, error {error_id}"
+
+
 def number_told(answer: bytes) -> int:
     """Raises ProtocolViolation."""
     if not is_number(answer):

@@ -122,6 +122,8 @@ class Session:
         self.failure: ClientError | None = None
         """What has ended it for good."""
         self.is_tls = False
+        self.server = ""
+        """The one that it is connected to, or was last."""
         """Whether TLS is spoken below it."""
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
@@ -414,7 +416,7 @@ class Session:
         elif is_error:
             # Nobody waits: a publish without confirm, an ack, or the connection itself.
             if request_id == b"-":
-                self._refusal = f"refused by the server, error {requests.decoded(text)}"
+                self._refusal = requests.refusal(text)
             _log.warning("request %s failed, error %s", *map(requests.decoded, (request_id, text)))
 
     def _greeted(self, error_id: str | None) -> None:

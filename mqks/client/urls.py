@@ -86,51 +86,63 @@ def parse(url: Urls | None = None) -> Address:
     texts = [url or default()] if url is None or isinstance(url, str) else url
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"the URL must be text, such as mqks://localhost, not {url!r}")
-    found = [_parse(each) for text in texts for each in _NEXT.split(text)]
-    if not found:
+    given = [each for text in texts for each in _NEXT.split(text)]
+    if not given:
         raise ConfigurationError("the list of URLs is empty")
+    names = [f"URL {number} of the list" for number in range(1, len(given) + 1)]
+    found = [*map(_parse, given, names if len(given) > 1 else ["the URL"])]
     first, *others = found
     if len({(each.credentials, each.client_name) for each in found}) > 1:
         raise ConfigurationError("all URLs of a list must have the same credentials and name")
     return replace(first, others=tuple(others))
 
 
-def _parse(url: str) -> Address:
+def _parse(url: str, name: str) -> Address:
+    """`name` is what errors call it."""
     try:
         parts = urlsplit(url)
+        _refuse_list(parts.netloc.rpartition("@")[2], name)
         port = PORT if parts.port is None else parts.port
     except ValueError:
         raise ConfigurationError(
-            "the URL is invalid, or its port is not a number, as in mqks://host:25000"
+            f"{name} is invalid, or its port is not a number, as in mqks://host:25000"
         ) from None
     given = (parts.username, parts.password)
     if parts.password is not None and not parts.username:
         raise ConfigurationError(
-            "the URL has a password without a user: write mqks://USER:PASSWORD@HOST"
+            f"{name} has a password without a user: write mqks://USER:PASSWORD@HOST"
         )
     credentials = tuple(unquote(word) for word in given if word)
     client_name = _client_name(parts.query)
     if parts.fragment:
-        raise ConfigurationError("the URL must not have a fragment: write # as %23")
+        raise ConfigurationError(f"{name} must not have a fragment: write # as %23")
     if parts.scheme == "mqks+unix":
         if parts.hostname or parts.path in ("", "/"):
             raise ConfigurationError(
-                "the path of the socket is missing in the URL, as in mqks+unix:///run/mqks.sock"
+                f"the path of the socket is missing in {name}, as in mqks+unix:///run/mqks.sock"
             )
         path = unquote(parts.path)
         return Address("", 0, path, credentials=credentials, client_name=client_name)
     if parts.scheme not in ("mqks", "mqkss"):
         raise ConfigurationError(
-            "the URL must start with mqks://, mqkss:// or mqks+unix://, as in mqks://localhost:25000"
+            f"{name} must start with mqks://, mqkss:// or mqks+unix://, as in mqks://localhost:25000"
         )
     if not parts.hostname or parts.path not in ("", "/"):
-        raise ConfigurationError("the URL must have a host and no path, as in mqks://host:25000")
-    if "," in parts.hostname:
-        raise ConfigurationError(
-            "several servers are several URLs: write mqks://host1:25000,mqks://host2:25000"
-        )
+        raise ConfigurationError(f"{name} must have a host and no path, as in mqks://host:25000")
     tls = parts.scheme == "mqkss"
     return Address(parts.hostname, port, tls=tls, credentials=credentials, client_name=client_name)
+
+
+def _refuse_list(hosts: str, name: str) -> None:
+    """Refuse commas that do not separate URLs."""
+    first, *others = hosts.split(",")
+    if not all(others):
+        raise ConfigurationError(f"{name} has a comma after {first} that no URL follows")
+    if others:
+        raise ConfigurationError(
+            f"{others[0]} after the comma in {name} is no URL: several servers are several URLs, "
+            "as in mqks://host1:25000,mqks://host2:25000"
+        )
 
 
 def _client_name(query: str) -> str:

@@ -60,7 +60,12 @@ class Wire:
             self.send(requests.line(NAMING, self._name))
 
     def send(self, data: bytes | memoryview) -> None:
-        self._socket.sendall(data)
+        try:
+            self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            # The server may have said why, before it closed the connection.
+            while True:
+                self.reply()
 
     def answer(self, request_id: bytes, asked: str = "the request") -> bytes:
         """What follows `ok` in the next reply, which is to this request. Raises RequestFailed,
@@ -78,7 +83,7 @@ class Wire:
         while (reply := requests.Reply.parse(self.line())).request_id == NAMING:
             pass
         if reply.is_error and reply.request_id == b"-":
-            raise ConnectionLost(f"refused by the server, error {requests.decoded(reply.text)}")
+            raise ConnectionLost(requests.refusal(reply.text))
         return reply
 
     def line(self) -> bytes:

@@ -13,13 +13,11 @@ from mqks.commands.options import AsJson, Url, printable, tell
 
 def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
     """Show whether a server answers, and how fast."""
-    from mqks.client import urls
-
     with connected(url, timeout) as client:
         began = time.perf_counter()
         client.ping("command")
         took_ms = round((time.perf_counter() - began) * 1000, 3)
-    server = str(urls.parse(url))
+        server = client.server
     tell({"server": server, "ms": took_ms}, as_json, f"{server} answered in {took_ms} ms")
 
 

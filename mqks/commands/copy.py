@@ -5,6 +5,7 @@ The one rule: no server uses the journals meanwhile.
 """
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,6 +43,8 @@ def copy(
 
     flags = {"db_replication": db_replication}
     old, new = (load(flags | {"db": place}, os.environ) for place in (source, to))
+    if _is_same(old, new):
+        raise typer.BadParameter(f"FROM and TO are the same: {old.db}")
     copied = anyio.run(_copy, old, new)
     tell(
         {"from": str(old.db), "to": str(new.db), **copied._asdict()},
@@ -49,6 +52,12 @@ def copy(
         f"{new.db}: {copied.queues:,} queues, {copied.segments:,} segments, {copied.bytes:,} "
         f"bytes, verified; {old.db} has a new epoch",
     )
+
+
+def _is_same(old: Settings, new: Settings) -> bool:
+    if isinstance(old.db, Path) and isinstance(new.db, Path):
+        return old.db.exists() and new.db.exists() and old.db.samefile(new.db)
+    return old.db == new.db
 
 
 async def _copy(old: Settings, new: Settings) -> "Copied":

@@ -15,8 +15,9 @@ def confirms(request_ids: Sequence[bytes]) -> bytes:
     return b" ok \n".join(request_ids) + b" ok \n"
 
 
-def error(request_id: bytes, error_id: str) -> bytes:
-    return b"%b error %b\n" % (request_id, error_id.encode())
+def error(request_id: bytes, error_id: str, reason: str = "") -> bytes:
+    """With a reason only where nobody can ask for it."""
+    return b"%b error %b\n" % (request_id, f"{error_id} {reason}".rstrip().encode())
 
 
 def bound(

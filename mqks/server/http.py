@@ -125,10 +125,12 @@ async def serve(
     open_inside: Callable[[str, bool], Awaitable[ByteStream]],
     users: Callable[[], Sequence[Mapping[str, object]]],
     connections_max: int,
-    task_status: TaskStatus[None],
+    task_status: TaskStatus[str],
+    logged: str = "",
 ) -> None:
     """Answer until cancelled; `why_not_ready` returns a reason, or an empty string; `open_inside`
-    opens a connection to the broker; `users` returns names and permissions.
+    opens a connection to the broker; `users` returns names and permissions. The task status is
+    started with the address, which is logged unless it was `logged` before.
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
@@ -144,7 +146,7 @@ async def serve(
             hosts=_hosts(settings.http_host, sock.getsockname()[1]),
         )
     app = _app(settings, broker, journal, why_not_ready, page)
-    await _answer(sock, app, page, connections_max, task_status)
+    await _answer(sock, app, page, connections_max, task_status, logged)
 
 
 async def serve_standby(
@@ -152,7 +154,7 @@ async def serve_standby(
     why: Callable[[], str],
     connections_max: int,
     *,
-    task_status: TaskStatus[None],
+    task_status: TaskStatus[str],
 ) -> None:
     """The same for a broker that waits for the journal; `why` says what for.
 
@@ -187,7 +189,8 @@ async def _answer(
     app: Starlette,
     page: Page | None,
     connections_max: int,
-    task_status: TaskStatus[None],
+    task_status: TaskStatus[str],
+    logged: str = "",
 ) -> None:
     server = _Uvicorn(
         Config(
@@ -205,11 +208,13 @@ async def _answer(
             access_log=False,
         )
     )
-    log.event("listening", address=f"http://{shown(*sock.getsockname()[:2])}")
+    address = f"http://{shown(*sock.getsockname()[:2])}"
+    if address != logged:
+        log.event("listening", address=address)
     async with anyio.create_task_group() as tasks:
         if page:
             await tasks.start(_keep_page, page)
-        task_status.started()
+        task_status.started(address)
         try:
             await server.serve([sock])
         finally:
@@ -236,7 +241,7 @@ def _hosts(host: str, port: int) -> frozenset[str] | None:
     return frozenset(f"{name}:{port}" for name in names)
 
 
-def _listen(settings: Settings, task_status: TaskStatus[None]) -> socket.socket | None:
+def _listen(settings: Settings, task_status: TaskStatus[str]) -> socket.socket | None:
     """None if the port is taken that nobody has asked for."""
     port = PAGE_PORT if settings.http_port is None else settings.http_port
     try:
@@ -245,7 +250,7 @@ def _listen(settings: Settings, task_status: TaskStatus[None]) -> socket.socket 
         if settings.http_port is not None:
             raise
         log.warning("no_page", reason=failure)
-        task_status.started()
+        task_status.started("")
         return None
 
 

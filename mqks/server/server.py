@@ -103,8 +103,10 @@ class Server:
         context: ssl.SSLContext | None = None,
         inherited: Sequence[Inherited] = (),
         http_connections_max: int = HTTP_CONNECTIONS_MAX,
+        http_logged: str = "",
     ) -> None:
         self.settings = settings
+        self._http_logged = http_logged
         self._http_connections_max = http_connections_max
         self._broker = broker
         self._intake = Intake(broker)
@@ -175,7 +177,10 @@ class Server:
 
     def _refusal(self, peer: Peer, failure: BadRequest) -> bytes:
         """The reply to a client that is refused or disconnected."""
-        reply = self._broker.refusals.reply(peer.address, b"-", b"", str(failure), stranger=True)
+        told = isinstance(failure, Unwritable)
+        reply = self._broker.refusals.reply(
+            peer.address, b"-", b"", str(failure), stranger=True, told=told
+        )
         self._schedule_flush()
         return reply
 
@@ -483,7 +488,12 @@ class Server:
         self._door.closed = failure = Unwritable(why) if why else None
         if failure is not None:
             for client in list(self._clients.values()):
-                self._drop(client, failure)
+                if client.ended or client.paused:
+                    self._drop(client, failure)
+                else:
+                    client.ended = True
+                    client.transport.write(self._refusal(client.peer, failure))
+                    client.transport.close()
                 await anyio.lowlevel.checkpoint()
 
     # -- tasks
@@ -544,7 +554,7 @@ class Server:
             return silence.WHY
         return "journal stalls" if self._writer.stalls else ""
 
-    async def _serve_http(self, *, task_status: TaskStatus[None]) -> None:
+    async def _serve_http(self, *, task_status: TaskStatus[str]) -> None:
         from mqks.server import http
 
         await http.serve(
@@ -556,6 +566,7 @@ class Server:
             lambda: self._broker.access.users.shown,
             self._http_connections_max,
             task_status,
+            self._http_logged,
         )
 
     def reload(self) -> None:
@@ -778,10 +789,13 @@ async def serve(
         broker.access.users = users
         recovery = Recovery(journal, broker, _report)
         load = partial(recovery.run, salvage=settings.salvage, wait=settings.standby)
+        http_logged = ""
         if isinstance(settings.db, DatabaseUrl):
             until = stop = Stop(until)
-            if not await Standby(settings, journal, notify, http_connections_max).load(load, stop):
+            standby = Standby(settings, journal, notify, http_connections_max)
+            if not await standby.load(load, stop):
                 return
+            http_logged = standby.http_address
         else:
             await load()
         broker.shared.facts = JournalFacts(journal, broker)
@@ -818,6 +832,7 @@ async def serve(
             context,
             inherited,
             http_connections_max,
+            http_logged,
         )
         with HeldWatch(broker, settings.loop_held_s):
             await server.run(until, task_status=task_status)

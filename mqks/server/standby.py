@@ -54,6 +54,8 @@ class Standby:
         self._http_connections_max = http_connections_max
         self._told = ""
         """What it waits for, as it was logged."""
+        self.http_address = ""
+        """The same of its HTTP port."""
 
     def why(self) -> str:
         """Why publishes are not confirmed."""
@@ -104,7 +106,7 @@ class Standby:
             from mqks.server import http
 
             serve = partial(http.serve_standby, self._settings, self.why)
-            await tasks.start(serve, self._http_connections_max)
+            self.http_address = await tasks.start(serve, self._http_connections_max)
         tasks.start_soon(self._notify.feed_watchdog, self._progress)
         self._notify.tell("READY=1")
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos 1000 [--seed S]`: so many lives of servers on one database."""
+"""`python -m tests.chaos 1000 [--seed S] [--texts]`: so many lives of servers on one database."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("lives", type=int)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--texts", action="store_true", help="all texts are in files")
     arguments = parser.parse_args(words)
     directory = Path(tempfile.mkdtemp(prefix="mqks-chaos-"))
     print(f"seed {arguments.seed}, in {directory}", flush=True)
-    chaos, begin, life = Chaos(directory, arguments.seed), time.monotonic(), 0
+    chaos, begin, life = (
+        Chaos(directory, arguments.seed, texts=arguments.texts),
+        time.monotonic(),
+        0,
+    )
     try:
         for life in range(arguments.lives):
             chaos.live(life)

@@ -139,9 +139,11 @@ class Figures:
 class Chaos:
     """`directory` gets the database and, when something is wrong, all that tells about it."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, *, texts: bool = False) -> None:
+        """`texts`: the texts of all segments are in files."""
         self.directory = directory
         self.seed = seed
+        self._flags = {"text_file_bytes_min": 1} if texts else {}
         self.figures = Figures()
         self._db = directory / "mqks.db"
         self._checker = Checker()
@@ -171,6 +173,7 @@ class Chaos:
     ) -> None:
         code: int | None = None
         life: Life | None = None
+        its_plan = replace(its_plan, flags=its_plan.flags | self._flags)
         server = servers.start(self._db, its_plan)
         try:
             with server:
@@ -316,9 +319,11 @@ async def _closing(life: Life, play: Coroutine[Any, Any, None]) -> None:
         await life.close()
 
 
-def chaos(directory: Path, seed: int, lives: int, *, seconds: float = 1e9) -> Figures:
+def chaos(
+    directory: Path, seed: int, lives: int, *, seconds: float = 1e9, texts: bool = False
+) -> Figures:
     """So many lives, or so long. Raises Violation."""
-    play, end = Chaos(directory, seed), time.monotonic() + seconds
+    play, end = Chaos(directory, seed, texts=texts), time.monotonic() + seconds
     for number in range(lives):
         if time.monotonic() > end:
             break

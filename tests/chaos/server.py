@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mqks.journal.sqlite.texts import size_of, texts_path
 from tests.chaos.checker import Violation
 from tests.chaos.plan import LifePlan
 from tests.server_process import ServerProcess
@@ -33,7 +34,7 @@ def start(db: Path, plan: LifePlan) -> ServerProcess:
 
 
 def _bytes(db: Path) -> int:
-    return db.stat().st_size if db.exists() else 0
+    return db.stat().st_size + size_of(texts_path(db)) if db.exists() else 0
 
 
 def end(server: ServerProcess, *, kill: bool) -> None:

@@ -18,14 +18,17 @@ from mqks.journal.postgres.address import line_of, parse
 from mqks.journal.postgres.connection import Row
 from mqks.journal.postgres.store import (
     HEADS_AT_ONCE,
+    WRONG,
     check_policy,
     error_record,
     head_of,
-    whole_of,
 )
+from mqks.journal.segment import checksum
 from mqks.journal.store import Damage, Head, QueueRow
 from mqks.settings import DatabaseUrl
 
+PIECE_BYTES: Final = 1024 * 1024
+"""Texts are read in pieces of this size."""
 SNAPSHOT: Final = b"begin isolation level repeatable read read only"
 
 
@@ -112,14 +115,32 @@ class Database(Contents):
 
     def _read(self, ids: list[int]) -> None:
         """Keep these segments, except those that were deleted meanwhile."""
-        for head in (head_of(*row) for row in self._all(statements.HEADS_OF, [ids])):
-            whole = self._head(head.id) if self._thorough or head.damage else head
-            if whole is not None:
-                self._keep(whole)
+        for row in self._all(statements.HEADS_OF, [ids]):
+            self._read_one(head_of(*row))
+
+    def _read_one(self, head: Head) -> None:
+        """Its text is given back before the next one is read."""
+        whole = self._head(head.id) if self._thorough or head.damage else head
+        if whole is not None:
+            self._keep(whole)
 
     def _head(self, segment_id: int) -> Head | None:
-        rows = self._all(statements.BODIES, [[segment_id]])
-        return whole_of(*rows[0]) if rows else None
+        rows = self._all(statements.PARTS, [PIECE_BYTES, segment_id])
+        if not rows:
+            return None
+        [(head_crc, head, text_crc, text_bytes, piece)] = rows
+        pieces, there = [head, piece], len(piece)
+        while there < text_bytes:
+            rows = self._all(statements.PIECE, [there + 1, PIECE_BYTES, segment_id])
+            if not rows:
+                return None  # It was deleted meanwhile.
+            [(piece,)] = rows
+            pieces.append(piece)
+            there += len(piece)
+        is_right = checksum(segment_id, head) == head_crc
+        is_right &= checksum(segment_id, *pieces[1:]) == text_crc
+        body = b"".join(pieces)
+        return Head(segment_id, len(body), body, "" if is_right else WRONG)
 
     def errors(self, limit: int | None = 1000, before: str = "\x7f") -> list[ErrorRecord]:
         with self._failures():

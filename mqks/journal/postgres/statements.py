@@ -106,6 +106,11 @@ select version, journal, holder, segments, next_queue_id,
 from owner"""
 IDS: Final = "select id from segment order by id"
 HEADS_OF: Final = "select id, head_crc, head, octet_length(text) from segment where id = any(%s)"
+# The text in pieces: libpq and psycopg have several copies of a value at once.
+PARTS: Final = """
+select head_crc, head, text_crc, octet_length(text), substring(text for %s) from segment
+where id = %s"""
+PIECE: Final = "select substring(text from %s for %s) from segment where id = %s"
 ERRORS_BEFORE: Final = """
 select id, time_us, connection, request_id, action, reason from error
 where id collate "C" < %s order by id collate "C" desc limit %s"""

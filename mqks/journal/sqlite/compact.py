@@ -10,7 +10,7 @@ from pathlib import Path
 from mqks.broker.broker import Broker
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.journal.sqlite.database_file import no_file, wal_path
+from mqks.journal.sqlite.database_file import no_file, refuse_wal, wal_path
 from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.sqlite.texts import size_of, texts_path
 from mqks.settings import Settings
@@ -21,7 +21,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
 
     `report` is called with a line for each damaged place.
     Raises like `OpenStore` and `Recovery.run`, InspectionFailed when there is no such file, and
-    JournalFailed.
+    JournalFailed; CannotWrite when the WAL can't be copied into the file, as while it is read.
     """
     path = settings.db_file
     if not path.is_file():
@@ -42,6 +42,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
         await store.shrink()
     finally:
         await journal.close()
+    refuse_wal(path, path)
     return before, _size(path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.pending import ErrorRecord
-from mqks.errors import InspectionFailed, JournalDamaged
+from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, Facts, Segment
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.lock import server_of
@@ -69,6 +69,12 @@ class State(NamedTuple):
         """Whether it was closed cleanly and not opened for writing since. The state must be the
         same after the file was read."""
         return not self.wal_bytes
+
+
+def refuse_wal(path: Path, name: Path) -> None:
+    """Raise CannotWrite when the last close has left a WAL: SQLite does not tell why."""
+    if not State.of(path).is_still:
+        raise CannotWrite(f"{name} can't be written: its WAL could not be copied into it")
 
 
 def connect(path: Path, state: State) -> sqlite3.Connection:
@@ -151,7 +157,8 @@ class DatabaseFile(Contents):
             yield
         except UNREADABLE as error:
             if is_damage(error) or self.damage:
-                told = "".join(f"; {place}: {what}" for place, what in self.damage)
+                others = [(place, what) for place, what in self.damage if what != str(error)]
+                told = "".join(f"; {place}: {what}" for place, what in others)
                 raise JournalDamaged(f"{self.path} can't be read: {error}{told}") from error
             raise InspectionFailed(f"{self.path}: {error}") from error
 

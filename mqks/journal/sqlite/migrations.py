@@ -9,7 +9,7 @@ from typing import Final
 import aiosqlite
 
 from mqks.errors import SchemaTooNew
-from mqks.journal.sqlite.tables import row_crc
+from mqks.journal.sqlite.tables import CHECKSUMS_SINCE, is_ruled_queue, row_crc
 
 
 def _directory() -> Path:
@@ -29,6 +29,13 @@ def migrations() -> list[tuple[int, str]]:
 
 NEWEST: Final = migrations()[-1][0]
 
+_MARK_DAMAGED: Final = """
+update queue set crc = crc + 1
+where not is_ruled_queue(id, name, delete_when_unused, delete_delay_s, next_seq, cursor);
+"""
+"""The first checksums must not accept a row that makes no sense: the next migration would read a
+policy from any."""
+
 
 def check_version(version: int, path: Path) -> None:
     """Raise SchemaTooNew when the version is newer than all known migrations."""
@@ -45,8 +52,11 @@ async def migrate(db: aiosqlite.Connection) -> int:
     version = int(rows[0][0])
     known = migrations()
     await db.create_function("row_crc", -1, row_crc)
+    await db.create_function("is_ruled_queue", -1, is_ruled_queue)
     for number, sql in known:
         if number > version:
+            if number == CHECKSUMS_SINCE:
+                sql += _MARK_DAMAGED
             await db.executescript(
                 f"begin immediate;\n{sql}\npragma user_version = {number};\ncommit;"
             )

@@ -11,7 +11,7 @@ from anyio import CancelScope
 
 from mqks.errors import CannotWrite
 from mqks.journal.sqlite.backup import cleared, locked, refuse, rename
-from mqks.journal.sqlite.database_file import wal_path
+from mqks.journal.sqlite.database_file import refuse_wal
 from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.store import Report
 from mqks.settings import Settings
@@ -35,8 +35,7 @@ async def new_file(settings: Settings, report: Report) -> AsyncIterator[SqliteSt
             finally:
                 with CancelScope(shield=True):
                     await store.close()
-            if wal_path(partial).exists():  # SQLite does not tell why.
-                raise CannotWrite(f"{target} can't be written: its WAL could not be copied into it")
+            refuse_wal(partial, target)
             rename(partial, target)
     except OSError as error:
         raise CannotWrite(f"{target} can't be written: {error.strerror}") from error

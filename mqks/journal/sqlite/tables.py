@@ -142,6 +142,12 @@ _RULED_QUEUE: Final = _Table(
 )
 
 
+def is_ruled_queue(*row: Any) -> bool:
+    """Whether a row of a schema without policies is plausible."""
+    types = _RULED_QUEUE.types
+    return all(map(isinstance, row, types)) and _RULED_QUEUE.makes_sense(row)
+
+
 def _table(name: str, version: int) -> _Table:
     return _RULED_QUEUE if name == "queue" and version < POLICIES_SINCE else _TABLES[name]
 

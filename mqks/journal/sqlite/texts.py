@@ -83,13 +83,14 @@ def _pieces(
         raise TextDamaged("the length of its text is damaged")
     try:
         with open(
-            os.open(
-                name if descriptor >= 0 else directory / name,
+            name if descriptor >= 0 else directory / name,
+            "rb",
+            buffering=0,
+            opener=lambda path, _: os.open(
+                path,
                 os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
                 dir_fd=descriptor if descriptor >= 0 else None,
             ),
-            "rb",
-            buffering=0,
         ) as file:
             if (there := os.fstat(file.fileno()).st_size) < size:
                 raise TextDamaged(f"{place} has {there} bytes instead of {size}")
@@ -108,7 +109,7 @@ def _pieces(
 def size_of(directory: Path) -> int:
     """Bytes of all files."""
     size = 0
-    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 size += entry.stat(follow_symlinks=False).st_size
@@ -244,8 +245,9 @@ class Texts:
     def _names(self) -> list[str]:
         """Of the files with texts."""
         try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
+            with os.scandir(self.path) as entries:
+                names = [each.name for each in entries if not each.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [name for name in names if re.fullmatch("[0-9]{16,}", name)]
 
