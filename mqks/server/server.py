@@ -42,7 +42,7 @@ from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import inside, log, silence, tls
-from mqks.server.client import Client, Hold
+from mqks.server.client import LINGER_S, Client, Hold
 from mqks.server.clock import now_us
 from mqks.server.door import Door
 from mqks.server.error_ids import ErrorIds
@@ -494,6 +494,7 @@ class Server:
                     client.ended = True
                     client.transport.write(self._refusal(client.peer, failure))
                     client.transport.close()
+                    self._loop.call_later(LINGER_S, client.transport.abort)
                 await anyio.lowlevel.checkpoint()
 
     # -- tasks
