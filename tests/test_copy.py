@@ -78,35 +78,37 @@ def text(place: Path | DatabaseUrl) -> str:
 
 def something_of_everything(db: Path) -> None:
     """A journal of a server that was killed."""
-    with ServerProcess(db, "--line-bytes-max", "8MiB") as server:
-        with LineClient(server.address) as client:
-            for request in (
-                b"subscribe --confirm mail user.new user.gone",
-                b"set_queue --confirm mail --ttl=5000 --dead-letters=dead",
-                b"subscribe --confirm dead none",
-                b"delete_queue --confirm mail --when-unused=600",
-                b"subscribe --confirm %b %b" % (ODD, ODD),
-                b"rebind --confirm ghost user.new --add-mask user.*",
-                b"subscribe --confirm deleted user.new",
-                b"publish --confirm --once user.new known",
-                b"publish --confirm --delay=5000 user.gone later",
-                b"publish --confirm --ttl=5000 --meta=a=b %b \xff\xfe" % ODD,
-                b"publish --confirm %b %b" % (ODD, b"x" * LARGE),
-                b"publish --confirm %b %b" % (ODD, b"y" * LARGE),
-                b"delete_queue --confirm deleted",
-            ):
-                reply = client.ask(b"id " + request)
-                assert reply == b"id ok ", reply[:200]
-            assert client.ask(b"c consume --confirm mail --manual-ack --prefetch=1") == b"c ok "
-            client.send(b"m publish user.gone dies\n")
-            assert client.line() == b"c ok id event=user.new known"
-            client.send(b"r reject --dead c id\n")
-            assert client.line() == b"c ok m event=user.gone dies"
-            assert b" error " in client.ask(b"bad\xff frob")
-            for number in range(50):
-                client.send(b"n%d publish --confirm user.new %d\n" % (number, number))
-                assert client.line() == b"n%d ok " % number
-        server.kill()
+    with (
+        ServerProcess(db, "--line-bytes-max", "8MiB") as server,
+        LineClient(server.address) as client,
+    ):
+        for request in (
+            b"subscribe --confirm mail user.new user.gone",
+            b"set_queue --confirm mail --ttl=5000 --dead-letters=dead",
+            b"subscribe --confirm dead none",
+            b"delete_queue --confirm mail --when-unused=600",
+            b"subscribe --confirm %b %b" % (ODD, ODD),
+            b"rebind --confirm ghost user.new --add-mask user.*",
+            b"subscribe --confirm deleted user.new",
+            b"publish --confirm --once user.new known",
+            b"publish --confirm --delay=5000 user.gone later",
+            b"publish --confirm --ttl=5000 --meta=a=b %b \xff\xfe" % ODD,
+            b"publish --confirm %b %b" % (ODD, b"x" * LARGE),
+            b"publish --confirm %b %b" % (ODD, b"y" * LARGE),
+            b"delete_queue --confirm deleted",
+        ):
+            reply = client.ask(b"id " + request)
+            assert reply == b"id ok ", reply[:200]
+        assert client.ask(b"c consume --confirm mail --manual-ack --prefetch=1") == b"c ok "
+        client.send(b"m publish user.gone dies\n")
+        assert client.line() == b"c ok id event=user.new known"
+        client.send(b"r reject --dead c id\n")
+        assert client.line() == b"c ok m event=user.gone dies"
+        assert b" error " in client.ask(b"bad\xff frob")
+        for number in range(50):
+            client.send(b"n%d publish --confirm user.new %d\n" % (number, number))
+            assert client.line() == b"n%d ok " % number
+        server.kill()  # While the consumer has its message.
 
 
 def contents(db: Path) -> dict[str, Any]:
