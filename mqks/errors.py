@@ -10,6 +10,7 @@
     │       └── DiskFull       because the disk is full
     ├── ConfigurationError     78  a setting is unknown, invalid or unsafe
     ├── DatabaseLocked         69  another process serves this database file
+    ├── DatabaseUnreachable    69  there is no connection to the PostgreSQL database
     ├── AddressUnavailable     69  the server cannot listen on the address
     ├── SchemaTooNew           65  a newer MQKS wrote this database file
     ├── JournalDamaged         65  the checksums of the journal do not match
@@ -119,6 +120,10 @@ class ConfigurationError(MqksError, exit_code=78):
 
 class DatabaseLocked(MqksError, exit_code=69):
     """Another process serves this database file."""
+
+
+class DatabaseUnreachable(MqksError, exit_code=69):
+    """There is no connection to the PostgreSQL database, or no primary among its hosts."""
 
 
 class AddressUnavailable(MqksError, exit_code=69):

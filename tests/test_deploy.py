@@ -488,7 +488,9 @@ def test_the_service_is_no_more_exposed_than_the_documents_say(
 
 
 def test_the_service_fits_the_settings_and_the_exit_codes() -> None:
-    service = Unit("mqks.service")["Service"]
+    unit = Unit("mqks.service")
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    service = unit["Service"]
     assert service["Type"] == "notify"
     assert int(service["TimeoutStopSec"]) > Settings().drain_timeout_s
     assert int(service["LimitNOFILE"]) > Settings().connections_max

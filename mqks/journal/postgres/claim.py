@@ -26,6 +26,7 @@ from mqks.errors import (
     ClaimLost,
     ConfigurationError,
     DatabaseLocked,
+    DatabaseUnreachable,
     DiskFull,
     JournalFailed,
     JournalReverted,
@@ -166,11 +167,11 @@ class Claim:
     # -- the connection
 
     async def first_connection(self) -> Connection:
-        """Raises ConfigurationError."""
+        """Raises DatabaseUnreachable, ConfigurationError."""
         try:
             connection = await Connection.to(self._address)
         except psycopg.Error as error:
-            raise ConfigurationError(
+            raise DatabaseUnreachable(
                 f"can't connect to {self._address.shown}: {line_of(error)}"
             ) from None
         self._take(connection)
