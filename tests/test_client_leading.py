@@ -381,6 +381,30 @@ def test_an_interrupted_call_leaves_the_client_in_order(
     assert second.result(WAIT_S) == "1"
 
 
+def test_who_is_interrupted_before_it_reads_leads_no_more(
+    mqks_broker: Broker, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    with (
+        connect_blocking(mqks_broker.url, QUICK) as client,
+        client.consume("q", ["e"]) as consumer,
+    ):
+        waiting = threads.submit(consumer.receive, WAIT_S)
+        until(leads(consumer))
+        with pytest.raises(TimeoutError):
+            consumer.receive(0.01)  # Now the thread reads for the other one.
+        until(lambda: consumer._connection._polled is None)
+        with monkeypatch.context() as patched:
+            patched.setattr(consumer._connection, "_read_until", interrupted)
+            with pytest.raises(Interrupted):
+                consumer.receive(WAIT_S)
+        assert consumer._connection._leader is None
+        client.publish("e", "x", confirm=True)
+        assert waiting.result(WAIT_S).text == "x"
+
+
 def test_a_signal_handler_may_stop_a_consumer(mqks_broker: Broker) -> None:
     with connect_blocking(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
         before = signal.signal(signal.SIGUSR1, lambda number, frame: consumer.stop())

@@ -197,16 +197,20 @@ class Connection(Generic[S]):
         the lock."""
         me: object = None
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        with self.lock:
-            if predicate():
-                return True
-            if self._polled is None and self._is_free and self.session.is_alone:
-                me = object()
-            self._lead(me)
-            if me is not None and not self.session.is_idle:
-                self._write_now()
-        if me is not None:
-            self._read_until(me, predicate, deadline_s)
+        try:
+            with self.lock:
+                if predicate():
+                    return True
+                if self._polled is None and self._is_free and self.session.is_alone:
+                    me = object()
+                self._lead(me)
+                if me is not None and not self.session.is_idle:
+                    self._write_now()
+            if me is not None:
+                self._read_until(me, predicate, deadline_s)
+        except BaseException:  # It may lead, and not read yet: others would wait for keep_alive_s.
+            self._step_down(me, None)
+            raise
         # Not by the condition: its `wait` does not survive an exception of a signal handler.
         while True:
             event = Event()
