@@ -122,9 +122,9 @@ class Session:
         self.failure: ClientError | None = None
         """What has ended it for good."""
         self.is_tls = False
+        """Whether TLS is spoken below it."""
         self.server = ""
         """The one that it is connected to, or was last."""
-        """Whether TLS is spoken below it."""
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[], None] = lambda: None
