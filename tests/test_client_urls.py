@@ -76,7 +76,7 @@ def test_several_servers(urls: str | list[str]) -> None:
     ("urls", "told"),
     [
         ([], "the list of URLs is empty"),
-        ("mqks://a,b:25000", "write mqks://host1:25000,mqks://host2:25000"),
+        ("mqks://a,b:25000", "as in mqks://host1:25000,mqks://host2:25000"),
         ("mqks://t@a,mqks://b", "the same credentials and name"),
         ("mqks://a?name=x,mqks://b?name=y", "the same credentials and name"),
     ],
