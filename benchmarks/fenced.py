@@ -27,6 +27,7 @@ from benchmarks.client import payloads
 from mqks import connect_blocking
 from mqks.journal.postgres import migrations, statements
 from mqks.journal.postgres.address import parse
+from mqks.journal.postgres.claim import Owner
 from mqks.journal.postgres.connection import Connection
 from mqks.settings import DatabaseUrl
 from mqks.testing import BrokerProcess
@@ -53,7 +54,8 @@ class Commits:
         asyncio.run(self._create(url))
         self._connection = psycopg.connect(**address.parameters, autocommit=True)
         self.close = self._connection.close
-        self._connection.execute("update owner set epoch = 1, holder = 'bench'")
+        claimed = "update owner set epoch = 1, holder = 'bench' returning ctid::text"
+        self._place: str = self._connection.execute(claimed).fetchall()[0][0]
         head_crc, text_crc, head, text = segment
         self._segment = {
             "head_crc": Int8(head_crc),
@@ -73,18 +75,19 @@ class Commits:
         statement = statements.ADD.encode()
         with self._connection.cursor(binary=True) as cursor:
             for done in range(self._done, self._done + count + WARM_UP):
-                owner = {
-                    "epoch": Int8(1),
-                    "holder": "bench",
-                    "last": Int8(done),
-                    "beat": Int8(done),
-                }
+                owner = Owner(1, "bench", done, done).values(self._place)
                 began = perf_counter()
-                values = {**self._segment, **owner, "new_last": Int8(done + 1)}
+                values = {
+                    **self._segment,
+                    **owner,
+                    "durable": Int8(done),
+                    "new_last": Int8(done + 1),
+                }
                 found = cursor.execute(statement, values, prepare=True).fetchall()
                 seconds.append(perf_counter() - began)
-                if found != [(1,)]:
+                if len(found) != 1:
                     raise RuntimeError(f"commit {done + 1} found {found}")
+                [(self._place,)] = found
         self._done += count + WARM_UP
         row = self._connection.execute(WRITTEN.encode()).fetchone()
         if row != (self._done,) * 4:
