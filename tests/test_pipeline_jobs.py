@@ -816,7 +816,7 @@ def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: P
 
     assert job.process.wait(kills.LIMIT_S) == 70
     # A thread of PySpark may write its own trace before or after it.
-    assert "Spark's Java process has died" in (tmp_path / "log").read_text().splitlines()
+    assert "mqks: Spark's Java process has died" in (tmp_path / "log").read_text().splitlines()
     assert len(waits(mqks_broker)) == 10, "nothing is trimmed that is not in the lake"
 
 
