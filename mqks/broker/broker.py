@@ -609,10 +609,10 @@ class Broker:
                 connection.write(replies.ok(request_id, b"%d" % amount))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
-            reason = self._replaced.pop(consumer, None)
-            if reason is not None and consumer.id not in consumer.connection.consumers:
+            reason, connection = self._replaced.pop(consumer, None), consumer.connection
+            if reason and not connection.closed and consumer.id not in connection.consumers:
                 # Otherwise it has its id back, and has asked for that.
-                self.refusals.tell(consumer.connection, consumer.id, b"consume", reason)
+                self.refusals.tell(connection, consumer.id, b"consume", reason)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.owner.committed(change.next_seq)
         if self.shared.memory.is_short and batch.taken:
