@@ -20,8 +20,9 @@ from tests.fuzz.steps import CORPUS, load
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
+MEMORY: Final = "--memory-bytes", "64MiB", "--metadata-bytes-max", "64MiB"
 MEMORY_BYTES_MAX: Final = 600 * 1024 * 1024
-"""What the server may have resident; what comes is far below its limits."""
+"""What the server may have resident with these limits, however much comes."""
 CONNECTIONS: Final = 8
 FAULTS: Final = re.compile(r"internal_error|Traceback|critical|lag_s=[1-9]\d", re.I)
 _HEADER = re.compile(rb"[^ \n]+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
@@ -96,7 +97,7 @@ def fuzz_over_tcp(directory: Path, seconds: float, seed: int) -> tuple[int, list
     users.chmod(0o600)
     mutator = Mutator(load(CORPUS / "broker.txt"), chance)
     lines = 0
-    with ServerProcess(directory / "mqks.db", "--users", str(users)) as server:
+    with ServerProcess(directory / "mqks.db", "--users", str(users), *MEMORY) as server:
         wires = [Wire(server.address) for _ in range(CONNECTIONS)]
         end_s = monotonic() + seconds
         try:
