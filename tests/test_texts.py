@@ -498,7 +498,7 @@ def test_texts_that_wait_for_another_process_have_a_limit(db: Path) -> None:
                     break
                 assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
             assert 10 < number < 99
-            assert "bytes of deleted texts wait for it" in server.log
+            until(lambda: "bytes of deleted texts wait for it" in server.log)
         until(lambda: "event=disk_has_room" in server.log)
 
 
