@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from benchmarks import fenced, footprint, process, scale, takeovers, talk
+from benchmarks import bare, fenced, footprint, process, scale, takeovers, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.process import Running
@@ -107,6 +107,15 @@ def test_wrong_delivery_is_noticed(name: str, fault: str) -> None:
     skip_without_compiler(name)
     with pytest.raises((Wrong, Stalled)):
         measure(Sink(fault), WORKS[name], WORKS[name].tiny)
+
+
+@pytest.mark.slow
+def test_sockets_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    skip_without_compiler("talkers_100")
+    bare.main(["--connections", "10", "--count", "100", "--rounds", "1"])
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split("\t")[:3] == ["confirms per second", "bare", "mqks"]
+    assert all(float(rate.replace(",", "")) > 0 for rate in row.split("\t")[1:])
 
 
 def test_refused_publish_is_noticed() -> None:
