@@ -297,9 +297,11 @@ def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[
 
 def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
     name, selection, limit, is_scheduled = parse_purge(request.rest)
-    work: Work[int | None] = _purge_all(broker, name, is_scheduled=is_scheduled)
+    work: Work[int | None]
     if selection or limit:
         work = _purge_some(broker, name, selection or Selection(), limit or SEQ_MAX)
+    else:
+        work = _purge_all(broker, name, is_scheduled=is_scheduled)
     return broker.dropped(name, work, confirm=request.confirm)
 
 
