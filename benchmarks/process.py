@@ -131,6 +131,12 @@ class Running:
         found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
 
+    def written_bytes(self) -> int:
+        """What it has had written to disks since it was started."""
+        told = Path(f"/proc/{self.process.pid}/io").read_text()
+        [found] = re.findall(r"^write_bytes: (\d+)$", told, re.MULTILINE)
+        return int(found)
+
     def cpu_s(self) -> float:
         """The processor time it has used since it was started."""
         return cpu_s(self.process.pid)

@@ -273,7 +273,7 @@ class Settings:
         (1, 1_000_000, "pages"),
     )
     text_file_bytes_min: int = _advanced(
-        512 * 1024,
+        128 * 1024,
         "The text of a segment, all messages of a commit, is in a file of its own from this size "
         "on; 0 means never.",
         (0, GIB, "bytes"),

@@ -86,10 +86,12 @@ def _limit() -> Iterator[None]:
 
 @dataclass
 class Said:
-    """Which messages a segment has, and which it settles, by queue id and number."""
+    """Which messages a segment has, and which it settles, by queue id and number; and its text."""
 
     has: set[tuple[int, int]]
     settles: set[tuple[int, int]]
+    file: str
+    text_bytes: int
 
 
 @dataclass
@@ -233,7 +235,8 @@ def _said(db: Path) -> dict[int, Said]:
     if not texts_path(db).exists():
         return {}
     with closing(sqlite3.connect(db)) as connection:
-        rows = connection.execute("select id, body from segment").fetchall()
+        columns = "id, body, coalesce(text_file, id), coalesce(text_bytes, 0)"
+        rows = connection.execute(f"select {columns} from segment").fetchall()
     return {
         segment_id: Said(
             {
@@ -248,8 +251,12 @@ def _said(db: Path) -> dict[int, Said]:
                 for first, count in s.acks
                 for n in range(count)
             },
+            name_of(number),
+            size,
         )
-        for segment_id, sections in ((segment_id, decode(head)) for segment_id, head in rows)
+        for segment_id, sections, number, size in (
+            (segment_id, decode(head), *text) for segment_id, head, *text in rows
+        )
     }
 
 
@@ -308,10 +315,15 @@ class Place:
     """Those whose texts were damaged, and nothing else was."""
 
 
-def _spoil_texts(db: Path, rng: random.Random) -> Place:
-    """Damage one file, or two; or the directory."""
+def _spoil_texts(world: World, db: Path, rng: random.Random) -> Place:
+    """Damage one file that has a text, or two; or the directory."""
     directory = texts_path(db)
-    names = sorted(name for name in os.listdir(directory) if name != EPOCH)
+    texts = {said.file: (i, said.text_bytes) for i, said in world.said.items() if said.text_bytes}
+    segments, sizes = ({name: each[n] for name, each in texts.items()} for n in range(2))
+    names, unused = (
+        sorted(sizes),
+        max(int(each) for each in os.listdir(directory) if each != EPOCH) + 1,
+    )
     how = rng.choice(
         ["flip"] * 3
         + [
@@ -329,14 +341,14 @@ def _spoil_texts(db: Path, rng: random.Random) -> Place:
     )
     name, other = rng.sample(names, 2)
     file, spoiled = directory / name, [name]
-    content = file.read_bytes()
+    content, size = file.read_bytes(), sizes[name]
     match how:
         case "flip":
-            at = rng.randrange(len(content))
+            at = rng.randrange(size)
             changed = content[at] ^ 1 << rng.randrange(8)
             file.write_bytes(content[:at] + bytes([changed]) + content[at + 1 :])
         case "cut":
-            os.truncate(file, rng.randrange(len(content)))
+            os.truncate(file, rng.randrange(size))
         case "empty":
             os.truncate(file, 0)
         case "extend":
@@ -348,7 +360,8 @@ def _spoil_texts(db: Path, rng: random.Random) -> Place:
             others = (directory / other).read_bytes()
             file.write_bytes(others)
             (directory / other).write_bytes(content)
-            spoiled = [name, other] if others != content else []
+            pair = (name, content, others), (other, others, content)
+            spoiled = [n for n, was, now in pair if was[: sizes[n]] != now[: sizes[n]]]
         case "directory":
             file.unlink()
             file.mkdir()
@@ -356,10 +369,10 @@ def _spoil_texts(db: Path, rng: random.Random) -> Place:
             file.unlink()
             file.symlink_to(directory / other)
         case "stray":
-            (directory / name_of(int(names[-1]) + rng.randrange(1, 9))).write_bytes(content)
+            (directory / name_of(unused + rng.randrange(8))).write_bytes(content)
             spoiled = []
         case "stray directory":
-            (directory / name_of(int(names[-1]) + rng.randrange(1, 9))).mkdir()
+            (directory / name_of(unused + rng.randrange(8))).mkdir()
             spoiled = []
         case "owner":
             (directory / EPOCH).write_text(f"{rng.getrandbits(64):016x}")
@@ -375,13 +388,13 @@ def _spoil_texts(db: Path, rng: random.Random) -> Place:
             if how == "file":
                 directory.touch()
             spoiled = names
-    return Place("text", f"{how} {name}", segments=frozenset(map(int, spoiled)))
+    return Place("text", f"{how} {name}", segments=frozenset(segments[each] for each in spoiled))
 
 
 def _spoil(world: World, db: Path, rng: random.Random) -> Place:
     """Damage one place: the kind of page is chosen first, then the page, then the place."""
     if world.said and rng.random() < 0.7:
-        return _spoil_texts(db, rng)
+        return _spoil_texts(world, db, rng)
     wal = db.with_name(f"{db.name}-wal")
     kinds = [*world.pages]
     if wal.exists() and wal.stat().st_size > HEADER:

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -44,16 +44,22 @@ def published(client: LineClient, name: bytes, data: bytes) -> None:
 
 
 def texts(db: Path) -> list[str]:
-    """Names of the files with texts, and what else was put there."""
-    directory = texts_path(db)
-    return sorted(set(os.listdir(directory)) - {"epoch"}) if directory.exists() else []
+    """Names of the files with texts, and what else was put there, but for empty files."""
+    found = set[str]()
+    with suppress(FileNotFoundError), os.scandir(texts_path(db)) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.is_dir() or entry.stat().st_size:
+                    found.add(entry.name)
+    return sorted(found - {"epoch"})
 
 
 def stored(db: Path) -> dict[str, int | None]:
     """Which segments there are, by the names that their files would have, and text_bytes."""
+    columns = "coalesce(text_file, id), text_bytes"
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as file:
-        rows = file.execute("select id, text_bytes from segment where length(body) < 200")
-        return {f"{segment_id:016}": text_bytes for segment_id, text_bytes in rows}
+        rows = file.execute(f"select {columns} from segment where length(body) < 200")
+        return {f"{number:016}": text_bytes for number, text_bytes in rows}
 
 
 def messages(db: Path) -> list[bytes]:
@@ -333,6 +339,25 @@ def test_texts_whose_rows_are_lost_are_kept_by_salvage(db: Path) -> None:
             assert texts(db) == [first, f"{lost}.damaged", last]
 
 
+def test_texts_of_schema_6_are_found_by_the_ids_of_their_segments(db: Path) -> None:
+    data, copy = three(db), db.with_name("copy")
+    with closing(sqlite3.connect(db, isolation_level=None)) as file:
+        # The numbers are ids, since nothing was deleted.
+        assert file.execute("select id - text_file from segment").fetchall() == [(0,)] * 3
+        for table in ("segment", "damaged_segment"):
+            file.execute(f"alter table {table} drop column text_file")
+        file.execute("pragma user_version = 6")
+    assert messages(db) == [*data]
+    assert main(["backup", str(copy), "--db", str(db)]) == 0
+    for path in (db, copy):
+        with ServerProcess(path, *ALL) as server, LineClient(server.address) as client:
+            published(client, b"m3", b"x" * 900)
+            assert got(server, 4) == {**data, b"m3": b"x" * 900}
+            server.kill()
+        with ServerProcess(path) as server:
+            assert got(server, 4) == {**data, b"m3": b"x" * 900}
+
+
 def test_texts_that_come_back_after_a_salvage_are_kept(db: Path) -> None:
     three(db)
     names, directory = texts(db), texts_path(db)
@@ -402,8 +427,17 @@ def test_a_busy_journal_writes_files_again(db: Path) -> None:
                     lines = [client.line() for _ in range(1 if each == name else 2)]
                     assert b"a ok " in lines
         assert was_written_again
+        client.send(b"last publish --confirm e %b\n" % (b"l" * 700))
+        assert b"last ok " in [client.line(), client.line()]
+        *_, (file, size) = [(each, size) for each, size in stored(db).items() if size]
+        assert int(file) < 300
+        assert (texts_path(db) / file).stat().st_size >= size > 700
         server.kill()
     with ServerProcess(db) as server:
+        assert got(server, 1) == {b"last": b"l" * 700}
+        with LineClient(server.address) as client:
+            assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
+            until(lambda: not texts(db))
         assert server.stop() == 0
     assert not texts_path(db).exists()
 

@@ -20,7 +20,7 @@ from mqks.journal.sqlite.lock import FileLock, lock_path
 from mqks.journal.sqlite.metadata import become_another
 from mqks.journal.sqlite.migrations import check_version
 from mqks.journal.sqlite.structure import UNREADABLE
-from mqks.journal.sqlite.tables import TEXTS_SINCE
+from mqks.journal.sqlite.tables import TEXTS_SINCE, text_columns
 from mqks.journal.sqlite.texts import TextDamaged, kept, text_of, texts_path
 from mqks.journal.sqlite.verify import verify
 
@@ -140,7 +140,7 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
             progress=lambda _, left, total: progress(total - left, total),
         )
         reading.execute("rollback")
-        missing = "" if version < TEXTS_SINCE else _joined(source, writing)
+        missing = "" if version < TEXTS_SINCE else _joined(source, writing, version)
     if had_texts != texts_path(source).exists() or (state.is_still and state != State.of(source)):
         return False
     if missing:
@@ -148,12 +148,13 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
     return True
 
 
-def _joined(source: Path, writing: sqlite3.Connection) -> str:
+def _joined(source: Path, writing: sqlite3.Connection, version: int) -> str:
     """Put all texts into the copy's rows; return what is missing. Checksums are verified later."""
-    rows = writing.execute("select id, text_bytes from segment where text_bytes is not null")
-    for segment_id, size in rows.fetchall():
+    columns = f"id, {text_columns(version)}"
+    rows = writing.execute(f"select {columns} from segment where text_bytes is not null")
+    for segment_id, size, number in rows.fetchall():
         try:
-            text = text_of(texts_path(source), segment_id, size)
+            text = text_of(texts_path(source), number, size)
         except TextDamaged as error:
             return f"segment {segment_id}: {error}"
         sql = "update segment set body = cast(body || ? as blob), text_bytes = null where id = ?"

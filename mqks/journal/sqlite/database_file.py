@@ -319,12 +319,12 @@ class DatabaseFile(Contents):
         row = self._db.execute(sql, (segment_id,)).fetchone()
         if row is None:
             return None
-        _, crc, body, text_bytes = row
+        _, crc, body, text_bytes, text_file = row
         body = body or b""
         if text_bytes is None:
             return head_of(segment_id, crc, body)
         try:
-            text = text_of(texts_path(self.path), segment_id, text_bytes)
+            text = text_of(texts_path(self.path), text_file, text_bytes)
             head = head_of(segment_id, crc, body + text)
         except TextDamaged as error:
             head = Head(segment_id, len(body), body, str(error))

@@ -32,7 +32,7 @@ from mqks.journal.store import (
 
 PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
-INSERT_SEGMENT: Final = "insert into segment (id, crc, body, text_bytes) values (?, ?, ?, ?)"
+INSERT_SEGMENT: Final = "insert into segment values (?, ?, ?, ?, ?)"
 TALLIED: Final = ("queue", "binding", "once", "segment")
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
@@ -198,7 +198,7 @@ class Tables:
         with transaction(db):
             db.executemany(
                 "insert into damaged_segment"
-                " select id, crc, body, text_bytes from segment where id = ?",
+                " select id, crc, body, text_bytes, text_file from segment where id = ?",
                 ids,
             )
             db.executemany("delete from segment where id = ?", ids)

@@ -117,7 +117,7 @@ class _ReadConnection:
 
     def _bodies(self, ids: Sequence[int]) -> dict[int, bytes]:
         marks = ",".join("?" * len(ids))
-        sql = f"select id, crc, body, text_bytes from segment where id in ({marks})"
+        sql = f"select {segment_columns(NEWEST)} from segment where id in ({marks})"
         try:
             bodies = {row[0]: self._intact(*row) for row in self._db.execute(sql, ids).fetchall()}
             return {segment_id: body for segment_id, body in bodies.items() if body is not None}
@@ -127,13 +127,13 @@ class _ReadConnection:
             raise JournalFailed(f"{self._path} can't be read: {error} {name}".rstrip()) from error
 
     def _intact(
-        self, segment_id: int, crc: object, body: object, text_bytes: object
+        self, segment_id: int, crc: object, body: object, text_bytes: object, text_file: object
     ) -> bytes | None:
         """None if it was deleted meanwhile, with its text."""
         why = ""
         if isinstance(body, bytes):
             try:
-                text = b"" if text_bytes is None else self._texts.text(segment_id, text_bytes)
+                text = b"" if text_bytes is None else self._texts.text(text_file, text_bytes)
                 if checksum(segment_id, body, text) == crc:
                     return body + text
             except TextDamaged as error:
@@ -346,10 +346,12 @@ class SqliteStore:
     def _heads(self, rows: Sequence[Row]) -> Sequence[Head]:
         return [self._head(*row) for row in rows]
 
-    def _head(self, segment_id: int, crc: object, body: object, text_bytes: object) -> Head:
+    def _head(
+        self, segment_id: int, crc: object, body: object, text_bytes: object, text_file: object
+    ) -> Head:
         if text_bytes is None or not isinstance(body, bytes):
             return head_of(segment_id, crc, body)
-        damage = self._texts.damage(segment_id, crc, body, text_bytes)
+        damage = self._texts.damage(segment_id, crc, body, text_bytes, text_file)
         size = text_bytes if isinstance(text_bytes, int) else 0
         return Head(segment_id, len(body) + size, body, damage)
 
@@ -376,7 +378,8 @@ class SqliteStore:
             if self._salvages:
                 await run_sync(self._texts.set_aside, ())
             else:
-                sql = "select id from damaged_segment where text_bytes is not null"
+                columns = "coalesce(text_file, id)"
+                sql = f"select {columns} from damaged_segment where text_bytes is not null"
                 aside = {row[0] for row in await self._db.execute_fetchall(sql)}
                 await run_sync(self._texts.keep, aside)
             await run_sync(self._texts.begin, self._rows.epoch or "")
@@ -489,7 +492,7 @@ class SqliteStore:
             if isinstance(failure, DiskFull):
                 self._texts.undo(rows)
             raise failure from error
-        self._texts.committed(rows, drop)
+        self._texts.dropped(drop)
         with suppress(sqlite3.Error):  # What was committed is committed.
             self._limit_pages_now()
         return rows

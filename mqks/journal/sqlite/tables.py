@@ -25,6 +25,7 @@ CHECKSUMS_SINCE: Final = 3
 EPOCH_SINCE: Final = 2
 POLICIES_SINCE: Final = 4
 TEXTS_SINCE: Final = 6
+TEXT_FILES_SINCE: Final = 7
 """The first schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
@@ -165,8 +166,14 @@ def read_by(version: int) -> dict[str, str]:
 
 def segment_columns(version: int) -> str:
     """Without the text, if it is in a file."""
+    return f"id, crc, cast(body as blob), {text_columns(version)}"
+
+
+def text_columns(version: int) -> str:
+    """The length of a text in a file, else null; and the number of the file."""
     text_bytes = "text_bytes" if version >= TEXTS_SINCE else "null"
-    return f"id, crc, cast(body as blob), {text_bytes}"
+    text_file = "coalesce(text_file, id)" if version >= TEXT_FILES_SINCE else "id"
+    return f"{text_bytes}, {text_file}"
 
 
 def error_columns(version: int) -> str:

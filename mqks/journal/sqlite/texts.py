@@ -29,13 +29,18 @@ READ_BYTES: Final = 1024 * 1024
 """A text that is only checked is read in pieces of this size."""
 DELETED_BYTES: Final = 64 * 1024 * 1024
 """One step deletes files until they have this size together."""
-RECYCLED_MAX: Final = 8
+RECYCLED_MAX: Final = 64
 RECYCLED_BYTES: Final = 64 * 1024 * 1024
 """Number and bytes of files that are kept for new texts, while the journal is busy."""
+SLACK: Final = 2
+"""A file is cut if it has more than so many times the bytes of its new text."""
+MADE_AT_ONCE: Final = 8
+"""Empty files that are made for the next texts, with one sync of the directory."""
 RETRY_S: Final = 1.0
 """Time until files are tried again that could not be deleted."""
 PIECES_MAX: Final = os.sysconf("SC_IOV_MAX")
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+NUMBER: Final = re.compile("[0-9]{16,}")
 EPOCH: Final = "epoch"
 SET_ASIDE: Final = ".damaged"
 
@@ -47,6 +52,8 @@ class SegmentRow(NamedTuple):
     crc: int
     body: bytes
     text_bytes: int | None = None
+    text_file: int | None = None
+    """The number of its file."""
 
 
 class TextDamaged(Exception):
@@ -58,8 +65,15 @@ def texts_path(database: Path) -> Path:
     return Path(f"{database.resolve()}-texts")
 
 
-def name_of(segment_id: int) -> str:
-    return f"{segment_id:016}"
+class File(NamedTuple):
+    """A file for texts, which may be longer than the text that is in it."""
+
+    number: int
+    bytes: int
+
+
+def name_of(number: int) -> str:
+    return f"{number:016}"
 
 
 def row_of(segment: NewSegment) -> SegmentRow:
@@ -68,16 +82,18 @@ def row_of(segment: NewSegment) -> SegmentRow:
     return SegmentRow(segment.id, checksum(segment.id, body), body)
 
 
-def text_of(directory: Path, segment_id: int, size: object, descriptor: int = -1) -> bytes:
+def text_of(directory: Path, number: object, size: object, descriptor: int = -1) -> bytes:
     """A text of `size` bytes, not compared with its checksum. With `descriptor`, the directory may
     have been moved. Raises TextDamaged."""
-    return b"".join(_pieces(directory, segment_id, size, descriptor, sys.maxsize))
+    return b"".join(_pieces(directory, number, size, descriptor, sys.maxsize))
 
 
 def _pieces(
-    directory: Path, segment_id: int, size: object, descriptor: int, at_once: int
+    directory: Path, number: object, size: object, descriptor: int, at_once: int
 ) -> Iterator[bytes]:
-    name = name_of(segment_id)
+    if not isinstance(number, int) or number < 0:
+        raise TextDamaged("the number of its text is damaged")
+    name = name_of(number)
     place = f"its text {directory.name}/{name}"
     if not isinstance(size, int) or size < 0:
         raise TextDamaged("the length of its text is damaged")
@@ -152,15 +168,17 @@ class Texts:
         self._synchronous = synchronous
         self.epoch = ""
         """Of the database, as it was loaded; empty if it was damaged."""
-        self._sizes: dict[int, int] = {}
+        self._files: dict[int, File] = {}
         """By segment id."""
-        self._unsynced: list[tuple[int, int]] = []
-        """Ids and sizes of texts whose rows are deleted, unless a power cut undoes that."""
-        self._gone = deque[tuple[int, int]]()
+        self._last_number = 0
+        """No file has a higher one."""
+        self._unsynced: list[File] = []
+        """Of texts whose rows are deleted, unless a power cut undoes that."""
+        self._gone = deque[File]()
         """The same when it is certain."""
         self.recycles = False
-        self._free: list[tuple[int, int]] = []
-        """Files to be written again: ids and sizes of the texts they had."""
+        self._free: list[File] = []
+        """Files for the next texts, with texts that are gone, or empty."""
         self._is_held = False
         self._retry_s = 0.0
         self._descriptor = -1
@@ -180,12 +198,14 @@ class Texts:
 
     # -- starting and stopping
 
-    def damage(self, segment_id: int, crc: object, head: bytes, size: object) -> str:
+    def damage(
+        self, segment_id: int, crc: object, head: bytes, size: object, number: object
+    ) -> str:
         """What is wrong with a stored segment that has such a row."""
-        self._sizes[segment_id] = size if isinstance(size, int) else 0
+        self._files[segment_id] = File(number if isinstance(number, int) else 0, 0)
         found = checksum(segment_id, head)
         try:
-            for piece in _pieces(self.path, segment_id, size, -1, READ_BYTES):
+            for piece in _pieces(self.path, number, size, -1, READ_BYTES):
                 found = zlib.crc32(piece, found)
         except TextDamaged as error:
             return str(error)
@@ -194,7 +214,7 @@ class Texts:
     def foreign(self) -> Path | None:
         """Where to put a directory that belongs to another database than the loaded one."""
         owner = self._owner()
-        if self._sizes or not self._names() or owner == self.epoch:
+        if self._files or not self._names() or owner == self.epoch:
             return None
         is_epoch = re.fullmatch("[0-9a-f]{16}", owner)
         return self.path.with_name(f"{self.path.name}.{owner if is_epoch else 'unknown'}")
@@ -211,12 +231,12 @@ class Texts:
         if self.foreign():
             return
         for segment_id in damaged:
-            self._sizes.pop(segment_id, None)
+            self._files.pop(segment_id, None)
         self._rename(self._orphans())
 
     def keep(self, aside: Container[int]) -> None:
-        """The same with texts of segments that were set aside before, and whose texts have come
-        back since."""
+        """The same with files of these numbers, whose segments were set aside before: their texts
+        have come back since."""
         if not self.foreign():
             self._rename([name for name in self._orphans() if int(name) in aside])
 
@@ -236,11 +256,20 @@ class Texts:
             sync(aside.parent)
             return
         self._make()
-        for name in self._orphans():
-            self._gone.append((int(name), (self.path / name).stat().st_size))
+        self._gone.extend(self._file(int(name)) for name in self._orphans())
+        self._files = {
+            segment_id: self._file(file.number) for segment_id, file in self._files.items()
+        }
+        self._last_number = max(
+            (int(found[0]) for name in os.listdir(self.path) if (found := NUMBER.match(name))),
+            default=0,
+        )
         self.bytes = size_of(self.path)
         while self.is_due:
             self.delete()
+
+    def _file(self, number: int) -> File:
+        return File(number, (self.path / name_of(number)).stat(follow_symlinks=False).st_size)
 
     def _names(self) -> list[str]:
         """Of the files with texts."""
@@ -249,10 +278,11 @@ class Texts:
                 names = [each.name for each in entries if not each.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [name for name in names if re.fullmatch("[0-9]{16,}", name)]
+        return [name for name in names if NUMBER.fullmatch(name)]
 
     def _orphans(self) -> list[str]:
-        return [name for name in self._names() if int(name) not in self._sizes]
+        used = {file.number for file in self._files.values()}
+        return [name for name in self._names() if int(name) not in used]
 
     def _make(self) -> None:
         """Make the directory, unless there is one, and say whose it is. Raises OSError."""
@@ -301,8 +331,8 @@ class Texts:
         while self.is_due:
             self.delete()
         with suppress(OSError, JournalFailed):
-            self.release()
-            if not self._sizes and os.listdir(self.path) == [EPOCH] and self._is_there:
+            self.release(empty=True)
+            if not self._files and os.listdir(self.path) == [EPOCH] and self._is_there:
                 # Texts that a power cut brought back would be nobody's.
                 self._sync(self._descriptor)
                 (self.path / EPOCH).unlink()
@@ -319,8 +349,6 @@ class Texts:
         try:
             for segment in segments:
                 rows.append(self._written(segment))
-            if any(row.text_bytes is not None for row in rows):
-                self._sync(self._descriptor)
         except DiskFull:
             self.undo(rows)
             raise
@@ -330,22 +358,27 @@ class Texts:
         """The text is in the row, too, if there can be no file, for whatever reason but space."""
         if not self.takes(segment):
             return row_of(segment)
-        path, text_bytes = self.path / name_of(segment.id), segment.size - len(segment.head)
+        text_bytes = segment.size - len(segment.head)
         try:
             if self._descriptor < 0:
                 self._make()
             if not self._is_there:
                 return row_of(segment)
-            descriptor = self._opened(path)
+            if not self._free:
+                self._make_files(segment.id)
+            file = self._free.pop()
+            self.bytes -= file.bytes
+            path = self.path / name_of(file.number)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno in FULL:
-                raise DiskFull(f"{path} can't be written: {error.strerror}") from error
+                raise DiskFull(f"{self.path} can't be written: {error.strerror}") from error
             return row_of(segment)
         try:
-            self._give(descriptor, self._about.st_mode & 0o777)
             _write_all(descriptor, segment.texts)
-            if os.fstat(descriptor).st_size > text_bytes:
+            if file.bytes > SLACK * text_bytes:
                 os.ftruncate(descriptor, text_bytes)
+            size = os.fstat(descriptor).st_size
             self._sync(descriptor, os.fdatasync)
         except OSError as error:
             with suppress(OSError):
@@ -355,18 +388,30 @@ class Texts:
             raise JournalFailed(f"{path} can't be written: {error.strerror}") from error
         finally:
             os.close(descriptor)
+        self._files[segment.id] = File(file.number, size)
+        self.bytes += size
         crc = checksum(segment.id, segment.head, *segment.texts)
-        return SegmentRow(segment.id, crc, segment.head, text_bytes)
+        return SegmentRow(segment.id, crc, segment.head, text_bytes, file.number)
 
-    def _opened(self, path: Path) -> int:
-        """A file for a new text. One that exists is written faster than a new one."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        if not self._free:
-            return os.open(path, flags | os.O_TRUNC, 0o600)
-        segment_id, size = self._free.pop()
-        self.bytes -= size
-        (self.path / name_of(segment_id)).rename(path)
-        return os.open(path, flags, 0o600)
+    def _make_files(self, segment_id: int) -> None:
+        """Empty files for the text of this segment and the next ones. A file that is there when
+        the row is committed costs no sync of the directory: that was done for several at once."""
+        first = max(segment_id, self._last_number + 1)
+        made: list[File] = []
+        for number in range(first, first + MADE_AT_ONCE):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            try:
+                descriptor = os.open(self.path / name_of(number), flags, 0o600)
+            except OSError:
+                if not made:
+                    raise
+                break
+            self._give(descriptor, self._about.st_mode & 0o777)
+            os.close(descriptor)
+            made.append(File(number, 0))
+            self._last_number = number
+        self._sync(self._descriptor)
+        self._free += reversed(made)
 
     @property
     def _is_there(self) -> bool:
@@ -378,24 +423,20 @@ class Texts:
         for row in rows:
             if row.text_bytes is not None:
                 with suppress(OSError):
-                    (self.path / name_of(row.id)).unlink()
+                    self._unlink(self._files.pop(row.id))
 
-    def committed(self, rows: Iterable[SegmentRow], dropped: Iterable[int]) -> None:
-        """These rows are there, and those of these ids are not."""
-        for row in rows:
-            if row.text_bytes is not None:
-                self._sizes[row.id] = row.text_bytes
-                self.bytes += row.text_bytes
-        gone = [(i, self._sizes.pop(i)) for i in dropped if i in self._sizes]
+    def dropped(self, ids: Iterable[int]) -> None:
+        """The rows of these segments are deleted."""
+        gone = [self._files.pop(each) for each in ids if each in self._files]
         if self._synchronous == "full":
             self._gone.extend(gone)
         else:
             self._unsynced += gone
-            self.unsynced_bytes += sum(size for _, size in gone)
+            self.unsynced_bytes += sum(file.bytes for file in gone)
 
-    def text(self, segment_id: int, size: object) -> bytes:
+    def text(self, number: object, size: object) -> bytes:
         """Raises TextDamaged."""
-        return text_of(self.path, segment_id, size, self._descriptor)
+        return text_of(self.path, number, size, self._descriptor)
 
     # -- deleting
 
@@ -428,37 +469,40 @@ class Texts:
     @property
     def held_bytes(self) -> int:
         """Bytes of the files that other processes prevent from being deleted."""
-        return sum(size for _, size in self._gone) if self._is_held else 0
+        return sum(file.bytes for file in self._gone) if self._is_held else 0
 
     def _delete(self) -> None:
         deleted = 0
         while self._gone and deleted < DELETED_BYTES:
-            segment_id, size = self._gone[0]
-            if self._is_recycled(size):
-                self._free.append((segment_id, size))
+            file = self._gone[0]
+            if self._is_recycled(file):
+                self._free.append(file)
             else:
-                self._unlink(segment_id, size)
+                self._unlink(file)
             self._gone.popleft()
-            deleted += size
+            deleted += file.bytes
 
-    def _is_recycled(self, size: int) -> bool:
+    def _is_recycled(self, file: File) -> bool:
         if self._is_held or not self.recycles or len(self._free) >= RECYCLED_MAX:
             return False
-        return size + sum(size for _, size in self._free) <= RECYCLED_BYTES
+        return file.bytes + sum(each.bytes for each in self._free) <= RECYCLED_BYTES
 
-    def _unlink(self, segment_id: int, size: int) -> None:
-        (self.path / name_of(segment_id)).unlink(missing_ok=True)
-        self.bytes -= size
+    def _unlink(self, file: File) -> None:
+        (self.path / name_of(file.number)).unlink(missing_ok=True)
+        self.bytes -= file.bytes
 
     @property
     def has_free(self) -> bool:
-        return bool(self._free)
+        """Whether `release` has anything to do."""
+        return any(file.bytes for file in self._free)
 
-    def release(self) -> None:
-        """Delete the files that were kept for new texts."""
+    def release(self, *, empty: bool = False) -> None:
+        """Delete the files that are kept for new texts, those that are `empty` only if told so."""
         with suppress(OSError):
-            while self._free and self._is_there:
-                self._unlink(*self._free.pop())
+            if self._is_there:
+                for file in [each for each in self._free if each.bytes or empty]:
+                    self._unlink(file)
+                    self._free.remove(file)
 
 
 def _write_all(descriptor: int, pieces: Sequence[bytes]) -> None:
