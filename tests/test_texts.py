@@ -515,7 +515,7 @@ def test_the_size_limit_counts_texts(db: Path) -> None:
             number += 1
             assert number < 20
         assert number > 5
-        assert "event=disk_full" in server.log
+        until(lambda: "event=disk_full" in server.log)
         assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
         until(lambda: client.ask(b"w publish --confirm e x") == b"w ok ")
 
