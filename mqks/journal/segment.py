@@ -20,6 +20,7 @@ from mqks.errors import MqksError
 from mqks.journal.marks import flags_of, mark_of
 from mqks.journal.store import NewSegment
 from mqks.limits import SEGMENT_BYTES_MAX
+from mqks.protocol.lines import split
 
 MAGIC: Final = b"MQS2"
 MAGIC_OLD: Final = b"MQS1"
@@ -55,7 +56,7 @@ class StoredRun(NamedTuple):
     end: int
 
     def lines(self, body: bytes) -> list[bytes]:
-        return body[self.start : self.end].split(b"\n")
+        return split(body[self.start : self.end])
 
 
 class StoredMarks(NamedTuple):

@@ -3,6 +3,25 @@ r"""Bytes to lines.
 The one rule: only ``\n``, or from a client ``\r\n``, ends a line; any other byte passes untouched.
 """
 
+from typing import Final
+
+LONG_LINE_BYTES: Final = 512
+"""`bytes.split` takes 32 ns for a line and 0.25 ns for a byte, searching 115 and 0.02."""
+
+
+def split(data: bytes) -> list[bytes]:
+    r"""The same as `data.split(b"\n")`, faster where lines are long."""
+    lines: list[bytes] = []
+    start = 0
+    while (end := data.find(b"\n", start)) - start >= LONG_LINE_BYTES:
+        lines.append(data[start:end])
+        start = end + 1
+    rest = data[start:]
+    if end < 0:
+        lines.append(rest)
+        return lines
+    return lines + rest.split(b"\n") if lines else rest.split(b"\n")
+
 
 class LineSplitter:
     """Splits a stream of chunks into lines, and stores the unfinished one.
@@ -29,24 +48,26 @@ class LineSplitter:
         return self._tail_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add a chunk, and return the lines that it completes, without their ends.
-
-        One `split` of the chunk: 32 ns per line, compared to 185 ns for searching and slicing.
-        """
-        if b"\n" not in data:
+        """Add a chunk, and return the lines that it completes, without their ends."""
+        end = data.find(b"\n")
+        if end < 0:
             self._keep(data)
             return []
-        if self._tail:
-            self._tail.append(data)
-            data = b"".join(self._tail)
-            self._tail.clear()
-            self._tail_bytes = 0
         self.has_tab = b"\t" in data
-        lines = data.split(b"\n")
+        has_return = b"\r" in data
+        longest = len(data)
+        lines = data.split(b"\n") if end < LONG_LINE_BYTES else split(data)
         tail = lines.pop()
-        if b"\r" in data and not self._is_server:
+        if self._tail:
+            # A long line is copied once, not split again.
+            self._tail.append(lines[0])
+            lines[0] = first = self.take_tail()
+            self.has_tab = self.has_tab or b"\t" in first
+            has_return = has_return or first[-1:] == b"\r"
+            longest = max(longest, len(first))
+        if has_return and not self._is_server:
             lines = [line.removesuffix(b"\r") for line in lines]
-        if len(data) > self.line_bytes_max:
+        if longest > self.line_bytes_max:
             for index, line in enumerate(lines):
                 if len(line) > self.line_bytes_max:
                     self.too_long = line[: self.line_bytes_max]

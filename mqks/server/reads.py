@@ -24,6 +24,7 @@ from mqks.journal.journal import Journal
 from mqks.journal.queue_log import Page, Piece
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
+from mqks.protocol.lines import split
 from mqks.server.steps import done
 
 RUN = struct.Struct("<4q")
@@ -131,7 +132,7 @@ class Reads:
             last = page.next_seq - 1 if page.next_seq < index.next_seq else 0
         found = list[Piece]()
         for piece in pieces:
-            lines = enumerate(piece.text[:-1].split(b"\n"), piece.first)
+            lines = enumerate(split(piece.text[:-1]), piece.first)
             if not chosen.is_old(piece.time_us):
                 continue
             wanted = await done(chosen.by_body(lines))
@@ -205,7 +206,7 @@ class Reads:
         marks: Mapping[int, Mark] = queue.lane.marks if queue is not None else {}
         told = []
         for piece in pieces:
-            for seq, line in enumerate(piece.text[:-1].split(b"\n"), piece.first):
+            for seq, line in enumerate(split(piece.text[:-1]), piece.first):
                 message_id, event, data = line.split(b" ", 2)
                 data, meta = replies.split(data)
                 mark = marks.get(seq, NO_MARK)
