@@ -162,6 +162,15 @@ def test_serve_flags_reach_the_server(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--frobnicate" in capsys.readouterr().err
 
 
+def test_another_python_runs_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    main(["stream", "--servers", "mqks", "--python", str(python), "--tiny"])
+    assert (tmp_path / "started").read_text().startswith("-m mqks serve ")
+    assert capsys.readouterr().out.split("\n")[0].split()[2:] == ["mqks", str(python)]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(RABBITMQ.missing() is not None, reason="RabbitMQ is not installed")
 @pytest.mark.parametrize("name", ["acked", "backlog", "confirm", "fanout"])
