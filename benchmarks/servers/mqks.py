@@ -41,9 +41,9 @@ class Mqks(Server):
         self.arguments = arguments
 
     def run_by(self, python: str) -> Self:
-        """The same server, run by the Python at this path, and named after it."""
+        """The same server, run by the Python at this path."""
         other = copy.copy(self)
-        other.name = other.program = python
+        other.name, other.program = f"{self.name} {python}", python
         return other
 
     def missing(self) -> str | None:
