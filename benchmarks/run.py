@@ -44,7 +44,12 @@ def measure(server: Server, work: Work, size: Size) -> Figures:
         tempfile.TemporaryDirectory(prefix="mqks-bench-") as directory,
         Running(server, Path(directory)) as running,
     ):
-        return work.run(running, size.scaled(server.scale))
+        before_s = running.cpu_s()
+        figures = work.run(running, size.scaled(server.scale))
+        # Not of several processes, one after the other or at a time.
+        if running.starts == 1 and running.process.poll() is None and not server.is_cluster:
+            figures["server_cpu_s"] = running.cpu_s() - before_s
+        return figures
 
 
 def measure_all(
