@@ -135,14 +135,17 @@ class Bare(Mqks):
         return ask(sock, b"p ping\n") == b"p ok \n"
 
 
-def confirms_per_s(peer: Server, connections: int, count: int) -> float:
-    size = Size(count, 100, connections)
+def measure(peer: Server, connections: int, count: int) -> tuple[float, float]:
+    """Confirms per second, and µs of the server's processor time for each."""
+    size = Size(count, 100, connections).shared
     with (
         tempfile.TemporaryDirectory(prefix="mqks-bare-") as name,
         Running(peer, Path(name)) as running,
     ):
         running.declare()
-        return rate(size.shared.total, together(running, part(talk, size.shared, window=1)))
+        before_s = running.cpu_s()
+        reports = together(running, part(talk, size, window=1))
+        return rate(size.total, reports), (running.cpu_s() - before_s) / size.total * 1e6
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -170,12 +173,14 @@ def main(arguments: list[str] | None = None) -> None:
     peers = {peer.name: peer for peer in servers if not peer.missing()}
     print("confirms per second", *peers, sep="\t")
     for connections in options.connections:
-        rates: dict[str, list[float]] = {name: [] for name in peers}
+        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
         for _ in range(options.rounds):
             for name, peer in peers.items():
-                rates[name].append(confirms_per_s(peer, connections, options.count))
-        middles = (f"{statistics.median(each):,.0f}" for each in rates.values())
-        print(f"{connections} connections", *middles, sep="\t", flush=True)
+                runs[name].append(measure(peer, connections, options.count))
+        rates = (statistics.median(per_s for per_s, _ in each) for each in runs.values())
+        print(f"{connections} connections", *(f"{each:,.0f}" for each in rates), sep="\t")
+        cpu_us = (statistics.median(us for _, us in each) for each in runs.values())
+        print("… CPU, µs", *(f"{each:.1f}" for each in cpu_us), sep="\t", flush=True)
 
 
 if __name__ == "__main__":

@@ -115,9 +115,10 @@ def test_sockets_alone(capsys: pytest.CaptureFixture[str]) -> None:
     skip_without_compiler("talkers_100")
     few = ["--connections", "10", "--count", "100", "--rounds", "1"]
     bare.main([*few, "--loops", "1", "2"])
-    head, row = capsys.readouterr().out.splitlines()
+    head, row, cpu = capsys.readouterr().out.splitlines()
     assert head.split("\t")[:4] == ["confirms per second", "bare", "bare, 2 loops", "mqks"]
     assert all(float(rate.replace(",", "")) > 0 for rate in row.split("\t")[1:])
+    assert len(cpu.split("\t")) == len(row.split("\t"))
 
 
 def test_refused_publish_is_noticed() -> None:
