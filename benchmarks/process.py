@@ -57,8 +57,10 @@ def sampled(value: Callable[[], int]) -> Iterator[Most]:
 
 
 def spawn(command: list[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """A process of a group of its own, whose Python finds what this one finds."""
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    """A process of a group of its own. Its Python finds what this one finds; another Python finds
+    its own packages, and this checkout."""
+    paths = sys.path if command[0] == sys.executable else [""]
+    path = os.pathsep.join(p or os.getcwd() for p in paths)
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

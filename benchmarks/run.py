@@ -44,7 +44,12 @@ def measure(server: Server, work: Work, size: Size) -> Figures:
         tempfile.TemporaryDirectory(prefix="mqks-bench-") as directory,
         Running(server, Path(directory)) as running,
     ):
-        return work.run(running, size.scaled(server.scale))
+        before_s = running.cpu_s()
+        figures = work.run(running, size.scaled(server.scale))
+        # Not of several processes, one after the other or at a time.
+        if running.starts == 1 and running.process.poll() is None and not server.is_cluster:
+            figures["server_cpu_s"] = running.cpu_s() - before_s
+        return figures
 
 
 def measure_all(
@@ -172,6 +177,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FLAGS",
         help="of mqks serve, as one word: --serve-flags='--memory-bytes 64MiB'",
     )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also measure mqks run by this Python, which has its dependencies; may be repeated",
+    )
     parser.add_argument("--tiny", action="store_true", help="one small run, for correctness alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     chosen = parser.parse_args(argv)
@@ -206,8 +218,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     skipped = {name: why for name in chosen.servers if (why := SERVERS[name].missing())}
     for name, why in skipped.items():
         print(f"{name} is skipped: {why}", file=sys.stderr)
-    known = SERVERS | {"mqks": Mqks("mqks", *chosen.serve_flags)}
+    mqks = Mqks("mqks", *chosen.serve_flags)
+    known = SERVERS | {"mqks": mqks}
     servers = [known[name] for name in chosen.servers if name not in skipped]
+    servers += [mqks.run_by(python) for python in chosen.python]
     sizes = {name: size_of(WORKS[name], chosen) for name in chosen.works}
     measured, failed = measure_all(servers, 1 if chosen.tiny else chosen.runs, sizes)
     names = [server.name for server in servers]

@@ -629,7 +629,8 @@ class Pod(ServerProcess):
             with urlopen(found[-1] + probe["httpGet"]["path"], timeout=WAIT_S) as reply:
                 return int(reply.status)
         except HTTPError as error:
-            return error.code
+            with error:
+                return error.code
         except (IndexError, OSError):
             return 0
 

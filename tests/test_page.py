@@ -681,7 +681,8 @@ def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:
         policy = answer.headers["Content-Security-Policy"]
         assert "default-src 'none'; script-src 'self'" in policy
         assert "unsafe" not in policy
-        body = answer.read().decode()
+        with answer:
+            body = answer.read().decode()
         assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|javascript:", body), path
         answer.close()
 

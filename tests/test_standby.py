@@ -48,7 +48,8 @@ class Member(ServerProcess):
             with urlopen(f"http://{where}{path}") as reply:
                 return reply.status, reply.read().decode()
         except HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     @property
     def waits(self) -> bool:

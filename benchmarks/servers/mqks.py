@@ -1,12 +1,13 @@
 """MQKS: one line per request, `publish --confirm` answered after commit and fsync."""
 
+import copy
 import importlib.metadata
 import importlib.util
 import re
 import socket
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from benchmarks.flow import Flow, Stalled, ask
 from benchmarks.messages import MARK, Messages, Wrong
@@ -38,6 +39,12 @@ class Mqks(Server):
         self.name = name
         self.promise = "fsync before each confirm"
         self.arguments = arguments
+
+    def run_by(self, python: str) -> Self:
+        """The same server, run by the Python at this path."""
+        other = copy.copy(self)
+        other.name, other.program = f"{self.name} {python}", python
+        return other
 
     def missing(self) -> str | None:
         return None if importlib.util.find_spec("mqks") else "mqks is not importable"

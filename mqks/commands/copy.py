@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mqks.commands.options import AsJson, Database, note, progress, tell
+from mqks.files import exists
 from mqks.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def copy(
 
 def _is_same(old: Settings, new: Settings) -> bool:
     if isinstance(old.db, Path) and isinstance(new.db, Path):
-        return old.db.exists() and new.db.exists() and old.db.samefile(new.db)
+        return exists(old.db) and exists(new.db) and old.db.samefile(new.db)
     return old.db == new.db
 
 

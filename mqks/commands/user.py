@@ -19,6 +19,7 @@ from mqks import users_file
 from mqks.commands import complete
 from mqks.commands.options import AsJson, Row, table, tell
 from mqks.errors import BadRequest, ConfigurationError
+from mqks.files import exists
 from mqks.settings import load
 from mqks.users import (
     SALT_BYTES,
@@ -118,7 +119,7 @@ def add(
         eval,
     )
     with users_file.locked(path):
-        entries = users_file.read(path) if path.exists() else []
+        entries = users_file.read(path) if exists(path) else []
         if any(entry.name == name for entry in entries):
             raise ConfigurationError(f"{path}: the user {name} exists already")
         users_file.write(path, [*entries, user])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import CancelScope
 
 from mqks.errors import CannotWrite, ConfigurationError, DiskFull
+from mqks.files import is_file
 from mqks.journal.contents import Contents
 from mqks.journal.sqlite.database_file import DatabaseFile, no_file
 from mqks.journal.sqlite.new_file import new_file
@@ -40,7 +41,7 @@ async def existing_store(settings: Settings, report: Report) -> AsyncIterator[St
     store: Store
     if isinstance(settings.db, DatabaseUrl):
         store = await _postgres_store().open(settings, report, must_exist=True)
-    elif settings.db.is_file():
+    elif is_file(settings.db):
         store = await SqliteStore.open(settings, report)
     else:
         raise no_file(settings.db)

@@ -14,6 +14,7 @@ from typing import Final
 
 from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
+from mqks.files import exists, is_file
 from mqks.journal.contents import Verdict
 from mqks.journal.sqlite.database_file import State, connect, no_file
 from mqks.journal.sqlite.lock import FileLock, lock_path
@@ -40,9 +41,9 @@ def backup(
     JournalDamaged when it is damaged; SchemaTooNew; DatabaseLocked when a server uses the target;
     CannotWrite.
     """
-    if not source.is_file():
+    if not is_file(source):
         raise no_file(source)
-    if target.exists() and target.samefile(source):
+    if exists(target) and target.samefile(source):
         raise CannotWrite(f"{target} is the database itself")
     partial = target.with_name(target.name + ".partial")
     try:
@@ -69,13 +70,13 @@ def backup(
 
 def refuse(target: Path, force: bool) -> None:
     """Raise CannotWrite if something is in the way."""
-    if target.exists() and not (force and target.is_file()):
+    if exists(target) and not (force and is_file(target)):
         raise CannotWrite(f"{target} exists already")
     wal = target.with_name(target.name + "-wal")
-    if wal.exists() and wal.stat().st_size:
+    if exists(wal) and wal.stat().st_size:
         # SQLite would take it for the copy's.
         raise CannotWrite(f"{wal} exists: it belongs to another state of {target}")
-    if (texts := texts_path(target)).exists():
+    if exists(texts := texts_path(target)):
         raise CannotWrite(f"{texts} exists: it belongs to another state of {target}")
 
 
@@ -83,7 +84,7 @@ def refuse(target: Path, force: bool) -> None:
 def locked(target: Path) -> Iterator[None]:
     """Hold the server's lock of the target. A lock file that did not exist is deleted again."""
     path = lock_path(target)
-    was_there = path.exists()
+    was_there = exists(path)
     lock = FileLock(target).take(makes_database=False)
     try:
         yield
@@ -123,7 +124,7 @@ def rename(partial: Path, target: Path) -> None:
 def _copied(source: Path, partial: Path, progress: Progress) -> bool:
     """Copy in one read transaction; False when a server has opened the file meanwhile, and the copy
     must be repeated with SQLite's locks."""
-    state, had_texts = State.of(source), texts_path(source).exists()
+    state, had_texts = State.of(source), exists(texts_path(source))
     with (
         _failures(source, partial),
         kept(source),
@@ -141,7 +142,7 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
         )
         reading.execute("rollback")
         missing = "" if version < TEXTS_SINCE else _joined(source, writing, version)
-    if had_texts != texts_path(source).exists() or (state.is_still and state != State.of(source)):
+    if had_texts != exists(texts_path(source)) or (state.is_still and state != State.of(source)):
         return False
     if missing:
         raise JournalDamaged(f"{source} is damaged, so it is not backed up: {missing}")

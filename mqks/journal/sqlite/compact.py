@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mqks.broker.broker import Broker
+from mqks.files import exists, is_file
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.sqlite.database_file import no_file, refuse_wal, wal_path
@@ -24,7 +25,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     JournalFailed; CannotWrite when the WAL can't be copied into the file, as while it is read.
     """
     path = settings.db_file
-    if not path.is_file():
+    if not is_file(path):
         raise no_file(path)
     before = _size(path)
     store = await SqliteStore.open(settings, report)
@@ -48,5 +49,5 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
 
 def _size(path: Path) -> int:
     wal = wal_path(path)
-    its_wal = wal.stat().st_size if wal.exists() else 0
+    its_wal = wal.stat().st_size if exists(wal) else 0
     return path.stat().st_size + its_wal + size_of(texts_path(path))

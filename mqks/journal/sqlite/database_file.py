@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.pending import ErrorRecord
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
+from mqks.files import exists, is_dir, is_file
 from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, Facts, Segment
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.lock import server_of
@@ -44,7 +45,7 @@ DAMAGE_CODES: Final = {
 
 def no_file(path: Path) -> InspectionFailed:
     """The error for a path without a database."""
-    return InspectionFailed(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
+    return InspectionFailed(f"{path}: {'is a directory' if is_dir(path) else 'no such file'}")
 
 
 def wal_path(path: Path) -> Path:
@@ -62,7 +63,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> Self:
         wal, now = wal_path(path), path.stat()
-        return cls(now.st_size, now.st_mtime_ns, wal.stat().st_size if wal.exists() else 0)
+        return cls(now.st_size, now.st_mtime_ns, wal.stat().st_size if exists(wal) else 0)
 
     @property
     def is_still(self) -> bool:
@@ -108,7 +109,7 @@ class DatabaseFile(Contents):
 
     def __init__(self, path: Path, *, thorough: bool = False) -> None:
         """Without the first `refresh`."""
-        if not path.is_file():
+        if not is_file(path):
             raise no_file(path)
         super().__init__(str(path), thorough=thorough)
         self.path = path

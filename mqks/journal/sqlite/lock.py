@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from mqks.errors import DatabaseLocked
-from mqks.files import identity, lock
+from mqks.files import exists, identity, lock
 
 
 def lock_path(database: Path) -> Path:
@@ -39,7 +39,7 @@ class FileLock:
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock(self._descriptor)
-            if makes_database or self._database.exists():
+            if makes_database or exists(self._database):
                 # Messages are private, as in a backup. WAL and texts get the mode of the database.
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 self.database = os.open(self._database, flags, 0o600)

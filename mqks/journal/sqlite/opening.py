@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mqks.durable import write_again
 from mqks.errors import ConfigurationError, JournalDamaged, JournalFailed
+from mqks.files import exists
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.database_file import State, connect, refuse_newer, wal_path
 from mqks.journal.sqlite.structure import header_damage, schema_damage, structure_damage
@@ -22,7 +23,7 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
     try:
         refuse_newer(path)
         finding = None
-        if its_wal.exists():
+        if exists(its_wal):
             finding = wal.look(its_wal)
             _refuse_wal(its_wal, finding, settings, report)
             # The WAL may contain commits that a killed server had not synced, or failed to sync.
@@ -55,7 +56,7 @@ def _refuse_wal(
 def _refuse_structure(path: Path, report: Report) -> None:
     """Refuse a file that SQLite can't read or would overwrite: it can't be salvaged in place."""
     rollback = path.with_name(f"{path.name}-journal")
-    if rollback.exists() and rollback.stat().st_size:
+    if exists(rollback) and rollback.stat().st_size:
         return  # Its creation was not finished, and SQLite starts it again.
     damage = header_damage(path)
     with closing(connect(path, State.of(path))) as db:

@@ -28,7 +28,7 @@ from mqks.errors import (
     JournalFailed,
     LowDiskSpace,
 )
-from mqks.files import identity
+from mqks.files import exists, identity, is_dir
 from mqks.journal.segment import checksum
 from mqks.journal.sqlite import opening
 from mqks.journal.sqlite.ballast import Ballast
@@ -218,13 +218,13 @@ class SqliteStore:
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
         path = settings.db_file
-        if path.is_dir():  # Before a lock file is created for it.
+        if is_dir(path):  # Before a lock file is created for it.
             raise ConfigurationError(f"can't open {path}: it is a directory")
         try:
             lock = FileLock(path).take()
         except OSError as error:
             why = error.strerror
-            if not path.parent.exists():
+            if not exists(path.parent):
                 why = f"the directory {path.parent} does not exist"
             raise ConfigurationError(f"can't open {path}: {why}") from error
         try:
@@ -293,7 +293,7 @@ class SqliteStore:
         await self._db.close()
         self._thread.shutdown()
         self._foreground.close()  # A second call does nothing.
-        is_certain = not (keeps_wal or self.gone) and not wal_path(self._path).exists()
+        is_certain = not (keeps_wal or self.gone) and not exists(wal_path(self._path))
         await run_sync(partial(self._texts.close, is_certain=is_certain))
         self._lock.release()
 

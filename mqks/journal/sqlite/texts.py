@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from mqks.durable import sync
 from mqks.errors import DiskFull, InspectionFailed, JournalFailed
-from mqks.files import identity
+from mqks.files import identity, is_dir
 from mqks.journal.segment import checksum
 from mqks.journal.store import NewSegment
 
@@ -114,7 +114,7 @@ def _pieces(
                 yield piece
                 size -= len(piece)
     except OSError as error:
-        if descriptor < 0 and not directory.is_dir():
+        if descriptor < 0 and not is_dir(directory):
             raise TextDamaged(
                 f"its text is missing, with the directory {directory.name}, which belongs next to "
                 "the database"
@@ -249,7 +249,7 @@ class Texts:
     def begin(self, epoch: str) -> None:
         """What was loaded is accepted, and has this epoch now: delete what no segment has."""
         aside, self.epoch = self.foreign(), epoch
-        if not self.path.is_dir():
+        if not is_dir(self.path):
             return
         if aside:
             self.path.rename(aside)

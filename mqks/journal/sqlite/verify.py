@@ -6,6 +6,7 @@ The one rule: all findings are reported, and nothing is changed.
 from contextlib import closing
 from pathlib import Path
 
+from mqks.files import is_file
 from mqks.journal.contents import Verdict
 from mqks.journal.sqlite.database_file import DatabaseFile, State, connect
 from mqks.journal.sqlite.lock import server_of
@@ -18,7 +19,7 @@ def verify(path: Path) -> Verdict:
     Raises like `DatabaseFile.open`.
     """
     is_served = server_of(path) is not None
-    header = header_damage(path) if path.is_file() and not is_served else []
+    header = header_damage(path) if is_file(path) and not is_served else []
     with DatabaseFile.open(path, thorough=True) as file:
         verdict = file.verdict()
         damage = verdict.damage
