@@ -40,7 +40,7 @@ class CompiledModules(BuildHookInterface[Any]):
         if not is_wanted() or self.target_name != "wheel" or version == "editable":
             return
         directory = Path(tempfile.mkdtemp(prefix="mqks-compiled-"))
-        self.directory = directory
+        self.made = directory
         compile_modules(Path(self.root), directory, self.config["modules"])
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         for path in directory.rglob(f"*{suffix}"):
@@ -51,7 +51,7 @@ class CompiledModules(BuildHookInterface[Any]):
         build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if directory := getattr(self, "directory", None):
+        if directory := getattr(self, "made", None):
             shutil.rmtree(directory, ignore_errors=True)
 
 
