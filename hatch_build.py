@@ -39,8 +39,8 @@ class CompiledModules(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not is_wanted() or self.target_name != "wheel" or version == "editable":
             return
-        directory = Path(tempfile.mkdtemp(prefix="mqks-compiled-"))
-        self.made = directory
+        self._made = tempfile.TemporaryDirectory(prefix="mqks-compiled-")
+        directory = Path(self._made.name)
         compile_modules(Path(self.root), directory, self.config["modules"])
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         for path in directory.rglob(f"*{suffix}"):
@@ -49,10 +49,6 @@ class CompiledModules(BuildHookInterface[Any]):
                 build_data["force_include"][str(path)] = str(name)
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if directory := getattr(self, "made", None):
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def compile_modules(root: Path, directory: Path, modules: list[str]) -> None:
