@@ -1,6 +1,7 @@
 # make serve       run a broker from this checkout on 127.0.0.1:25000
 # make test        lint, types and the quick tests
 # make test-slow   the rest: tests at length, and more examples of each property
+# make wheel       the wheel and the sdist; wheel-compiled: a wheel for this platform, some modules compiled
 # The environment is made once and installed into again only when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ JOBS ?= auto
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
-.PHONY: serve test test-slow lint wheel clean
+.PHONY: serve test test-slow lint wheel wheel-compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/mqks serve --db $(DB)
@@ -32,6 +33,12 @@ lint: $(VENV)/.installed-dev
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build
+
+# Some modules compiled: needs a C compiler, and takes two minutes.
+wheel-compiled: export MQKS_COMPILED = 1
+
+wheel-compiled: $(VENV)/.installed-dev
+	$(BIN)/python -m build --wheel
 
 clean:
 	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

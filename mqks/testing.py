@@ -27,7 +27,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from mqks.journal.default_store import open_store
-from mqks.server.server import serve
+from mqks.server.running import serve
 from mqks.settings import DatabaseUrl, Settings
 
 try:

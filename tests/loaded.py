@@ -13,7 +13,7 @@ import uvloop
 import benchmarks.servers
 import mqks.broker.actions
 import mqks.client.blocking
-import mqks.server.server
+import mqks.server.running
 from mqks.commands import command
 
 __all__ = ["anyio", "benchmarks", "encodings", "mqks", "typer", "uvloop"]

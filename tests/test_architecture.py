@@ -22,6 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ARROWS = {
     "__init__": {"errors", "client"},
     "__main__": {"commands"},
+    "compiled": set[str](),
     "errors": set[str](),
     "durable": set[str](),
     "files": set[str](),
@@ -30,7 +31,7 @@ ARROWS = {
     "protocol": {"errors", "limits"},
     "users": {"protocol", "errors", "limits"},
     "users_file": {"users", "durable", "errors", "limits"},
-    "broker": {"users", "protocol", "errors", "limits", "settings"},
+    "broker": {"users", "protocol", "compiled", "errors", "limits", "settings"},
     "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
         *("journal", "broker", "users_file", "users", "protocol", "files", "page"),

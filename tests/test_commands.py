@@ -11,6 +11,7 @@ import pytest
 import mqks
 from mqks.commands import main
 from mqks.commands.options import duration
+from mqks.compiled import is_compiled
 from mqks.errors import ConfigurationError, DatabaseLocked, JournalFailed, MqksError
 from mqks.settings import SETTINGS
 from tests.waiting import WAIT_S
@@ -33,7 +34,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 @pytest.mark.parametrize("word", ["version", "--version"])
 def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert run(capsys, word) == (0, f"mqks {mqks.__version__}\n", "")
+    compiled = " (compiled)" if is_compiled() else ""
+    assert run(capsys, word) == (0, f"mqks {mqks.__version__}{compiled}\n", "")
 
 
 @pytest.mark.parametrize("words", [[], ["ping"], ["inspect", "queues"]])

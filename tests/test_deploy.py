@@ -534,7 +534,12 @@ def test_the_image_is_built_from_all_that_the_wheel_needs() -> None:
         for source in rest.split()[:-1]
     }
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
+    needed = {
+        "pyproject.toml",
+        "hatch_build.py",
+        PROJECT["project"]["readme"],
+        *PROJECT["project"]["license-files"],
+    }
     assert copied == needed | set(wheel["packages"]) | set(wheel["force-include"])
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert copied == {line[1:] for line in lines if line.startswith("!")}

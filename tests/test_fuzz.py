@@ -15,6 +15,7 @@ from mqks.client.requests import number_told, reason_told
 from mqks.client.session import ConsumerSession
 from mqks.errors import BadRequest
 from mqks.protocol import replies
+from tests.compiled import patches_modules
 from tests.fuzz import client, mutations, steps
 from tests.fuzz.coverage import traced
 from tests.fuzz.expressions import Expressions
@@ -141,6 +142,7 @@ def crashing_trim(queue: Queue, end: int) -> int:
         (Queue, "trim", crashing_trim, "KeyError"),
     ],
 )
+@patches_modules
 def test_what_is_broken_is_found(
     where: object, name: str, broken: object, finding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,7 @@ def test_what_is_broken_is_found(
     assert any(finding in repr(failure) for failure in failures)
 
 
+@patches_modules
 def test_a_finding_is_reduced_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Queue, "trim", crashing_trim)
     noise = b"s subscribe other e f\np ping x\nm publish e x\n"

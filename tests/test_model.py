@@ -42,6 +42,7 @@ from mqks.journal.memory import Memory
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
 from mqks.settings import DatabaseUrl, Settings
+from tests.compiled import patches_modules
 from tests.fuzz.invariants import waiting
 from tests.model import Model
 from tests.postgres import Postgres
@@ -675,6 +676,7 @@ def machine_in_postgres(postgres: Postgres) -> type[Machine]:
 @pytest.mark.slow
 @pytest.mark.hypothesis
 @pytest.mark.timeout(900)
+@patches_modules
 def test_broker_and_journal_in_postgresql_against_the_model(
     monkeypatch: pytest.MonkeyPatch, machine_in_postgres: type[Machine]
 ) -> None:
@@ -686,6 +688,7 @@ def test_broker_and_journal_in_postgresql_against_the_model(
 @pytest.mark.parametrize(
     "machine", [Machine, pytest.param(MachineWithTimes, marks=pytest.mark.slow), MachineInMemory]
 )
+@patches_modules
 def test_broker_and_journal_against_the_model(
     monkeypatch: pytest.MonkeyPatch, machine: type[Machine]
 ) -> None:

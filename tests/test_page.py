@@ -700,6 +700,6 @@ def test_a_taken_port_costs_a_line_only(db: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_page_nothing_of_it_is_loaded() -> None:
-    code = "import sys; import mqks.commands, mqks.server.server; print('starlette' in sys.modules)"
+    code = "import sys, mqks.commands, mqks.server.running; print('starlette' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

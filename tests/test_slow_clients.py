@@ -20,6 +20,7 @@ from mqks.broker.connection import Slow
 from mqks.server import client as server_client
 from mqks.testing import Broker
 from tests.bare import BareWorld
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.test_tls import TlsClient, with_tls
@@ -215,6 +216,7 @@ def test_consumers_over_tls_go_on_while_others_leave_much(
         assert unsent_bytes(other) > 20 * MIB
 
 
+@patches_modules
 def test_no_queue_of_a_slow_connection_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """When there is room in its outbox again, it is the turn of another one of its consumers."""
     monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)

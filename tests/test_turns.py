@@ -18,6 +18,7 @@ from mqks.broker.turns import finish
 from mqks.limits import EVALUATIONS_MAX
 from mqks.users import Permissions
 from tests.bare import BareWorld
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
@@ -506,6 +507,7 @@ def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
     assert told.get("events") in (None, [event.decode() for event in events])
 
 
+@patches_modules
 def test_deliveries_that_use_up_each_turn_starve_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of other work is done in each turn, however much is due to consumers."""
     monkeypatch.setattr(lane_module, "DELIVERY_BYTES", 1)
@@ -631,6 +633,7 @@ def test_expressions_keep_no_server_from_stopping(tmp_path: Path) -> None:
     assert len(replies) == 40
 
 
+@patches_modules
 def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -258,10 +258,7 @@ class Consumer(Resting):
         if self.deadlines is not None:
             self.deadlines.clear()
         self._give_back(self.unacked_bytes)
-        return chain(
-            (delivery for _, delivery in emptied(unacked)),
-            (delivery for _, later in emptied(repeated) for delivery in later),
-        )
+        return _each(unacked, repeated)
 
     # -- ack timeout
 
@@ -356,3 +353,13 @@ class Consumer(Resting):
         if self.meta:
             flags += b" --meta"
         return replies.update(self.id, about, flags)
+
+
+def _each(
+    unacked: dict[bytes, Delivery], repeated: dict[bytes, deque[Delivery]]
+) -> Iterator[Delivery]:
+    """Take the deliveries out one by one. Not generator expressions: compiled, those are lists."""
+    for _, delivery in emptied(unacked):
+        yield delivery
+    for _, later in emptied(repeated):
+        yield from later

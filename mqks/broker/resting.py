@@ -4,7 +4,10 @@ The one rule: it runs exactly while it has no reason to rest. Only `rest` and `r
 remove reasons.
 """
 
+from mqks.compiled import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Resting:
     """Reasons are bits of a number. A subclass defines how it stops and continues."""
 

@@ -25,6 +25,7 @@ from mqks.commands.import_ import import_
 from mqks.commands.options import AsJson, note, tell
 from mqks.commands.serve import serve
 from mqks.commands.top import top
+from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
 
 RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
@@ -83,8 +84,10 @@ app.add_typer(pipeline.app, name="pipeline", rich_help_panel=PIPELINE)
 
 
 def version(as_json: AsJson = False) -> None:
-    """Print the version."""
-    tell({"version": __version__}, as_json, f"mqks {__version__}")
+    """Print the version, and whether its modules are compiled."""
+    compiled = is_compiled()
+    shown = f"mqks {__version__}{' (compiled)' if compiled else ''}"
+    tell({"version": __version__, "compiled": compiled}, as_json, shown)
 
 
 def _version(wanted: bool) -> None:

@@ -41,7 +41,7 @@ COMMITTED_NOW_BYTES_MAX: Final = 64 * 1024
 CUT_NOW_BYTES: Final = 128 * 1024
 """Larger results are cut in a thread: this much takes 2 ms if each message is a separate run."""
 LOOKED_UP_AT_ONCE: Final = 1024
-COMMIT_SECONDS: Final = (
+COMMIT_SECONDS: Final[tuple[float, ...]] = (
     1e-4,
     2.5e-4,
     5e-4,

@@ -1,5 +1,5 @@
 """anyio: listeners, connections, signals, drain, and the wiring of broker and journal."""
 
-from mqks.server.server import run
+from mqks.server.running import run
 
 __all__ = ["run"]

@@ -5,29 +5,18 @@ large chunk it is flushed at once, so that a consumer works while its publisher 
 """
 
 import asyncio
-import faulthandler
-import gc
 import logging
-import os
-import resource
 import secrets
-import signal
-import socket
 import ssl
-import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from math import inf
 
 import anyio
 from anyio.abc import ByteStream, TaskStatus
 
-from mqks import __version__
 from mqks.broker.access import Login
 from mqks.broker.broker import Broker
 from mqks.broker.budget import Budget
@@ -36,37 +25,26 @@ from mqks.broker.intake import Intake
 from mqks.broker.queue import Queue
 from mqks.broker.shared import Fetch
 from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
-from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
-from mqks.journal.recovery import Recovery
-from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import inside, log, silence, tls
 from mqks.server.client import LINGER_S, Client, Hold
-from mqks.server.clock import now_us
 from mqks.server.door import Door
-from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
-from mqks.server.facts import JournalFacts
 from mqks.server.gate import Gate, Peer
-from mqks.server.held import HeldWatch
-from mqks.server.inherited import Inherited, take_sockets
+from mqks.server.inherited import Inherited
 from mqks.server.lag import Lag
-from mqks.server.listeners import TLS_NAME, Listeners
+from mqks.server.listeners import Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.reads import Reads
 from mqks.server.silence import Silence
-from mqks.server.standby import Standby, Stop
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
 from mqks.settings import (
-    SETTINGS,
     DatabaseUrl,
     Settings,
-    check_certificate,
-    check_reach,
     read_queue_tables,
 )
 from mqks.users import STRANGER, Known, Users
@@ -82,8 +60,6 @@ SENT_CONNECTIONS = 16
 """Connections flushed between two checks of the time."""
 WAIT_S = 0.002
 """Interval at which work that waits for the journal is retried."""
-OTHER_FILES = 128
-"""Descriptors reserved for the journal, listeners and monitoring; at most half of all."""
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
 """What to wait for. It gets a function that reloads the server."""
@@ -575,7 +551,9 @@ class Server:
         changes."""
         with self._notify.reloading():
             try:
-                users, context = _secrets(self.settings, with_tls=self._door.context is not None)
+                users, context = read_secrets(
+                    self.settings, with_tls=self._door.context is not None
+                )
                 tables = read_queue_tables(self.settings)
             except ConfigurationError as failure:
                 log.error("reload_failed", reason=failure)
@@ -694,226 +672,8 @@ class Server:
             await anyio.sleep(WAIT_S)
 
 
-SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-
-
-async def _signalled(reload: Callable[[], None]) -> None:
-    """Wait for SIGTERM or SIGINT; SIGHUP reloads. Afterwards all three are ignored until the
-    process ends."""
-    loop, stop = asyncio.get_running_loop(), anyio.Event()
-
-    def receive(number: int) -> None:
-        if stop.is_set():
-            return
-        if number == signal.SIGHUP:
-            reload()
-        else:
-            log.event("stopping", signal=signal.Signals(number).name)
-            stop.set()
-
-    for each in SIGNALS:
-        # Not by the loop's own handlers: where those end, the next signal would end the process.
-        signal.signal(each, lambda number, _: loop.call_soon_threadsafe(receive, number))
-    try:
-        await stop.wait()
-    finally:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-
-
-async def serve(
-    settings: Settings,
-    until: Until = _signalled,
-    environ: MutableMapping[str, str] | None = None,
-    *,
-    open_files: int = sys.maxsize,
-    open_store: OpenStore = open_store,
-    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve until `until` returns; the task status is started with the TCP port.
-
-    `environ` may name the notification socket and the listening sockets of a service manager; a
-    server inside another program has none. `open_files` is the number of descriptors that the
-    process may open. It limits the connections, so that refused clients get an error, and the
-    journal always has a descriptor.
-    """
-    other_files = min(OTHER_FILES, open_files // 2)
-    connections_max = max(1, min(settings.connections_max, open_files - other_files))
-    wanted, default = settings.connections_max, SETTINGS["connections_max"].default
-    # Few servers need the default, so a little less of it is not worth a warning.
-    are_few = connections_max < (default // 2 if wanted == default else wanted)
-    settings = replace(settings, connections_max=connections_max)
-    if settings.has_http:
-        # Loaded only where it is wanted, and before there are clients that it would hold up.
-        import_module("mqks.server.http")
-    log.event("starting", version=__version__, db=str(settings.db))
-    environ = {} if environ is None else environ
-    notify, inherited = Notify(environ), take_sockets(environ)
-    for listening, name in inherited:
-        if name == TLS_NAME:
-            check_certificate(settings, f"LISTEN_FDS: {name}")
-        if listening.family != socket.AF_UNIX:
-            check_reach(settings, listening.getsockname()[0], f"LISTEN_FDS: {name}")
-    names = [name for _, name in inherited]
-    with_tls = TLS_NAME in names if inherited else settings.tls_port > 0
-    users, context = _secrets(settings, with_tls=with_tls)
-    notify.tell("STATUS=reading the journal")
-    http_connections_max = min(HTTP_CONNECTIONS_MAX, open_files // 8)
-    journal: Journal | None = None
-    # First a WAL of any size is recovered, and SQLite reports no steps of that.
-    starting = asyncio.create_task(
-        notify.wait_for_start(lambda: journal.next_segment if journal else None)
-    )
-    try:
-        journal = Journal(await open_store(settings, _report))
-        if journal.store.torn:
-            log.warning("wal_torn", what=journal.store.torn)
-        errors, error_ids = ErrorLog(), ErrorIds()
-        broker = Broker(
-            settings,
-            # Not the loop's: uvloop's stands still within a turn, and rules would be met too soon.
-            clock=time.monotonic,
-            now_us=now_us,
-            new_error_id=error_ids,
-            on_error=errors,
-        )
-        broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
-        broker.shared.on_queue_full = _log_queue
-        broker.on_unacked_full = lambda: log.warning(
-            "unacked_full", unacked_bytes=broker.shared.unacked.used
-        )
-        broker.shared.on_queue_nearly_full = lambda queue: log.warning(
-            "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
-        )
-        broker.on_literal_mask = partial(_log_literal_mask, errors)
-        broker.on_revert = partial(_log_revert, errors)
-        broker.access.users = users
-        recovery = Recovery(journal, broker, _report)
-        load = partial(recovery.run, salvage=settings.salvage, wait=settings.standby)
-        http_logged = ""
-        if isinstance(settings.db, DatabaseUrl):
-            until = stop = Stop(until)
-            standby = Standby(settings, journal, notify, http_connections_max)
-            if not await standby.load(load, stop):
-                return
-            http_logged = standby.http_address
-        else:
-            await load()
-        broker.shared.facts = JournalFacts(journal, broker)
-        starting.cancel()
-        if broker.last_errors:
-            error_ids.follow(broker.last_errors[-1].id)
-        log.event(
-            "recovered",
-            queues=len(broker.queues),
-            ready=sum(queue.ready for queue in broker.queues.values()),
-        )
-        if long := broker.long_names():
-            log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
-        if are_few:
-            todo = (
-                f"allow {wanted + OTHER_FILES} open files (ulimit -n, or LimitNOFILE= of systemd)"
-            )
-            log.warning(
-                "few_open_files", open_files=open_files, connections_max=connections_max, todo=todo
-            )
-        broker.start_timers()
-        if not await journal.store.hold_reserves():
-            log.warning("no_ballast", reason="the disk has no space for the ballast file")
-        # Recovered objects stay: garbage collections need not visit them.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
-        server = Server(
-            settings,
-            broker,
-            journal,
-            notify,
-            errors,
-            context,
-            inherited,
-            http_connections_max,
-            http_logged,
-        )
-        with HeldWatch(broker, settings.loop_held_s):
-            await server.run(until, task_status=task_status)
-    finally:
-        starting.cancel()
-        with anyio.CancelScope(shield=True):
-            if journal:
-                await journal.close()
-
-
-def _report(line: str) -> None:
-    log.error("journal_damaged", what=line)
-
-
-def _secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
+def read_secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
     """Read users and certificate. Raises ConfigurationError."""
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None
     return Users(users, secrets.token_bytes(32)), context
-
-
-def _log_literal_mask(errors: ErrorLog, connection: Connection, queue: bytes, event: bytes) -> None:
-    if errors.allows():
-        log.warning(
-            "literal_mask",
-            connection=connection.address,
-            client=log.client(connection.name),
-            queue=log.name(queue),
-            bound_event=log.name(event),
-        )
-
-
-def _log_revert(errors: ErrorLog, connection: Connection, queue: Queue, seq: int) -> None:
-    if errors.allows():
-        log.error(
-            "epoch_is_stale",
-            connection=connection.address,
-            queue=log.name(queue.name),
-            read_up_to=seq,
-            next_seq=queue.lane.next_seq,
-            todo="stop the server and run mqks new-epoch",
-        )
-
-
-def _log_queue(queue: Queue) -> None:
-    name = log.name(queue.name)
-    if queue.full:
-        log.warning("queue_full", queue=name, ready=queue.ready)
-    else:
-        log.event("queue_has_room", queue=name, ready=queue.ready)
-
-
-def _raise_open_files_limit() -> int:
-    """Raise the soft limit of open files to the hard limit; return it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
-
-
-def run(settings: Settings) -> int:
-    """Serve until a signal; return the exit code. Raises MqksError with its exit code."""
-    log.configure(settings)
-    open_files = _raise_open_files_limit()
-    # Nobody handles it yet, and it must never end the server.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # On the watchdog's SIGABRT print the stack of each thread.
-    faulthandler.enable()
-    use_uvloop = settings.uvloop and find_spec("uvloop") is not None
-    failure: BaseException | None = None
-    try:
-        anyio.run(
-            partial(serve, settings, environ=os.environ, open_files=open_files),
-            backend="asyncio",
-            backend_options={"use_uvloop": use_uvloop},
-        )
-    except* MqksError as failures:
-        failure = failures
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-    # Raised in the block above it would come out as a group on Python before 3.11.4.
-    if failure is not None:
-        raise failure
-    return 0

@@ -1,0 +1,9 @@
+"""What tests can't do with compiled modules."""
+
+import pytest
+
+from mqks.compiled import is_compiled
+
+patches_modules = pytest.mark.skipif(
+    is_compiled(), reason="constants and methods of compiled modules can't be patched"
+)
