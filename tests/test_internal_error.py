@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqks.errors import MqksError
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.waiting import WAIT_S
 
@@ -41,6 +42,7 @@ Journal.close, anyio.run = close_and_stop, run_and_stop
 """
 
 
+@patches_modules
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [
@@ -55,6 +57,7 @@ def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str)
         assert "a fault of our own" in log
 
 
+@patches_modules
 def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
     fault = {"module": "broker.publishing", "kind": "Publishing", "method": "_publish"}
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):

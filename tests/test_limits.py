@@ -14,6 +14,7 @@ from mqks.broker.pending import Mark, Run
 from mqks.broker.turns import finish
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -155,6 +156,7 @@ def test_a_consumer_makes_room_within_a_chunk() -> None:
     assert [*world.received("k").splitlines()] == [b"c ok m%d event=e x" % n for n in range(50)]
 
 
+@patches_modules
 def test_messages_that_go_to_very_many_queues_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of another connection, which come in between, find the places taken."""
     monkeypatch.setattr(publishing, "ROUTE_QUEUES", 1)
@@ -173,6 +175,7 @@ def test_messages_that_go_to_very_many_queues_in_turns(monkeypatch: pytest.Monke
     assert {*waiting(world).values()} == {2}
 
 
+@patches_modules
 def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,6 +273,7 @@ def test_what_is_in_a_full_queue_already_is_confirmed_again() -> None:
     assert ask(world, b"ev _eval len(state.queues['q'])") == b"ev ok 1\n"
 
 
+@patches_modules
 def test_a_full_queue_that_is_being_deleted_is_in_nobodys_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,6 +21,7 @@ from mqks.protocol.masks import bound_matches
 from mqks.testing import Broker
 from mqks.users import Permissions
 from tests.bare import BareWorld
+from tests.compiled import patches_modules
 from tests.fuzz.invariants import check
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -269,6 +270,7 @@ def test_masks_take_no_more_memory_than_is_counted() -> None:
     assert world.broker.metadata.bytes - counted > took
 
 
+@patches_modules
 def test_events_that_are_made_up_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Routes are remembered up to a bound, whether they lead to many queues or to none."""
     monkeypatch.setattr(bindings_module, "ROUTES_BYTES_MAX", 256 * 1024)

@@ -19,6 +19,7 @@ from mqks.broker.moves import move_waiting
 from mqks.broker.pending import Batch
 from mqks.broker.turns import Work
 from mqks.settings import Settings
+from tests.compiled import patches_modules
 from tests.fuzz.disk import Disk
 
 SOURCE, TARGET = b"from", b"to"
@@ -176,6 +177,7 @@ def test_a_message_that_was_moved_has_not_come_back_yet() -> None:
     assert told == b"c ok m1 event=e x\nc ok m0 event=e x\n"
 
 
+@patches_modules
 def test_a_move_is_written_in_one_commit_among_very_many_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

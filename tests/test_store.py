@@ -25,6 +25,7 @@ from mqks.journal.store import LastWords, Metadata, NewSegment, OpenStore, Queue
 from mqks.protocol.requests import DeleteRule
 from mqks.settings import Settings
 from mqks.testing import Broker
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.waiting import WAIT_S, until
 
@@ -33,7 +34,7 @@ import sys
 from functools import partial
 from mqks.commands import main
 from mqks.journal.memory import Memory, MemoryStore
-from mqks.server import server
+from mqks.server import running
 
 class Losing(MemoryStore):
     async def commit(self, segments, *rest):
@@ -46,7 +47,7 @@ async def open_store(settings, report):
     memory.holder = Losing(memory, settings)
     return memory.holder
 
-server.serve = partial(server.serve, open_store=open_store)
+running.serve = partial(running.serve, open_store=open_store)
 sys.exit(main(["serve", "--port", "0"]))
 """
 
@@ -242,6 +243,7 @@ def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: i
         assert sum(map(len, texts)) <= max([size_max, *lengths])
 
 
+@patches_modules
 @pytest.mark.parametrize("kind", ["sqlite", "memory", "postgresql"])
 def test_a_large_commit_is_several_segments(
     db: Path, monkeypatch: pytest.MonkeyPatch, kind: str, request: pytest.FixtureRequest

@@ -15,6 +15,7 @@ import pytest
 
 from mqks.broker import lane
 from tests.bare import BareWorld
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -50,6 +51,7 @@ def publish(world: BareWorld, *numbers: int) -> None:
         world.send("k", b"m%d publish e x\n" % number)
 
 
+@patches_modules
 def test_one_at_a_time() -> None:
     world = bare()
     publish(world, 1, 2, 3, 4)
