@@ -20,10 +20,12 @@ from mqks.broker import lane as lane_module
 from mqks.journal.journal import Journal
 from mqks.journal.queue_log import QueueLog
 from mqks.testing import Broker
+from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
 
+pytestmark = patches_modules
 COUNT = 10
 
 
