@@ -339,6 +339,22 @@ def test_texts_whose_rows_are_lost_are_kept_by_salvage(db: Path) -> None:
             assert texts(db) == [first, f"{lost}.damaged", last]
 
 
+def test_files_that_somebody_else_has_made_are_passed_over(db: Path) -> None:
+    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
+        subscribed(client)
+        published(client, b"m0", b"x")
+        others = [f"{number:016}" for number in range(9, 12)]
+        for name in others:
+            (texts_path(db) / name).write_bytes(b"other")
+        data = {b"m%d" % number: b"x" * number for number in range(1, 15)}
+        for name, text in data.items():
+            published(client, name, text)
+        assert all((texts_path(db) / name).read_bytes() == b"other" for name in others)
+        # Three texts are in rows: each time a file was to be made, and there was one.
+        assert len(texts(db)) == len(others) + 15 - 3
+        assert got(server, 15) == {b"m0": b"x", **data}
+
+
 def test_texts_of_schema_6_are_found_by_the_ids_of_their_segments(db: Path) -> None:
     data, copy = three(db), db.with_name("copy")
     with closing(sqlite3.connect(db, isolation_level=None)) as file:

@@ -399,6 +399,7 @@ class Texts:
         first = max(segment_id, self._last_number + 1)
         made: list[File] = []
         for number in range(first, first + MADE_AT_ONCE):
+            self._last_number = number  # If it exists, the next try passes over it.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
                 descriptor = os.open(self.path / name_of(number), flags, 0o600)
@@ -409,7 +410,6 @@ class Texts:
             self._give(descriptor, self._about.st_mode & 0o777)
             os.close(descriptor)
             made.append(File(number, 0))
-            self._last_number = number
         self._sync(self._descriptor)
         self._free += reversed(made)
 
