@@ -344,12 +344,12 @@ def test_files_that_somebody_else_has_made_are_passed_over(db: Path) -> None:
         subscribed(client)
         published(client, b"m0", b"x")
         others = [f"{number:016}" for number in range(9, 12)]
-        for name in others:
-            (texts_path(db) / name).write_bytes(b"other")
+        for other in others:
+            (texts_path(db) / other).write_bytes(b"other")
         data = {b"m%d" % number: b"x" * number for number in range(1, 15)}
         for name, text in data.items():
             published(client, name, text)
-        assert all((texts_path(db) / name).read_bytes() == b"other" for name in others)
+        assert all((texts_path(db) / other).read_bytes() == b"other" for other in others)
         # Three texts are in rows: each time a file was to be made, and there was one.
         assert len(texts(db)) == len(others) + 15 - 3
         assert got(server, 15) == {b"m0": b"x", **data}
