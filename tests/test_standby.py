@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -386,14 +387,23 @@ def winner_of(waiting: list[Member]) -> tuple[Member, Member]:
 # ------------------------------------------------------------------------------- without commits
 
 
+WAITING = "select 1 from pg_stat_activity where wait_event = 'SyncRep' and query like '%probe%'"
+
+
 @contextmanager
 def uncommitted(server: Postgres) -> Iterator[None]:
     """Commits wait meanwhile, as for a standby that is gone; the database can be read."""
     server.change(synchronous_standby_names="nobody")
-    try:
-        yield
-    finally:
-        server.change(synchronous_standby_names="")
+    with server.connection() as probe, server.connection() as look:
+        # Sessions learn of it a moment later: from when on a commit waits.
+        create = Thread(target=probe.execute, args=(b"create table if not exists probe ()",))
+        create.start()
+        until(lambda: look.execute(WAITING).fetchone() is not None)
+        try:
+            yield
+        finally:
+            server.change(synchronous_standby_names="")
+            create.join()
 
 
 def line_of(client: LineClient) -> bytes | None:
