@@ -254,9 +254,8 @@ def _said(db: Path) -> dict[int, Said]:
             name_of(number),
             size,
         )
-        for segment_id, sections, number, size in (
-            (segment_id, decode(head), *text) for segment_id, head, *text in rows
-        )
+        for segment_id, head, number, size in rows
+        for sections in [decode(head)]
     }
 
 
@@ -318,12 +317,10 @@ class Place:
 def _spoil_texts(world: World, db: Path, rng: random.Random) -> Place:
     """Damage one file that has a text, or two; or the directory."""
     directory = texts_path(db)
-    texts = {said.file: (i, said.text_bytes) for i, said in world.said.items() if said.text_bytes}
-    segments, sizes = ({name: each[n] for name, each in texts.items()} for n in range(2))
-    names, unused = (
-        sorted(sizes),
-        max(int(each) for each in os.listdir(directory) if each != EPOCH) + 1,
-    )
+    segments = {said.file: each for each, said in world.said.items() if said.text_bytes}
+    sizes = {name: world.said[segment_id].text_bytes for name, segment_id in segments.items()}
+    names = sorted(segments)
+    unused = max(int(each) for each in os.listdir(directory) if each != EPOCH) + 1
     how = rng.choice(
         ["flip"] * 3
         + [

@@ -47,12 +47,12 @@ def run(window: int, running: Running, size: Size) -> Figures:
 
 def synced(directory: Path, size: int) -> float:
     """MB/s of a plain program that appends so many bytes."""
-    block = os.urandom(SYNCED_BYTES)
+    block, blocks = os.urandom(SYNCED_BYTES), -(-size // SYNCED_BYTES)
     with tempfile.NamedTemporaryFile(dir=directory, buffering=0) as file, clocked() as report:
-        for _ in range(-(-size // SYNCED_BYTES)):
+        for _ in range(blocks):
             file.write(block)
             os.fdatasync(file.fileno())
-    return -(-size // SYNCED_BYTES) * SYNCED_BYTES / report.took / 1e6
+    return blocks * SYNCED_BYTES / report.took / 1e6
 
 
 def _work(title: str, connections: int, window: int, payload_bytes: int, count: int) -> Work:

@@ -42,11 +42,7 @@ from mqks.server.silence import Silence
 from mqks.server.unsent import Unsent
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
-from mqks.settings import (
-    DatabaseUrl,
-    Settings,
-    read_queue_tables,
-)
+from mqks.settings import DatabaseUrl, Settings, read_queue_tables
 from mqks.users import STRANGER, Known, Users
 from mqks.users_file import read as read_users
 

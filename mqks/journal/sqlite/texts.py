@@ -256,20 +256,18 @@ class Texts:
             sync(aside.parent)
             return
         self._make()
-        self._gone.extend(self._file(int(name)) for name in self._orphans())
+        with os.scandir(self.path) as entries:
+            sizes = {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
+        self._gone.extend(File(int(name), sizes.get(name, 0)) for name in self._orphans())
         self._files = {
-            segment_id: self._file(file.number) for segment_id, file in self._files.items()
+            segment_id: file._replace(bytes=sizes.get(name_of(file.number), 0))
+            for segment_id, file in self._files.items()
         }
-        self._last_number = max(
-            (int(found[0]) for name in os.listdir(self.path) if (found := NUMBER.match(name))),
-            default=0,
-        )
-        self.bytes = size_of(self.path)
+        numbers = (int(found[0]) for name in sizes if (found := NUMBER.match(name)))
+        self._last_number = max(numbers, default=0)
+        self.bytes = sum(sizes.values())
         while self.is_due:
             self.delete()
-
-    def _file(self, number: int) -> File:
-        return File(number, (self.path / name_of(number)).stat(follow_symlinks=False).st_size)
 
     def _names(self) -> list[str]:
         """Of the files with texts."""
