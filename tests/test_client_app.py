@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -161,6 +163,43 @@ def test_limits_that_make_no_sense() -> None:
     for limits in ({"retries": -1}, {"backoff": (2, 1)}):
         with pytest.raises(InvalidRequest):
             failing_app("", **limits)
+
+
+DEADLY = """
+import os, sys, mqks
+
+app = mqks.App(sys.argv[1])
+
+@app.consumer("q", backoff=600)
+async def work(message: mqks.Message) -> None:
+    if message.text == "deadly":
+        os.abort()
+
+app.run()
+"""
+
+
+async def test_what_kills_its_worker_leaves_the_third_one_alone(mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        command = [sys.executable, "-c", DEADLY, mqks_broker.url]
+        workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(3)]
+        try:
+            with anyio.fail_after(WAIT_S):
+                while await client.evaluate("len(state.consumers_by_queues['q'])") != "3":
+                    await anyio.sleep(0.01)
+                await client.publish("e", "deadly", confirm=True)
+                while not (paused := await client.peek("q", scheduled=True)):
+                    await anyio.sleep(0.01)
+                await client.publish_many(("e", n) for n in range(10))
+                while await client.peek("q"):
+                    await anyio.sleep(0.01)
+            assert [(message.text, message.retry) for message in paused] == [("deadly", 2)]
+            assert sorted(worker.poll() is None for worker in workers) == [False, False, True]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
 
 
 async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) -> None:

@@ -179,6 +179,7 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"consume q --manual-ack --prefetch=0", b"consume q --manual-ack --prefetch"),
         *(b"consume q --manual-ack --prefetch=", b"consume q --prefetch=x --manual-ack"),
         b"consume q --manual-ack --prefetch=%d" % (COUNT_MAX + 1),
+        *(b"consume q --backoff=1", b"consume q --manual-ack --backoff=2,1"),
         *(b"consume q --meta --meta", b"consume q --add --meta"),
         *(b"reject c", b"reject --all m", b"reject c m m", b"reject c m --dead=yes"),
         *(b"reject c m --delay=1 --dead", b"reject c m --later", b"reject c m --dead --dead"),

@@ -15,7 +15,7 @@ from mqks.broker.consumer import Consumer, Rest
 from mqks.broker.evaluate import expression
 from mqks.broker.evaluate.state import State
 from mqks.broker.masks import Queues
-from mqks.broker.policy import Policy
+from mqks.broker.policy import DEFAULT, Policy
 from mqks.broker.publishing import Single
 from mqks.broker.purges import purge_some
 from mqks.broker.queue import Queue
@@ -170,6 +170,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
         broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
+        defaults=Policy(backoff=wanted.backoff) if wanted.backoff else DEFAULT,
     )
     if request.confirm:
         consumer.rest(Rest.CONFIRM)
@@ -556,8 +557,8 @@ ACTIONS = {
         consume,
         permits.consume,
         "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...] "
-        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta] "
-        "[--existing] [--keep]",
+        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] "
+        "[--backoff={first}[,{max}]] [--meta] [--existing] [--keep]",
     ),
     b"rebind": Action(
         rebind,

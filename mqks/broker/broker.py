@@ -515,7 +515,7 @@ class Broker:
     def delete_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> Work[None]:
         """End consumers. All their messages return to their places before any of them is delivered
         to others. `lost`: the consumers did not end themselves."""
-        returned: list[tuple[Queue, Iterator[Delivery]]] = []
+        returned: list[tuple[Queue, Policy, Iterator[Delivery]]] = []
         for number, consumer in enumerate(consumers, 1):
             if number % STEP_MESSAGES == 0:
                 yield GOES_ON
@@ -530,15 +530,15 @@ class Broker:
             self.shared.unacked.leave(consumer)
             consumer.queue.detach(consumer)
             consumer.queue.returning += 1
-            returned.append((consumer.queue, consumer.let_go()))
+            returned.append((consumer.queue, consumer.defaults, consumer.let_go()))
         yield GOES_ON
-        for queue, deliveries in returned:
+        for queue, defaults, deliveries in returned:
             while some := list(islice(deliveries, STEP_MESSAGES)):
                 if not queue.deleted:
-                    queue.give_back(some, lost=lost)
+                    queue.give_back(some, lost=lost, defaults=defaults)
                 yield GOES_ON
             queue.returning -= 1
-        for queue in dict.fromkeys(queue for queue, _ in returned):
+        for queue in dict.fromkeys(queue for queue, *_ in returned):
             # Also without consumers: returned messages may have expired, or exceed a limit.
             queue.deliver()
             if queue.consumers:

@@ -389,14 +389,16 @@ class Queue:
         """A consumer has released these: no count changes."""
         returns.release(self, deliveries, delay_us)
 
-    def give_back(self, deliveries: Sequence[Delivery], *, lost: bool) -> None:
+    def give_back(
+        self, deliveries: Sequence[Delivery], *, lost: bool, defaults: Policy = DEFAULT
+    ) -> None:
         """Their consumer is gone; `lost`: it did not end itself. The caller calls `deliver`."""
-        returns.give_back(self, deliveries, lost=lost)
+        returns.give_back(self, deliveries, lost=lost, defaults=defaults)
 
-    def lose(self, deliveries: Sequence[Delivery]) -> None:
+    def lose(self, deliveries: Sequence[Delivery], defaults: Policy) -> None:
         """These were not acked in time."""
         if not self.deleted:
-            returns.give_back(self, deliveries, lost=True)
+            returns.give_back(self, deliveries, lost=True, defaults=defaults)
             self.deliver()
 
     def join(self, due: Sequence[Due]) -> None:

@@ -102,7 +102,8 @@ class App:
         The service holds at most `prefetch` messages, by default `concurrency`; 0: as many as the
         server allows. If the policy of the queue does not set them, `retries` is the number of
         failures after which a message is dead (None: no limit), and `backoff` the pause in seconds
-        before it is redelivered (or a pair: first and largest; None: no pause).
+        before it is redelivered (or a pair: first and largest; None: no pause), also after the
+        second and later processes that have died with it.
         """
 
         # What is wrong raises now, not when it runs or at the first failure.
@@ -191,6 +192,7 @@ class App:
             manual_ack=True,
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,
+            backoff=service.backoff,
             meta=True,
         ) as consumer:
             _log.info("consuming from %s", service.queue)

@@ -153,6 +153,8 @@ class Consume:
     manual_ack: bool = False
     prefetch: int = 0
     """The maximum of unacked messages; 0: as many as the server allows."""
+    backoff: "Backoff | None" = None
+    """For losses, where its queue has none."""
     meta: bool = False
     existing: bool = False
     """The queue must exist already."""
@@ -279,10 +281,11 @@ def parse_consume(rest: bytes) -> Consume:
             events.append(argument)
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
-    request.prefetch, request.meta = found.get(PREFETCH, 0), META in found
+    request.prefetch, request.backoff = found.get(PREFETCH, 0), found.get(BACKOFF)
+    request.meta = META in found
     request.existing, request.keep = EXISTING in found, KEEP in found
-    if request.prefetch and not request.manual_ack:
-        raise BadRequest("consume: --prefetch needs --manual-ack")
+    if found.keys() & {PREFETCH, BACKOFF} and not request.manual_ack:
+        raise BadRequest("consume: --prefetch and --backoff need --manual-ack")
     if masks and not request.add_masks:
         raise BadRequest("consume: --add-mask needs at least one mask")
     return request
@@ -723,6 +726,7 @@ PUBLISH_FLAGS: dict[bytes, Reader | None] = {
 }
 CONSUME_FLAGS: dict[bytes, Reader | None] = {
     PREFETCH: _number(1, COUNT_MAX),
+    BACKOFF: _backoff,
     META: None,
     EXISTING: None,
     KEEP: None,
