@@ -128,6 +128,46 @@ async def test_process_acks_or_rejects(connect: Any, mqks_broker: Broker) -> Non
         assert await ready(client, "q") == 0
 
 
+async def waits(message: Any) -> None:
+    async with message.process():
+        await anyio.sleep_forever()
+
+
+async def cancelled_by_a_scope(message: Any) -> None:
+    with anyio.move_on_after(0.01):
+        await waits(message)
+
+
+async def cancelled_by_asyncio(message: Any) -> None:
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(waits(message), 0.01)
+
+
+async def ends(error: type[BaseException], message: Any) -> None:
+    with pytest.raises(error), message.process():
+        raise error
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        cancelled_by_a_scope,
+        cancelled_by_asyncio,
+        partial(ends, KeyboardInterrupt),
+        partial(ends, SystemExit),
+    ],
+)
+async def test_what_is_interrupted_has_not_failed(
+    connect: Any, mqks_broker: Broker, interrupt: Callable[[Any], Awaitable[None]]
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", retries=1, dead_letters="dead")
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x")
+            await interrupt(await consumer.receive(WAIT_S))
+            assert (await consumer.receive(WAIT_S)).retry == 0
+
+
 async def test_what_is_not_acked_comes_back(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
         async with client.consume("q", ["e"], manual_ack=True) as consumer:
