@@ -158,8 +158,8 @@ class Message:
         settle(self, action)
 
     def process(self) -> "Processing":
-        """For `async with` or `with`: acks at the end, rejects on an exception and raises it. If the
-        block is cancelled or interrupted (KeyboardInterrupt, SystemExit), it releases."""
+        """For `async with` or `with`: acks at the end, rejects on an exception and raises it.
+        Releases if the block is cancelled or interrupted (KeyboardInterrupt, SystemExit)."""
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         return Processing(self)
