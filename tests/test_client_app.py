@@ -7,11 +7,15 @@ import logging
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+from anyio import from_thread, to_thread
 
 from mqks import (
     App,
@@ -219,6 +223,140 @@ async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) ->
         assert await client.evaluate("len(state.queues['q'])") == "1", (
             "it did not count as a failure"
         )
+
+
+async def test_functions_without_async_run_in_threads(mqks_broker: Broker) -> None:
+    app, stop, together = App(mqks_broker.url), anyio.Event(), threading.Barrier(3, timeout=WAIT_S)
+    at_once, most, done = 0, 0, list[int]()
+    lock = threading.Lock()
+
+    @app.consumer("q", concurrency=3)
+    def work(message: Message) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        together.wait()
+        with lock:
+            at_once -= 1
+            done.append(message.json())
+            if len(done) == 12:
+                from_thread.run_sync(stop.set)
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish_many(("e", n) for n in range(12))
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert (most, sorted(done)) == (3, [*range(12)])
+
+
+async def test_a_function_in_a_thread_may_settle_and_fail(mqks_broker: Broker) -> None:
+    app, stop, came = App(mqks_broker.url), anyio.Event(), list[tuple[str, int]]()
+
+    @app.consumer("q", backoff=None)
+    def work(message: Message) -> None:
+        came.append((message.text, message.retry))
+        message.touch()
+        if message.retry:
+            message.ack()
+        elif message.text == "rejected":
+            message.reject()
+        elif message.text == "raised":
+            raise ValueError
+        if len(came) == 6:
+            from_thread.run_sync(stop.set)
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        for text in ("rejected", "raised", "plain", "last"):
+            await client.publish("e", text, confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert sorted(came) == [
+        *(("last", 0), ("plain", 0), ("raised", 0), ("raised", 1), ("rejected", 0)),
+        ("rejected", 1),
+    ]
+
+
+async def test_a_thread_that_does_not_end_is_left(mqks_broker: Broker) -> None:
+    app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
+    go_on, settled = threading.Event(), threading.Event()
+
+    @app.consumer("q")
+    def work(message: Message) -> None:
+        from_thread.run_sync(stop.set)
+        go_on.wait(WAIT_S)
+        message.ack()
+        settled.set()
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        go_on.set()
+        assert await to_thread.run_sync(settled.wait, WAIT_S)
+        assert await client.evaluate("len(state.queues['q'])") == "1"
+
+
+class Callables:
+    def plain(self, message: Message) -> str:
+        return f"plain {message.text}"
+
+    async def async_method(self, message: Message) -> str:
+        return f"async {message.text}"
+
+    async def __call__(self, message: Message, more: str = "") -> str:
+        return f"called {message.text}{more}"
+
+    def generator(self, message: Message) -> Iterator[None]:
+        yield
+
+    async def async_generator(self, message: Message) -> AsyncIterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        (Callables().plain, "plain x"),
+        (Callables().async_method, "async x"),
+        (Callables(), "called x"),
+        (partial(Callables(), more="!"), "called x!"),
+        (partial(partial(Callables().plain)), "plain x"),
+        (lambda message: Callables().async_method(message), "async x"),
+        (lambda message: message.text, "x"),
+    ],
+)
+async def test_all_that_can_handle_a_message_does(
+    mqks_broker: Broker, function: Any, answer: str
+) -> None:
+    app, stop = App(mqks_broker.url), anyio.Event()
+    app.consumer("q", ["e"])(function)
+    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
+        await client.subscribe("q", ["e"])
+        tasks.start_soon(app.serve, stop)
+        assert (await client.call("e", "x", timeout_s=WAIT_S)).text == answer
+        stop.set()
+
+
+def two(message: Message, other: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(Callables, Callables.plain, Callables().generator, Callables().async_generator),
+        *(two, partial(two), partial(Callables().generator), lambda: None, None, "work"),
+        partial(Callables),
+    ],
+)
+def test_what_cannot_handle_a_message_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"service|message"):
+        App().consumer("q")(function)
 
 
 def test_run_tells_what_went_wrong(mqks_broker: Broker) -> None:
