@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import ssl
@@ -126,6 +127,39 @@ async def test_process_acks_or_rejects(connect: Any, mqks_broker: Broker) -> Non
             async with message.process():
                 pass
         assert await ready(client, "q") == 0
+
+
+async def test_an_outage_is_logged_once(
+    connect: Any, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[tuple[str, str]]:
+        return [(each.levelname, each.message) for each in caplog.records]
+
+    caplog.set_level(logging.INFO, "mqks.client")
+    async with (
+        connect(mqks_broker.url, QUICK) as client,
+        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q2", ["e2"]),
+    ):
+        for outages in range(1, 3):
+            await to_thread.run_sync(mqks_broker.stop)
+            with anyio.fail_after(WAIT_S):
+                while len(told()) < 2 * outages - 1:
+                    await anyio.sleep(0.01)
+            await anyio.sleep(0.2)  # Several attempts fail.
+            await to_thread.run_sync(mqks_broker.start)
+            await client.publish("e", "x", confirm=True)
+            (await consumer.receive(WAIT_S)).ack()
+            with anyio.fail_after(WAIT_S):
+                while len(told()) < 2 * outages:
+                    await anyio.sleep(0.01)
+    server = f"127.0.0.1:{mqks_broker.port}"
+    lost = ("WARNING", f"lost the connection to {server}, connecting again: ")
+    back = ("INFO", f"connected again to {server} after ")
+    for (level, text), (wanted, start) in zip(told(), [lost, back] * 2, strict=True):
+        assert level == wanted
+        assert text.startswith(start)
+        assert text != start
 
 
 async def waits(message: Any) -> None:
