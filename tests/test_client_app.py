@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,10 +25,12 @@ from mqks import (
     InvalidRequest,
     Message,
     Options,
+    PublishFailed,
     RequestFailed,
     connect,
 )
 from mqks.testing import Broker
+from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
@@ -117,12 +120,27 @@ def failing_app(url: str, **limits: Any) -> tuple[App, list[int]]:
     return app, tries
 
 
-@pytest.mark.parametrize(("limits", "count"), [({}, 20), ({"retries": 3, "backoff": 60}, 3)])
+@pytest.mark.parametrize(
+    ("limits", "count", "letters", "told"),
+    [
+        ({}, 20, None, "the last one: it was dropped, because the queue has no dead-letter queue"),
+        (
+            *({"retries": 3, "backoff": 60}, 3, "q.dead"),
+            "the last one: it went to the dead-letter queue q.dead",
+        ),
+    ],
+)
 async def test_it_gives_up_what_always_fails(
-    mqks_broker: Broker, caplog: pytest.LogCaptureFixture, limits: Any, count: int
+    mqks_broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+    limits: Any,
+    count: int,
+    letters: str | None,
+    told: str,
 ) -> None:
     app, tries = failing_app(mqks_broker.url, **limits)
     async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", dead_letters=letters)
         await client.subscribe("q", ["e"])
         await client.publish("e", "x", confirm=True)
         with caplog.at_level(logging.INFO):
@@ -130,6 +148,33 @@ async def test_it_gives_up_what_always_fails(
     assert tries == [*range(count)]
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(logged) == caplog.text.count("Traceback") == count
+    *others, last = [record.getMessage() for record in logged]
+    assert last.endswith(f"failed, try {count}, {told}")
+    assert not [text for text in others if "last" in text]
+
+
+async def test_failures_go_back_while_the_disk_is_full(tmp_path: Path) -> None:
+    flags = ("--db-bytes-max", "16MiB", "--ballast-bytes", "0")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        url = "mqks://{}:{}".format(*server.address)
+        app, stop, tries = App(url), anyio.Event(), list[int]()
+
+        @app.consumer("q", backoff=None)
+        async def work(message: Message) -> None:
+            tries.append(message.retry)
+            if message.retry:
+                stop.set()
+            raise ValueError
+
+        async with connect(url) as client:
+            await client.subscribe("q", ["e"])
+            await client.subscribe("other", ["f"])
+            await client.publish("e", "x", confirm=True)
+            with pytest.raises(PublishFailed):
+                await client.publish_many(("f", "x" * 10_000) for _ in range(5000))
+            with anyio.fail_after(WAIT_S):
+                await app.serve(stop)
+        assert tries == [0, 1]
 
 
 async def test_it_backs_off_longer_each_time(mqks_broker: Broker) -> None:

@@ -182,6 +182,7 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"consume q --backoff=1", b"consume q --manual-ack --backoff=2,1"),
         *(b"consume q --meta --meta", b"consume q --add --meta"),
         *(b"reject c", b"reject --all m", b"reject c m m", b"reject c m --dead=yes"),
+        *(b"reject c --all --fate", b"reject c m --fate=1"),
         *(b"reject c m --delay=1 --dead", b"reject c m --later", b"reject c m --dead --dead"),
         *(b"reject c m --retries", b"reject c m --retries=", b"reject c m --retries=-1"),
         *(b"reject c m --dead --retries=1", b"reject c m --delay=1 --backoff=1"),

@@ -44,7 +44,7 @@ from mqks.protocol.masks import MASK
 from mqks.protocol.requests import ALL, DeleteRule, Settle, shown
 from mqks.settings import Settings
 
-GiveUp = Callable[[Queue, Sequence[Delivery]], None]
+GiveUp = Callable[[Queue, Sequence[Delivery]], object]
 """What to do with deliveries that a consumer gives back."""
 CALM_S = 60.0
 """A repeated event is reported again only after it has not happened for this long."""
@@ -603,10 +603,10 @@ class Broker:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 connection.write(replies.confirms(ids))
-        for connection, request_id, amount in waiters.counts:
+        for connection, request_id, told in waiters.counts:
             connection.unconfirmed -= 1
             if not connection.closed:
-                connection.write(replies.ok(request_id, b"%d" % amount))
+                connection.write(replies.ok(request_id, told))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
             reason, connection = self._replaced.pop(consumer, None), consumer.connection

@@ -381,9 +381,9 @@ class Queue:
         *,
         dead: bool = False,
         defaults: Policy = DEFAULT,
-    ) -> None:
-        """A consumer has rejected these."""
-        returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
+    ) -> str | None:
+        """A consumer has rejected these. Return the reason if any of them died."""
+        return returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
 
     def release(self, deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
         """A consumer has released these: no count changes."""

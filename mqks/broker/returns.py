@@ -57,15 +57,16 @@ def reject(
     *,
     dead: bool = False,
     defaults: Policy = DEFAULT,
-) -> None:
+) -> str | None:
     """Move them to the tail, under new numbers, after a delay if there is one; or kill them, if
-    they were rejected too often. `defaults` apply where the queue has no rule."""
+    they were rejected too often. `defaults` apply where the queue has no rule. Return the reason if
+    any of them died."""
     rules, lane = queue.rules.over(defaults), queue.lane
     queue.shared.counters.rejected += len(deliveries)
     if not (dead or delay_us or queue.is_ruled or defaults is not DEFAULT):
         move(lane, deliveries, lane, Mark.rejected)
         queue.deliver()
-        return
+        return None
     killed: dict[str, list[Dead]] = {"dead": [], "rejects": [], "ttl": []}
     for number, line in deliveries:
         mark = lane.mark_of(number).rejected()
@@ -83,6 +84,7 @@ def reject(
     for reason, some in killed.items():
         kill(queue, some, reason)
     queue.deliver()
+    return next((reason for reason, some in killed.items() if some), None)
 
 
 def release(queue: "Queue", deliveries: Sequence[Delivery], delay_us: int = 0) -> None:

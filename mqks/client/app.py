@@ -20,10 +20,12 @@ from anyio import from_thread, to_thread
 
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
+from mqks.client.async_connection import Event
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.messages import Message, Settle, settled
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
+from mqks.client.session import Call
 from mqks.client.urls import Urls
 from mqks.limits import COUNT_MAX
 
@@ -219,11 +221,37 @@ class App:
                 else:
                     await self._answer(service, message)
             except Exception:
-                where = message.id, service.queue
-                _log.exception("message %s of %s failed, try %d", *where, message.retry + 1)
-                message.reject(retries=service.retries, backoff=service.backoff)
+                fate = await self._reject(service, consumer, message)
+                what = message.id, service.queue, message.retry + 1, fate
+                _log.exception("message %s of %s failed, try %d%s", *what)
             else:
                 message.ack()
+
+    async def _reject(self, service: _Service, consumer: AsyncConsumer, message: Message) -> str:
+        """Reject it, and say if that was its last try."""
+        settle, answered = message._settle, Event()
+        if settle is None or settle is settled:
+            return ""
+        call, actions = Call(answered.set), list[bytes]()
+
+        def told(message: Message, action: bytes) -> None:
+            actions.append(action)
+            consumer._session.settle_told(message, action, call)
+
+        message._settle = told
+        message.reject(retries=service.retries, backoff=service.backoff)
+        try:
+            await answered.wait(self.client._options.timeout_s)
+        finally:
+            consumer._session.abandon(call)
+        if call.failed:  # A full disk: the place is not durable, but the message has to go on.
+            settle(message, actions[0])
+        fate = requests.decoded(call.answer).split(" ")
+        if fate == [""]:
+            return ""
+        if letters := fate[2:]:
+            return f", the last one: it went to the dead-letter queue {letters[0]}"
+        return ", the last one: it was dropped, because the queue has no dead-letter queue"
 
     async def _answer(self, service: _Service, message: Message) -> None:
         try:

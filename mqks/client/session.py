@@ -518,6 +518,15 @@ class ConsumerSession(Session):
         if message.consumer_id is self.consumer_id and self.state is State.UP:
             self._put(requests.line(b"a", action, self.consumer_id, message._id))
 
+    def settle_told(self, message: Message, action: bytes, call: Call) -> None:
+        """The same; `call` gets what the server tells of it, or nothing."""
+        if message.consumer_id is self.consumer_id and self.state is State.UP:
+            verb, _, flags = action.partition(b" ")
+            words = verb, b"--confirm --fate", *flags.split(), self.consumer_id, message._id
+            self.request(b" ".join(words), call)
+        else:
+            call.settle()
+
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""
         if isinstance(messages, Message):
