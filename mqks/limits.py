@@ -225,6 +225,9 @@ ERRORS_BURST_US: Final = 10_000_000
 LOOP_HELD_LINES_MAX: Final = 10
 """Log lines in one minute of what held the event loop."""
 
+DROPPED_LINES_MAX: Final = 100
+"""Queues of which one minute's log says that dead messages were dropped."""
+
 ERRORS_PER_SECOND_MAX: Final = 100
 """Failed requests that are logged in one second."""
 

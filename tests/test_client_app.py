@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio import from_thread, to_thread
 
 from mqks import (
     App,
@@ -18,10 +25,12 @@ from mqks import (
     InvalidRequest,
     Message,
     Options,
+    PublishFailed,
     RequestFailed,
     connect,
 )
 from mqks.testing import Broker
+from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
@@ -111,12 +120,27 @@ def failing_app(url: str, **limits: Any) -> tuple[App, list[int]]:
     return app, tries
 
 
-@pytest.mark.parametrize(("limits", "count"), [({}, 20), ({"retries": 3, "backoff": 60}, 3)])
+@pytest.mark.parametrize(
+    ("limits", "count", "letters", "told"),
+    [
+        ({}, 20, None, "the last one: it was dropped, because the queue has no dead-letter queue"),
+        (
+            *({"retries": 3, "backoff": 60}, 3, "q.dead"),
+            "the last one: it went to the dead-letter queue q.dead",
+        ),
+    ],
+)
 async def test_it_gives_up_what_always_fails(
-    mqks_broker: Broker, caplog: pytest.LogCaptureFixture, limits: Any, count: int
+    mqks_broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+    limits: Any,
+    count: int,
+    letters: str | None,
+    told: str,
 ) -> None:
     app, tries = failing_app(mqks_broker.url, **limits)
     async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", dead_letters=letters)
         await client.subscribe("q", ["e"])
         await client.publish("e", "x", confirm=True)
         with caplog.at_level(logging.INFO):
@@ -124,6 +148,33 @@ async def test_it_gives_up_what_always_fails(
     assert tries == [*range(count)]
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(logged) == caplog.text.count("Traceback") == count
+    *others, last = [record.getMessage() for record in logged]
+    assert last.endswith(f"failed, try {count}, {told}")
+    assert not [text for text in others if "last" in text]
+
+
+async def test_failures_go_back_while_the_disk_is_full(tmp_path: Path) -> None:
+    flags = ("--db-bytes-max", "16MiB", "--ballast-bytes", "0")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        url = "mqks://{}:{}".format(*server.address)
+        app, stop, tries = App(url), anyio.Event(), list[int]()
+
+        @app.consumer("q", backoff=None)
+        async def work(message: Message) -> None:
+            tries.append(message.retry)
+            if message.retry:
+                stop.set()
+            raise ValueError
+
+        async with connect(url) as client:
+            await client.subscribe("q", ["e"])
+            await client.subscribe("other", ["f"])
+            await client.publish("e", "x", confirm=True)
+            with pytest.raises(PublishFailed):
+                await client.publish_many(("f", "x" * 10_000) for _ in range(5000))
+            with anyio.fail_after(WAIT_S):
+                await app.serve(stop)
+        assert tries == [0, 1]
 
 
 async def test_it_backs_off_longer_each_time(mqks_broker: Broker) -> None:
@@ -163,6 +214,43 @@ def test_limits_that_make_no_sense() -> None:
             failing_app("", **limits)
 
 
+DEADLY = """
+import os, sys, mqks
+
+app = mqks.App(sys.argv[1])
+
+@app.consumer("q", backoff=600)
+async def work(message: mqks.Message) -> None:
+    if message.text == "deadly":
+        os.abort()
+
+app.run()
+"""
+
+
+async def test_what_kills_its_worker_leaves_the_third_one_alone(mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        command = [sys.executable, "-c", DEADLY, mqks_broker.url]
+        workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(3)]
+        try:
+            with anyio.fail_after(WAIT_S):
+                while await client.evaluate("len(state.consumers_by_queues['q'])") != "3":
+                    await anyio.sleep(0.01)
+                await client.publish("e", "deadly", confirm=True)
+                while not (paused := await client.peek("q", scheduled=True)):
+                    await anyio.sleep(0.01)
+                await client.publish_many(("e", n) for n in range(10))
+                while await client.peek("q"):
+                    await anyio.sleep(0.01)
+            assert [(message.text, message.retry) for message in paused] == [("deadly", 2)]
+            assert sorted(worker.poll() is None for worker in workers) == [False, False, True]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+
+
 async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) -> None:
     app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
 
@@ -180,6 +268,140 @@ async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) ->
         assert await client.evaluate("len(state.queues['q'])") == "1", (
             "it did not count as a failure"
         )
+
+
+async def test_functions_without_async_run_in_threads(mqks_broker: Broker) -> None:
+    app, stop, together = App(mqks_broker.url), anyio.Event(), threading.Barrier(3, timeout=WAIT_S)
+    at_once, most, done = 0, 0, list[int]()
+    lock = threading.Lock()
+
+    @app.consumer("q", concurrency=3)
+    def work(message: Message) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        together.wait()
+        with lock:
+            at_once -= 1
+            done.append(message.json())
+            if len(done) == 12:
+                from_thread.run_sync(stop.set)
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish_many(("e", n) for n in range(12))
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert (most, sorted(done)) == (3, [*range(12)])
+
+
+async def test_a_function_in_a_thread_may_settle_and_fail(mqks_broker: Broker) -> None:
+    app, stop, came = App(mqks_broker.url), anyio.Event(), list[tuple[str, int]]()
+
+    @app.consumer("q", backoff=None)
+    def work(message: Message) -> None:
+        came.append((message.text, message.retry))
+        message.touch()
+        if message.retry:
+            message.ack()
+        elif message.text == "rejected":
+            message.reject()
+        elif message.text == "raised":
+            raise ValueError
+        if len(came) == 6:
+            from_thread.run_sync(stop.set)
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        for text in ("rejected", "raised", "plain", "last"):
+            await client.publish("e", text, confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert sorted(came) == [
+        *(("last", 0), ("plain", 0), ("raised", 0), ("raised", 1), ("rejected", 0)),
+        ("rejected", 1),
+    ]
+
+
+async def test_a_thread_that_does_not_end_is_left(mqks_broker: Broker) -> None:
+    app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
+    go_on, settled = threading.Event(), threading.Event()
+
+    @app.consumer("q")
+    def work(message: Message) -> None:
+        from_thread.run_sync(stop.set)
+        go_on.wait(WAIT_S)
+        message.ack()
+        settled.set()
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        go_on.set()
+        assert await to_thread.run_sync(settled.wait, WAIT_S)
+        assert await client.evaluate("len(state.queues['q'])") == "1"
+
+
+class Callables:
+    def plain(self, message: Message) -> str:
+        return f"plain {message.text}"
+
+    async def async_method(self, message: Message) -> str:
+        return f"async {message.text}"
+
+    async def __call__(self, message: Message, more: str = "") -> str:
+        return f"called {message.text}{more}"
+
+    def generator(self, message: Message) -> Iterator[None]:
+        yield
+
+    async def async_generator(self, message: Message) -> AsyncIterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        (Callables().plain, "plain x"),
+        (Callables().async_method, "async x"),
+        (Callables(), "called x"),
+        (partial(Callables(), more="!"), "called x!"),
+        (partial(partial(Callables().plain)), "plain x"),
+        (lambda message: Callables().async_method(message), "async x"),
+        (lambda message: message.text, "x"),
+    ],
+)
+async def test_all_that_can_handle_a_message_does(
+    mqks_broker: Broker, function: Any, answer: str
+) -> None:
+    app, stop = App(mqks_broker.url), anyio.Event()
+    app.consumer("q", ["e"])(function)
+    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
+        await client.subscribe("q", ["e"])
+        tasks.start_soon(app.serve, stop)
+        assert (await client.call("e", "x", timeout_s=WAIT_S)).text == answer
+        stop.set()
+
+
+def two(message: Message, other: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(Callables, Callables.plain, Callables().generator, Callables().async_generator),
+        *(two, partial(two), partial(Callables().generator), lambda: None, None, "work"),
+        partial(Callables),
+    ],
+)
+def test_what_cannot_handle_a_message_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"service|message"):
+        App().consumer("q")(function)
 
 
 def test_run_tells_what_went_wrong(mqks_broker: Broker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import ssl
@@ -126,6 +127,79 @@ async def test_process_acks_or_rejects(connect: Any, mqks_broker: Broker) -> Non
             async with message.process():
                 pass
         assert await ready(client, "q") == 0
+
+
+async def test_an_outage_is_logged_once(
+    connect: Any, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[tuple[str, str]]:
+        return [(each.levelname, each.message) for each in caplog.records]
+
+    caplog.set_level(logging.INFO, "mqks.client")
+    async with (
+        connect(mqks_broker.url, QUICK) as client,
+        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q2", ["e2"]),
+    ):
+        for outages in range(1, 3):
+            await to_thread.run_sync(mqks_broker.stop)
+            with anyio.fail_after(WAIT_S):
+                while len(told()) < 2 * outages - 1:
+                    await anyio.sleep(0.01)
+            await anyio.sleep(0.2)  # Several attempts fail.
+            await to_thread.run_sync(mqks_broker.start)
+            await client.publish("e", "x", confirm=True)
+            (await consumer.receive(WAIT_S)).ack()
+            with anyio.fail_after(WAIT_S):
+                while len(told()) < 2 * outages:
+                    await anyio.sleep(0.01)
+    server = f"127.0.0.1:{mqks_broker.port}"
+    lost = ("WARNING", f"lost the connection to {server}, connecting again: ")
+    back = ("INFO", f"connected again to {server} after ")
+    for (level, text), (wanted, start) in zip(told(), [lost, back] * 2, strict=True):
+        assert level == wanted
+        assert text.startswith(start)
+        assert text != start
+
+
+async def waits(message: Any) -> None:
+    async with message.process():
+        await anyio.sleep_forever()
+
+
+async def cancelled_by_a_scope(message: Any) -> None:
+    with anyio.move_on_after(0.01):
+        await waits(message)
+
+
+async def cancelled_by_asyncio(message: Any) -> None:
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(waits(message), 0.01)
+
+
+async def ends(error: type[BaseException], message: Any) -> None:
+    with pytest.raises(error), message.process():
+        raise error
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        cancelled_by_a_scope,
+        cancelled_by_asyncio,
+        partial(ends, KeyboardInterrupt),
+        partial(ends, SystemExit),
+    ],
+)
+async def test_what_is_interrupted_has_not_failed(
+    connect: Any, mqks_broker: Broker, interrupt: Callable[[Any], Awaitable[None]]
+) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", retries=1, dead_letters="dead")
+        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+            await client.publish("e", "x")
+            await interrupt(await consumer.receive(WAIT_S))
+            assert (await consumer.receive(WAIT_S)).retry == 0
 
 
 async def test_what_is_not_acked_comes_back(connect: Any, mqks_broker: Broker) -> None:

@@ -168,6 +168,7 @@ def test_poison_messages(kitchen: Kitchen) -> None:
                 kitchen.bounce()  # Counts for nothing, and loses no count.
         with kitchen.start("parser.py") as parser:
             until(lambda: len(parsed) + len(parser.lines) == 10)
+            until(lambda: len(client.evaluate("state.consumers_by_queues['documents']")) > 2)
             assert parser.end(signal.SIGTERM) == 0
         parsed += parser.lines
         assert sorted(parsed) == [f"parsed {number}" for number in range(10)]

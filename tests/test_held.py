@@ -63,5 +63,4 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
         client.ask(COSTLY.strip())
 
         assert counts(client) == (0, 0)
-        assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) > 0
         assert server.stop() == 0

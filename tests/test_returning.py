@@ -197,6 +197,47 @@ def test_the_backoff_doubles_up_to_its_limit(world: BareWorld) -> None:
     assert lines(world, "alice") == [b"c ok m1 event=e,retry=6 a"]
 
 
+def test_losses_after_the_first_back_off_in_the_same_way(world: BareWorld) -> None:
+    told(world, b"s set_queue q --backoff=1,8")
+    told(world, b"m1 publish e a\nm2 publish e b")
+    for losses, wait_s in enumerate((0, 1, 2, 4, 8, 8, 8), 1):
+        world.disconnect("alice")
+        world.connect("alice")
+        world.send("alice", b"c consume q --manual-ack --prefetch=2\n")
+        if wait_s:
+            world.advance(wait_s * (1 - returns.JITTER) - 0.001)
+            assert lines(world, "alice") == [], losses
+            world.advance(wait_s * 2 * returns.JITTER + 0.002)
+        assert sorted(lines(world, "alice")) == [
+            b"c ok m1 event=e,retry=%d a" % losses,
+            b"c ok m2 event=e,retry=%d b" % losses,
+        ]
+
+
+def test_what_is_not_acked_in_time_again_and_again_backs_off(world: BareWorld) -> None:
+    told(world, b"s set_queue q --ack-timeout=10 --backoff=100")
+    told(world, b"m1 publish e a")
+    assert lines(world, "alice") == [b"c ok m1 event=e a"]
+    world.advance(10.1)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
+    world.advance(10.1)
+    world.advance(89.8)
+    assert lines(world, "alice") == []
+    world.advance(20.3)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=2 a"]
+
+
+def test_the_backoff_of_the_queue_goes_before_that_of_the_consumer(world: BareWorld) -> None:
+    told(world, b"s set_queue q --backoff=1")
+    told(world, b"m1 publish e a")
+    for losses in range(1, 3):
+        world.disconnect("alice")
+        world.connect("alice")
+        world.send("alice", b"c consume q --manual-ack --backoff=600\n")
+        world.advance(1.2)
+        assert lines(world, "alice") == [b"c ok m1 event=e,retry=%d a" % losses]
+
+
 def test_what_failed_together_does_not_come_back_together(world: BareWorld) -> None:
     count = 200
     told(world, b"s set_queue q --backoff=100")

@@ -14,8 +14,9 @@ from mqks.broker.connection import Connection, Slow
 from mqks.broker.consumer import Consumer, Rest
 from mqks.broker.evaluate import expression
 from mqks.broker.evaluate.state import State
+from mqks.broker.lane import Delivery
 from mqks.broker.masks import Queues
-from mqks.broker.policy import Policy
+from mqks.broker.policy import DEFAULT, Policy
 from mqks.broker.publishing import Single
 from mqks.broker.purges import purge_some
 from mqks.broker.queue import Queue
@@ -71,8 +72,8 @@ from mqks.protocol.requests import (
 
 
 class Action(NamedTuple):
-    run: Callable[[Broker, Connection, Request], Work[int | None] | Work[None] | None]
-    """Returns work for later turns, or None; a number that it returns is put into the confirm."""
+    run: Callable[[Broker, Connection, Request], Work[int | None] | Work[bytes] | Work[None] | None]
+    """Returns work for later turns, or None; a number or text that it returns is in the confirm."""
     needs: permits.Needs
     usage: str
 
@@ -170,6 +171,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
         broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
+        defaults=Policy(backoff=wanted.backoff) if wanted.backoff else DEFAULT,
     )
     if request.confirm:
         consumer.rest(Rest.CONFIRM)
@@ -220,7 +222,7 @@ def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] 
 
 def reject(
     broker: Broker, connection: Connection, request: Request
-) -> Work[int | None] | Work[None] | None:
+) -> Work[int | None] | Work[bytes] | Work[None] | None:
     wanted = parse_reject(request.rest)
     _check_writable(broker, request)
     if wanted == Settle(wanted.consumer, wanted.message):
@@ -230,7 +232,24 @@ def reject(
     if wanted.selection is not None:
         chosen = Chosen(wanted.selection, broker.schedule.wall_us())
         return broker.give_up_some(wanted.consumer, how, chosen)
+    if wanted.fate:
+        return _reject_and_tell(broker, wanted, how)
     return broker.give_up(wanted, how)
+
+
+def _reject_and_tell(
+    broker: Broker, wanted: Settle, how: Callable[[Queue, Sequence[Delivery]], str | None]
+) -> Work[bytes]:
+    fates: list[bytes] = []
+
+    def rejected(queue: Queue, deliveries: Sequence[Delivery]) -> None:
+        if reason := how(queue, deliveries):
+            target = broker.shared.dead_letter_queue(queue)
+            fates.append(b" ".join([b"dead", reason.encode(), *([target.name] if target else [])]))
+
+    broker.give_up(wanted, rejected)
+    yield from ()
+    return b"".join(fates)
 
 
 def release(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
@@ -556,8 +575,8 @@ ACTIONS = {
         consume,
         permits.consume,
         "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...] "
-        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] [--meta] "
-        "[--existing] [--keep]",
+        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] "
+        "[--backoff={first}[,{max}]] [--meta] [--existing] [--keep]",
     ),
     b"rebind": Action(
         rebind,
@@ -571,7 +590,7 @@ ACTIONS = {
         permits.consumer,
         "{consumer_id} {msg_id}|--all "
         "[--dead | [--retries={n}] [--delay={seconds} | --backoff={first}[,{max}]]] "
-        "[--event={mask}] [--id={msg_id}] [--older={seconds}]",
+        "[--event={mask}] [--id={msg_id}] [--older={seconds}] [--fate]",
     ),
     b"release": Action(
         release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"

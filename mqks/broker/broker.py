@@ -44,7 +44,7 @@ from mqks.protocol.masks import MASK
 from mqks.protocol.requests import ALL, DeleteRule, Settle, shown
 from mqks.settings import Settings
 
-GiveUp = Callable[[Queue, Sequence[Delivery]], None]
+GiveUp = Callable[[Queue, Sequence[Delivery]], object]
 """What to do with deliveries that a consumer gives back."""
 CALM_S = 60.0
 """A repeated event is reported again only after it has not happened for this long."""
@@ -515,7 +515,7 @@ class Broker:
     def delete_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> Work[None]:
         """End consumers. All their messages return to their places before any of them is delivered
         to others. `lost`: the consumers did not end themselves."""
-        returned: list[tuple[Queue, Iterator[Delivery]]] = []
+        returned: list[tuple[Queue, Policy, Iterator[Delivery]]] = []
         for number, consumer in enumerate(consumers, 1):
             if number % STEP_MESSAGES == 0:
                 yield GOES_ON
@@ -530,15 +530,15 @@ class Broker:
             self.shared.unacked.leave(consumer)
             consumer.queue.detach(consumer)
             consumer.queue.returning += 1
-            returned.append((consumer.queue, consumer.let_go()))
+            returned.append((consumer.queue, consumer.defaults, consumer.let_go()))
         yield GOES_ON
-        for queue, deliveries in returned:
+        for queue, defaults, deliveries in returned:
             while some := list(islice(deliveries, STEP_MESSAGES)):
                 if not queue.deleted:
-                    queue.give_back(some, lost=lost)
+                    queue.give_back(some, lost=lost, defaults=defaults)
                 yield GOES_ON
             queue.returning -= 1
-        for queue in dict.fromkeys(queue for queue, _ in returned):
+        for queue in dict.fromkeys(queue for queue, *_ in returned):
             # Also without consumers: returned messages may have expired, or exceed a limit.
             queue.deliver()
             if queue.consumers:
@@ -603,10 +603,10 @@ class Broker:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 connection.write(replies.confirms(ids))
-        for connection, request_id, amount in waiters.counts:
+        for connection, request_id, told in waiters.counts:
             connection.unconfirmed -= 1
             if not connection.closed:
-                connection.write(replies.ok(request_id, b"%d" % amount))
+                connection.write(replies.ok(request_id, told))
         for consumer in waiters.held:
             consumer.resume(Rest.CONFIRM)
             reason, connection = self._replaced.pop(consumer, None), consumer.connection

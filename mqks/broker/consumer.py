@@ -14,9 +14,11 @@ from mqks.broker.deadlines import Deadlines
 from mqks.broker.held_since import HeldSince
 from mqks.broker.lane import Delivery
 from mqks.broker.pending import NO_MARK
+from mqks.broker.policy import DEFAULT, Policy
 from mqks.broker.resting import Resting
 from mqks.broker.turns import emptied
 from mqks.protocol import replies
+from mqks.protocol.requests import BACKOFF, policy_text
 
 if TYPE_CHECKING:
     from mqks.broker.connection import Connection
@@ -50,7 +52,7 @@ class Rest:
 class Consumer(Resting):
     __slots__ = (
         *("budget", "connection", "id", "manual_ack", "prefix", "queue", "repeated"),
-        *("deadlines", "meta", "prefetch", "separator", "since"),
+        *("deadlines", "defaults", "meta", "prefetch", "separator", "since"),
         *("unacked", "unacked_bytes", "unacked_max", "update_due"),
     )
 
@@ -64,6 +66,7 @@ class Consumer(Resting):
         *,
         prefetch: int = 0,
         meta: bool = False,
+        defaults: Policy = DEFAULT,
     ) -> None:
         super().__init__()
         self.id = consumer_id
@@ -75,6 +78,8 @@ class Consumer(Resting):
         self.unacked_max = min(prefetch or unacked_max, unacked_max)
         self.meta = meta
         """Its deliveries have attributes."""
+        self.defaults = defaults
+        """What applies to its losses where its queue has no rule."""
         self.deadlines: Deadlines | None = None
         """When it must have acked what it holds, if its queue has an ack timeout."""
         self.budget: Budget = queue.shared.unacked
@@ -294,7 +299,7 @@ class Consumer(Resting):
 
     def too_late(self, late: list[tuple[bytes, int]]) -> None:
         """Return these to the queue, as if the consumer were lost."""
-        self.queue.lose(self._take_numbered(late))
+        self.queue.lose(self._take_numbered(late), self.defaults)
 
     def held(self) -> Iterator[Delivery]:
         """All unacked deliveries, in no order."""
@@ -350,6 +355,8 @@ class Consumer(Resting):
         flags = b" --manual-ack" if self.manual_ack else b""
         if self.prefetch:
             flags += b" --prefetch=%d" % self.prefetch
+        if (backoff := self.defaults.told("backoff")) is not None:
+            flags += b" --backoff=" + policy_text(BACKOFF, backoff)
         if self.meta:
             flags += b" --meta"
         return replies.update(self.id, about, flags)

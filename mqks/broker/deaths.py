@@ -99,5 +99,7 @@ def _count(queue: "Queue", count: int, reason: str) -> "Queue | None":
     counters, target = queue.shared.counters, queue.shared.dead_letter_queue(queue)
     counters.dead[reason] += count
     queue.dead += count
-    counters.dropped += 0 if target else count
+    if target is None:
+        counters.dropped += count
+        queue.shared.on_dropped(queue, count, reason)
     return target

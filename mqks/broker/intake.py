@@ -412,12 +412,12 @@ class Intake:
         return None if connection.awaits_login else request
 
     def _perform(
-        self, connection: Connection, request: Request, line: bytes, work: Work[int | None]
+        self, connection: Connection, request: Request, line: bytes, work: Work[int | bytes | None]
     ) -> Work[None]:
         """Perform a request that may take several turns. It raises before it changes anything."""
         broker = self._broker
         try:
-            amount = yield from work
+            told = yield from work
             if request.confirm and broker.unwritable and request.action in PLACING:
                 raise Unwritable(f"{broker.unwritable}: the request is not durable")
         except BadRequest as failure:
@@ -426,7 +426,8 @@ class Intake:
             return
         if not request.confirm:
             return
-        if amount is None:
+        if told is None:
             broker.pending.waiters.confirms.append((connection, [request.id]))
         else:
-            broker.pending.waiters.counts.append((connection, request.id, amount))
+            text = told if isinstance(told, bytes) else b"%d" % told
+            broker.pending.waiters.counts.append((connection, request.id, text))

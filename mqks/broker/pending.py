@@ -175,8 +175,8 @@ class Waiters:
     confirms: list[tuple["Connection", list[bytes]]] = field(default_factory=list)
     confirmed: int = 0
     """Number of confirms of messages among them."""
-    counts: list[tuple["Connection", bytes, int]] = field(default_factory=list)
-    """Confirms with a number: separate, so that all others are joined in one step."""
+    counts: list[tuple["Connection", bytes, bytes]] = field(default_factory=list)
+    """Confirms with a number or text: separate, so that all others are joined in one step."""
     held: list["Consumer"] = field(default_factory=list)
     """Consumers that get no messages before their confirm."""
 

@@ -26,7 +26,7 @@ class Policy:
     losses: int | None = None
     """A message whose consumer was lost this often while holding it is dead."""
     backoff: Backoff | None = None
-    """How long a rejected message waits before it is delivered again."""
+    """How long a message that was rejected, or lost again, waits before it is delivered again."""
     dead_letters: bytes | None = None
     """The queue that dead messages move to; None: they are dropped."""
     ttl_s: float | None = None

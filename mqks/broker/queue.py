@@ -381,22 +381,24 @@ class Queue:
         *,
         dead: bool = False,
         defaults: Policy = DEFAULT,
-    ) -> None:
-        """A consumer has rejected these."""
-        returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
+    ) -> str | None:
+        """A consumer has rejected these. Return the reason if any of them died."""
+        return returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
 
     def release(self, deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
         """A consumer has released these: no count changes."""
         returns.release(self, deliveries, delay_us)
 
-    def give_back(self, deliveries: Sequence[Delivery], *, lost: bool) -> None:
+    def give_back(
+        self, deliveries: Sequence[Delivery], *, lost: bool, defaults: Policy = DEFAULT
+    ) -> None:
         """Their consumer is gone; `lost`: it did not end itself. The caller calls `deliver`."""
-        returns.give_back(self, deliveries, lost=lost)
+        returns.give_back(self, deliveries, lost=lost, defaults=defaults)
 
-    def lose(self, deliveries: Sequence[Delivery]) -> None:
+    def lose(self, deliveries: Sequence[Delivery], defaults: Policy) -> None:
         """These were not acked in time."""
         if not self.deleted:
-            returns.give_back(self, deliveries, lost=True)
+            returns.give_back(self, deliveries, lost=True, defaults=defaults)
             self.deliver()
 
     def join(self, due: Sequence[Due]) -> None:

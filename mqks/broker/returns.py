@@ -26,9 +26,13 @@ JITTER: float = 0.1
 are not redelivered together."""
 
 
-def give_back(queue: "Queue", deliveries: Iterable[Delivery], *, lost: bool) -> None:
-    """Their consumer is gone: return them to their old place. `lost`: it did not end itself."""
-    lane, losses_max = queue.lane, queue.rules.losses if lost else None
+def give_back(
+    queue: "Queue", deliveries: Iterable[Delivery], *, lost: bool, defaults: Policy = DEFAULT
+) -> None:
+    """Their consumer is gone: return them to their old place. `lost`: it did not end itself; then
+    the backoff applies from the second loss on, or that of `defaults`."""
+    lane, rules = queue.lane, queue.rules.over(defaults) if lost else DEFAULT
+    losses_max, backoff = rules.losses, rules.backoff
     dead: list[Dead] = []
     expired: list[Dead] = []
     for number, line in deliveries:
@@ -38,6 +42,8 @@ def give_back(queue: "Queue", deliveries: Iterable[Delivery], *, lost: bool) -> 
             dead.append(Dead(number, line, mark.retry))
         elif is_overdue(lane, number):
             expired.append(Dead(number, line, mark.retry))
+        elif wait_us := _backoff_us(backoff, mark.losses - 1, line):
+            schedule(queue, number, line, mark._replace(keeps_place=True), wait_us)
         else:
             lane.give_back(number, line, mark)
     kill(queue, dead, "losses")
@@ -51,15 +57,16 @@ def reject(
     *,
     dead: bool = False,
     defaults: Policy = DEFAULT,
-) -> None:
+) -> str | None:
     """Move them to the tail, under new numbers, after a delay if there is one; or kill them, if
-    they were rejected too often. `defaults` apply where the queue has no rule."""
+    they were rejected too often. `defaults` apply where the queue has no rule. Return the reason if
+    any of them died."""
     rules, lane = queue.rules.over(defaults), queue.lane
     queue.shared.counters.rejected += len(deliveries)
     if not (dead or delay_us or queue.is_ruled or defaults is not DEFAULT):
         move(lane, deliveries, lane, Mark.rejected)
         queue.deliver()
-        return
+        return None
     killed: dict[str, list[Dead]] = {"dead": [], "rejects": [], "ttl": []}
     for number, line in deliveries:
         mark = lane.mark_of(number).rejected()
@@ -77,6 +84,7 @@ def reject(
     for reason, some in killed.items():
         kill(queue, some, reason)
     queue.deliver()
+    return next((reason for reason, some in killed.items() if some), None)
 
 
 def release(queue: "Queue", deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
@@ -129,11 +137,11 @@ def is_overdue(lane: Lane, number: int) -> bool:
     return lane.expiry is not None and lane.expiry.is_overdue(number, lane.next_seq)
 
 
-def _backoff_us(backoff: Backoff | None, rejects: int, line: bytes) -> int:
-    if backoff is None:
+def _backoff_us(backoff: Backoff | None, failures: int, line: bytes) -> int:
+    if backoff is None or failures <= 0:
         return 0
     most_s = DURATION_S_MAX if backoff.max_s is None else backoff.max_s
-    wait_s = min(backoff.first_s * 2.0 ** min(rejects - 1, 64), most_s)
+    wait_s = min(backoff.first_s * 2.0 ** min(failures - 1, 64), most_s)
     # No clock and no randomness: a replay gives the same time.
-    spread = crc32(b"%d %b" % (rejects, replies.message_id(line))) / (1 << 31) - 1
+    spread = crc32(b"%d %b" % (failures, replies.message_id(line))) / (1 << 31) - 1
     return round(wait_s * (1 + JITTER * spread) * 1e6)

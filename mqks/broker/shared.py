@@ -48,7 +48,15 @@ class Fetch(NamedTuple):
 class Shared:
     __slots__ = (
         *("counters", "due", "facts", "full_queues", "high_water_bytes", "memory"),
-        *("on_queue_full", "on_queue_nearly_full", "outboxes", "page_requests", "pending", "show"),
+        *(
+            "on_dropped",
+            "on_queue_full",
+            "on_queue_nearly_full",
+            "outboxes",
+            "page_requests",
+            "pending",
+            "show",
+        ),
         *(
             "dead_letter_queue",
             "expelled",
@@ -110,6 +118,8 @@ class Shared:
         before messages gather."""
         self.limited_queues: dict[Queue, None] = {}
         """Queues with a limit by their policy: publishes to them are checked one by one."""
+        self.on_dropped: Callable[[Queue, int, str], None] = lambda *_: None
+        """Called when messages of a queue die without a dead-letter queue: how many, and why."""
         self.on_queue_full: Callable[[Queue], None] = lambda queue: None
         """Called when a queue becomes full, and when it is no longer full."""
         self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None

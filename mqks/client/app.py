@@ -5,22 +5,27 @@ is acked when its reply is published, a result or an error. A reject has the pau
 limit to use if the policy of the queue does not set them.
 """
 
+import inspect
 import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import anyio
+from anyio import from_thread, to_thread
 
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
+from mqks.client.async_connection import Event
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
-from mqks.client.messages import Message
+from mqks.client.messages import Message, Settle, settled
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
+from mqks.client.session import Call
 from mqks.client.urls import Urls
 from mqks.limits import COUNT_MAX
 
@@ -35,6 +40,7 @@ BACKOFF_S = 1.0, 600.0
 almost two hours."""
 
 Work = Callable[[Message], Awaitable[object]]
+F = TypeVar("F", bound=Callable[[Message], object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class App:
     policy of its queue (`set_queue`) has the pause, the limit and the dead-letter queue. Each
     failure is logged once, with its traceback. The reply to a request is what the function returns;
     if it raises, the caller gets the error, and the request is not redelivered.
+
+    Functions without `async` run in threads.
     """
 
     def __init__(
@@ -92,8 +100,10 @@ class App:
         prefetch: int | None = None,
         retries: int | None = RETRIES,
         backoff: Backoff | None = BACKOFF_S,
-    ) -> Callable[[Work], Work]:
-        """Let an async function handle the messages of a queue, at most `concurrency` at a time.
+    ) -> Callable[[F], F]:
+        """Let a function handle the messages of a queue, at most `concurrency` at a time. One
+        without `async` runs in threads, so that it may block. Raises TypeError for anything that
+        cannot handle a message.
 
         The queue is created if it does not exist, and bound to `events` (and `add`) and to the
         masks in `add_mask`, beside its other bindings; with `replace`, `events` replace all
@@ -102,7 +112,8 @@ class App:
         The service holds at most `prefetch` messages, by default `concurrency`; 0: as many as the
         server allows. If the policy of the queue does not set them, `retries` is the number of
         failures after which a message is dead (None: no limit), and `backoff` the pause in seconds
-        before it is redelivered (or a pair: first and largest; None: no pause).
+        before it is redelivered (or a pair: first and largest; None: no pause), also after the
+        second and later processes that have died with it.
         """
 
         # What is wrong raises now, not when it runs or at the first failure.
@@ -113,14 +124,15 @@ class App:
             events = tuple(events)
         requests.consume(queue, events, add, True, delete_when_unused, add_mask, held)
 
-        def register(work: Work) -> Work:
+        def register(function: F) -> F:
+            work = self._traced(_work_of(function, concurrency))
             service = _Service(
-                *(self._traced(work), queue, tuple(events), tuple(add), tuple(add_mask), replace),
+                *(work, queue, tuple(events), tuple(add), tuple(add_mask), replace),
                 *(delete_when_unused, concurrency, held),
                 *(retries, backoff),
             )
             self._services.append(service)
-            return work
+            return function
 
         return register
 
@@ -191,6 +203,7 @@ class App:
             manual_ack=True,
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,
+            backoff=service.backoff,
             meta=True,
         ) as consumer:
             _log.info("consuming from %s", service.queue)
@@ -208,11 +221,37 @@ class App:
                 else:
                     await self._answer(service, message)
             except Exception:
-                where = message.id, service.queue
-                _log.exception("message %s of %s failed, try %d", *where, message.retry + 1)
-                message.reject(retries=service.retries, backoff=service.backoff)
+                fate = await self._reject(service, consumer, message)
+                what = message.id, service.queue, message.retry + 1, fate
+                _log.exception("message %s of %s failed, try %d%s", *what)
             else:
                 message.ack()
+
+    async def _reject(self, service: _Service, consumer: AsyncConsumer, message: Message) -> str:
+        """Reject it, and say if that was its last try."""
+        settle, answered = message._settle, Event()
+        if settle is None or settle is settled:
+            return ""
+        call, actions = Call(answered.set), list[bytes]()
+
+        def told(message: Message, action: bytes) -> None:
+            actions.append(action)
+            consumer._session.settle_told(message, action, call)
+
+        message._settle = told
+        message.reject(retries=service.retries, backoff=service.backoff)
+        try:
+            await answered.wait(self.client._options.timeout_s)
+        finally:
+            consumer._session.abandon(call)
+        if call.failed:  # A full disk: the place is not durable, but the message has to go on.
+            settle(message, actions[0])
+        fate = requests.decoded(call.answer).split(" ")
+        if fate == [""]:
+            return ""
+        if letters := fate[2:]:
+            return f", the last one: it went to the dead-letter queue {letters[0]}"
+        return ", the last one: it was dropped, because the queue has no dead-letter queue"
 
     async def _answer(self, service: _Service, message: Message) -> None:
         try:
@@ -224,3 +263,45 @@ class App:
                 await self.client.reply(message, text, error=type(error).__name__)
             except (InvalidRequest, RequestFailed):
                 _log.exception("the caller of request %s gets no reply", message.id)
+
+
+def _work_of(function: Callable[[Message], object], concurrency: int) -> Work:
+    """What a service awaits for each message. Raises TypeError if there is no such thing."""
+    inner: Any = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    if not callable(inner) or isinstance(inner, type):
+        raise TypeError(f"a service needs a function, not {function!r}")
+    call = inner if inspect.isroutine(inner) else inner.__call__
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise TypeError(f"a service needs a function, and {function!r} is a generator")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise TypeError(f"{function!r} cannot be called with a message: {error}") from None
+    except ValueError:  # Some functions of C have no signature.
+        pass
+    if inspect.iscoroutinefunction(call):
+        return cast(Work, function)
+    return _in_threads(function, anyio.CapacityLimiter(concurrency))
+
+
+def _in_threads(function: Callable[[Message], object], limiter: anyio.CapacityLimiter) -> Work:
+    async def work(message: Message) -> object:
+        settle = cast(Settle, message._settle)
+        # A session is not for threads.
+        message._settle = lambda *action: from_thread.run_sync(settle, *action)
+        try:
+            result = await to_thread.run_sync(
+                function, message, limiter=limiter, abandon_on_cancel=True
+            )
+        except anyio.get_cancelled_exc_class():
+            message._settle = settled  # The thread goes on, and the message returns to its queue.
+            raise
+        finally:
+            if message._settle is not settled:
+                message._settle = settle
+        # A lambda or a wrapper around an async function: the rest runs here.
+        return await result if inspect.isawaitable(result) else result
+
+    return work

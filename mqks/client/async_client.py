@@ -380,6 +380,7 @@ class AsyncClient:
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
+        backoff: requests.Backoff | None = None,
         meta: bool = False,
         **bindings: Unpack[requests.Bindings],
     ) -> "AsyncConsumer":
@@ -392,6 +393,8 @@ class AsyncClient:
         - `manual_ack`: messages must be acked. Without it, the server acks them on delivery.
         - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
           the server allows: faster, but other consumers of the queue may get nothing.
+        - `backoff`: the pause after the second and later losses of a message, if the policy of the
+          queue has no `backoff`: seconds, or a pair of first and largest. Needs `manual_ack`.
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
           True: immediately.
         - `meta`: messages include their attributes.
@@ -402,6 +405,7 @@ class AsyncClient:
             manual_ack=manual_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
+            backoff=backoff,
             meta=meta,
             **bindings,
         )

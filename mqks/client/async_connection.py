@@ -26,6 +26,7 @@ from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
 from mqks.client.options import Options
+from mqks.client.outages import Outages
 from mqks.client.session import Call, Session
 
 CHUNK_BYTES = 256 * 1024
@@ -104,10 +105,12 @@ class Connections:
     """The connections of one client: its own, and those of its consumers, which end with it."""
 
     async def open(self) -> None:
+        self._outages = Outages(time.monotonic)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
     def start(self, connection: "Connection[Any]") -> None:
+        connection.session.outages = self._outages
         self._tasks.start_soon(connection.run)
 
     async def close(self) -> None:

@@ -109,6 +109,7 @@ class TracedClient(AsyncClient):
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
+        backoff: requests.Backoff | None = None,
         meta: bool = False,
         **bindings: Unpack[requests.Bindings],
     ) -> "TracedConsumer":
@@ -118,6 +119,7 @@ class TracedClient(AsyncClient):
             manual_ack=manual_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
+            backoff=backoff,
             meta=True,  # Traces are in the attributes.
             **bindings,
         )

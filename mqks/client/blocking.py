@@ -378,6 +378,7 @@ class BlockingClient:
         manual_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
+        backoff: requests.Backoff | None = None,
         meta: bool = False,
         **bindings: Unpack[requests.Bindings],
     ) -> "BlockingConsumer":
@@ -390,6 +391,8 @@ class BlockingClient:
         - `manual_ack`: messages must be acked. Without it, the server acks them on delivery.
         - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
           the server allows: faster, but other consumers of the queue may get nothing.
+        - `backoff`: the pause after the second and later losses of a message, if the policy of the
+          queue has no `backoff`: seconds, or a pair of first and largest. Needs `manual_ack`.
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
           True: immediately.
         - `meta`: messages include their attributes.
@@ -400,6 +403,7 @@ class BlockingClient:
             manual_ack=manual_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
+            backoff=backoff,
             meta=meta,
             **bindings,
         )

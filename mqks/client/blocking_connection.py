@@ -21,6 +21,7 @@ from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Message, Settle
 from mqks.client.options import Options
+from mqks.client.outages import Outages
 from mqks.client.session import Call, Session, State
 from mqks.errors import reason
 
@@ -91,10 +92,12 @@ class Connections:
     """The connections of one client: its own, and those of its consumers, which end with it."""
 
     def open(self) -> None:
+        self._outages = Outages(time.monotonic)
         self._all: WeakSet[Connection[Any]] = WeakSet()
 
     def start(self, connection: "Connection[Any]") -> None:
         self._all.add(connection)
+        connection.session.outages = self._outages
         connection.start()
 
     def close(self) -> None:

@@ -158,7 +158,8 @@ class Message:
         settle(self, action)
 
     def process(self) -> "Processing":
-        """For `async with` or `with`: acks at the end, rejects on an exception and raises it."""
+        """For `async with` or `with`: acks at the end, rejects on an exception and raises it.
+        Releases if the block is cancelled or interrupted (KeyboardInterrupt, SystemExit)."""
         if self._settle is None:
             raise InvalidRequest("this consumer was started without manual_ack")
         return Processing(self)
@@ -265,8 +266,10 @@ class Processing:
     ) -> None:
         if kind is None:
             self._message.ack()
-        else:
+        elif issubclass(kind, Exception):
             self._message.reject()
+        else:  # Its task was cancelled, or its process is to end: the message has not failed.
+            self._message.release()
 
     async def __aenter__(self) -> Message:
         return self._message

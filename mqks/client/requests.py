@@ -306,6 +306,7 @@ def consume(
     meta: bool = False,
     replace: bool = False,
     create: bool | None = None,
+    backoff: Backoff | None = None,
 ) -> bytes:
     """The arguments of a consume."""
     bindings = _bindings("consume", events, add, add_mask, replace)
@@ -316,12 +317,14 @@ def consume(
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
     if manual_ack:
         words.append(b"--manual-ack")
-    if prefetch and not manual_ack:
-        raise InvalidRequest("prefetch needs manual_ack")
+    if (prefetch or backoff) and not manual_ack:
+        raise InvalidRequest("prefetch and backoff need manual_ack")
     if prefetch is None:
         prefetch = PREFETCH if manual_ack else 0
     if prefetch:
         words.append(b"--prefetch=%d" % count("prefetch", prefetch, COUNT_MAX))
+    if backoff is not None:
+        words.append(b"--backoff=" + _policy_text(b"--backoff", backoff))
     if meta:
         words.append(b"--meta")
     return b" ".join(words)

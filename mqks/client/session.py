@@ -33,6 +33,7 @@ from mqks.client.errors import (
 )
 from mqks.client.messages import Message, MetaMessage, Settle, Update, settled
 from mqks.client.options import Options
+from mqks.client.outages import Outages
 from mqks.protocol.lines import LineSplitter
 
 _log = logging.getLogger("mqks.client")
@@ -128,6 +129,8 @@ class Session:
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[], None] = lambda: None
+        self.outages = Outages(lambda: 0.0)
+        """Of its client."""
         self.greeting_s = inf
         """Time for the first answer, where there are other servers to try."""
         self._options = options
@@ -331,8 +334,10 @@ class Session:
         if self.state is not State.CLOSED:
             if self.state is State.GREETING and self._is_silent and not self.is_tls:
                 reason = f"{reason}; {failures.TLS_HINT}"
-            self.state = State.DOWN
             self.reason = self._refusal or reason
+            if self.state is State.UP:
+                self.outages.lost(self, self.server, self.reason)
+            self.state = State.DOWN
             self._send_again()
         if not (self._was_up or options.connect_again):
             self.fail(ConnectionLost(self.reason))
@@ -344,6 +349,7 @@ class Session:
         """End it for good: every call, now and later, raises `failure`."""
         if self.failure is None:
             self.failure, self.state = failure, State.CLOSED
+            self.outages.back(self, "")
             calls = {id(call): call for _, call in self._in_flight.values()}
             self._in_flight.clear()
             self._outbox.clear()
@@ -427,6 +433,7 @@ class Session:
             self.state = State.UP
             self._was_up = True
             self._attempts = 0
+            self.outages.back(self, self.server)
             self._begin()
             if self._outbox:
                 self.on_output()
@@ -510,6 +517,15 @@ class ConsumerSession(Session):
         """Send an ack or reject, unless the server has taken the message back already."""
         if message.consumer_id is self.consumer_id and self.state is State.UP:
             self._put(requests.line(b"a", action, self.consumer_id, message._id))
+
+    def settle_told(self, message: Message, action: bytes, call: Call) -> None:
+        """The same; `call` gets what the server tells of it, or nothing."""
+        if message.consumer_id is self.consumer_id and self.state is State.UP:
+            verb, _, flags = action.partition(b" ")
+            words = verb, b"--confirm --fate", *flags.split(), self.consumer_id, message._id
+            self.request(b" ".join(words), call)
+        else:
+            call.settle()
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""

@@ -82,6 +82,8 @@ class Settle(NamedTuple):
     backoff: "Backoff | None" = None
     """Both apply where the policy of the queue has no value."""
     selection: "Selection | None" = None
+    fate: bool = False
+    """The confirm tells what became of the message."""
 
 
 class Selection(NamedTuple):
@@ -153,6 +155,8 @@ class Consume:
     manual_ack: bool = False
     prefetch: int = 0
     """The maximum of unacked messages; 0: as many as the server allows."""
+    backoff: "Backoff | None" = None
+    """For losses, where its queue has none."""
     meta: bool = False
     existing: bool = False
     """The queue must exist already."""
@@ -279,10 +283,11 @@ def parse_consume(rest: bytes) -> Consume:
             events.append(argument)
     if adds and not request.add:
         raise BadRequest("consume: --add needs at least one event")
-    request.prefetch, request.meta = found.get(PREFETCH, 0), META in found
+    request.prefetch, request.backoff = found.get(PREFETCH, 0), found.get(BACKOFF)
+    request.meta = META in found
     request.existing, request.keep = EXISTING in found, KEEP in found
-    if request.prefetch and not request.manual_ack:
-        raise BadRequest("consume: --prefetch needs --manual-ack")
+    if found.keys() & {PREFETCH, BACKOFF} and not request.manual_ack:
+        raise BadRequest("consume: --prefetch and --backoff need --manual-ack")
     if masks and not request.add_masks:
         raise BadRequest("consume: --add-mask needs at least one mask")
     return request
@@ -343,7 +348,11 @@ def parse_reject(rest: bytes) -> Settle:
         raise BadRequest("reject: --event, --id and --older are only possible with --all")
     target = _one_or_all("reject", "consumer id", words)
     limits = found.get(RETRIES), found.get(BACKOFF)
-    return Settle(*target, found.get(DELAY, 0), DEAD in found, *limits, selection)
+    if FATE in found and ALL in words:
+        raise BadRequest("reject: --fate is only possible with one message, not with --all")
+    return Settle(
+        *target, found.get(DELAY, 0), DEAD in found, *limits, selection, fate=FATE in found
+    )
 
 
 def parse_release(rest: bytes) -> Settle:
@@ -706,7 +715,7 @@ def _number(least: int, most: int) -> Reader:
     return partial(_whole_number, least=least, most=most)
 
 
-DELAY, AT, TTL, DEAD = b"--delay", b"--at", b"--ttl", b"--dead"
+DELAY, AT, TTL, DEAD, FATE = b"--delay", b"--at", b"--ttl", b"--dead", b"--fate"
 TO, EVENT, LIMIT, RESET = b"--to", b"--event", b"--limit", b"--reset"
 ID, OLDER, AFTER, QUEUE = b"--id", b"--older", b"--after", b"--queue"
 PREFETCH, BACKOFF, DEAD_LETTERS = b"--prefetch", b"--backoff", b"--dead-letters"
@@ -723,6 +732,7 @@ PUBLISH_FLAGS: dict[bytes, Reader | None] = {
 }
 CONSUME_FLAGS: dict[bytes, Reader | None] = {
     PREFETCH: _number(1, COUNT_MAX),
+    BACKOFF: _backoff,
     META: None,
     EXISTING: None,
     KEEP: None,
@@ -736,6 +746,7 @@ REJECT_FLAGS: dict[bytes, Reader | None] = {
     **SELECTION_FLAGS,
     DELAY: _delay_us,
     DEAD: None,
+    FATE: None,
     RETRIES: _number(0, COUNT_MAX),
     BACKOFF: _backoff,
 }

@@ -33,6 +33,7 @@ from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log
 from mqks.server.clock import now_us
+from mqks.server.dropped import DroppedLog
 from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
@@ -137,6 +138,7 @@ async def serve(
             on_error=errors,
         )
         broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
+        broker.shared.on_dropped = DroppedLog()
         broker.shared.on_queue_full = _log_queue
         broker.on_unacked_full = lambda: log.warning(
             "unacked_full", unacked_bytes=broker.shared.unacked.used

@@ -23,7 +23,7 @@ from tests.chaos.wire import Gone, Life, Wire
 QUEUE, ASIDE, DEAD = QUEUES = b"ward", b"ward.aside", b"ward.dead"
 """Messages are moved aside and back; only the other two have consumers."""
 EVENT = b"ward.new"
-RETRIES, LOSSES, BACKOFF_S, BACKOFF_MAX_S = 3, 2, 0.05, 0.2
+RETRIES, LOSSES, BACKOFF_S, BACKOFF_MAX_S = 3, 3, 0.05, 0.2
 POLICY = f"--retries={RETRIES} --losses={LOSSES} --backoff={BACKOFF_S},{BACKOFF_MAX_S}"
 JITTER = 0.1
 CLOCK_S = 0.002

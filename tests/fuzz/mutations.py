@@ -44,7 +44,7 @@ FLAGS: Final = [
     *(b"--then", b"--from", b"--to", b"--at", b"--epoch", b"--worker", b"--", b"---", b"-", b"--x"),
     *(b"--retries", b"--losses", b"--backoff", b"--dead-letters", b"--ttl", b"--messages-max"),
     *(b"--bytes-max", b"--overflow", b"--single-consumer", b"--ack-timeout", b"--reset", b"--meta"),
-    *(b"--delay", b"--dead", b"--prefetch", b"--scheduled", b"--event"),
+    *(b"--delay", b"--dead", b"--prefetch", b"--scheduled", b"--event", b"--fate"),
 ]
 NAMES: Final = [
     *(b"q", b"q1", b"q2", b"e", b"e1", b"e2", b"a.b", b"a.c.b", b"m1", b"m2", b"m3", b"c1", b"c2"),
