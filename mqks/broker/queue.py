@@ -299,7 +299,7 @@ class Queue:
     def room(self) -> int:
         """How many more ready messages the setting allows; returned ones do not count."""
         lane = self.lane
-        new = lane.next_seq - lane.cursor - len(lane.holes) + lane.returned_holes
+        new = lane.next_seq - lane.cursor - len(lane.holes)
         return self.messages_max - new - self.coming
 
     def reserve(self, count: int, size: int) -> None:
@@ -524,9 +524,9 @@ class Queue:
         if lane.holes.blocks and lane.skip():
             return
         if lane.redo_is_next:
-            number, line = lane.redo[0]
-            if self._dispatch(number, [line], None, stored=True):
-                lane.pop_redo()
+            number, line = lane.pop_redo()
+            if not self._dispatch(number, [line], None, stored=True):
+                lane.keep_returned(number, line)
             return
         # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
