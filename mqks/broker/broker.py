@@ -35,7 +35,6 @@ from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
     READS_WAITING_MAX,
-    SEARCHES_MAX,
     STEP_BODIES,
     STEP_MESSAGES,
 )
@@ -111,8 +110,6 @@ class Broker:
         self.shared.show = self.tails.show
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
-        self.searches = Places(SEARCHES_MAX)
-        """For searches for scheduled messages by id."""
         self._told: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
         self.reads_waiting: list[Connection] = []

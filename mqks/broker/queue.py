@@ -622,12 +622,9 @@ class Queue:
         """Whether some of its living messages are not ready: scheduled, or dying."""
         return bool(self.lane.holes or self.scheduled)
 
-    def hidden(self, numbers: Sequence[int]) -> Work[set[int]]:
-        """The ones of these numbers that are not ready."""
-        hidden = {number for number in numbers if number in self.lane.holes}
-        if self.times is not None:
-            hidden |= yield from self.times.among({*numbers})
-        return hidden
+    def hides(self, number: int) -> bool:
+        """Whether this message is one of them."""
+        return number in self.lane.holes or (self.times is not None and self.times.has(number))
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with
