@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Self
@@ -385,3 +386,22 @@ async def test_who_asks_for_little_does_not_wait_for_those_who_ask_for_much() ->
     assert max(waited) < 10
     assert max(Counter(answered[:100]).values()) < 10, "all of them have their share"
     assert len(Counter(answered[:100])) == 40
+
+
+def test_the_first_living_message_of_a_segment_is_found_whatever_else_is_dead() -> None:
+    def cpu_ns(gaps: int) -> int:
+        index = Index()
+        queue = index.touch(index.add_segment(1, 1 << 20), 1, 4 * gaps + 1, 1)
+        index.add_messages(index.segments[1], queue, 1, 4 * gaps, 100 * gaps, 0)
+        for number in range(1, 4 * gaps, 4):
+            index.settle(index.segments[1], queue, number, 1)
+        taken: list[int] = []
+        for _ in range(5):
+            start = time.thread_time_ns()
+            assert next(queue.living(2 * gaps + 1, 4 * gaps + 1)) == (2 * gaps + 2, 3)
+            wanted, _ = queue_log._choose(queue, 2 * gaps + 1, 4 * gaps + 1, 10, 1 << 20)
+            assert len(wanted[1]) == 4
+            taken.append(time.thread_time_ns() - start)
+        return min(taken)
+
+    assert cpu_ns(100_000) < 50 * cpu_ns(100)
