@@ -163,10 +163,6 @@ EVALUATIONS_MAX: Final = 4
 """Expressions of `_eval` that are under way at once, each of which may hold some 10 MB; those of
 other connections wait."""
 
-SEARCHES_MAX: Final = 4
-"""Requests that look through scheduled messages for one id at once, each of which may hold 8 MB for
-a million of them; others wait."""
-
 PEEK_ROWS_DEFAULT: Final = 10
 PEEK_ROWS_MAX: Final = 1000
 """Messages in one reply to peek."""

@@ -75,7 +75,7 @@ def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]
 
 def returned(queue: Queue) -> list[int]:
     """Numbers of what came back and waits."""
-    return sorted([*queue.lane.redo_paged, *(number for number, _ in queue.lane.redo)])
+    return sorted(number for number, _ in (*queue.lane.redo_paged, *queue.lane.redo))
 
 
 class Machine(RuleBasedStateMachine):

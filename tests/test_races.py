@@ -257,10 +257,12 @@ def test_nothing_is_told_of_a_queue_that_was_deleted_before_the_answer(
     """Its numbers do not begin again under the epoch that it had."""
     filled(db)
     disk = Disk(monkeypatch, QueueLog, "page")
-    with Broker(db) as broker, client_of(broker) as reader, client_of(broker) as other:
-        with disk.held("before", other, b"o peek q"):
+    with Broker(db) as broker, client_of(broker) as reader:
+        with disk.held("before", reader, b"o peek q"):
             reader.send(b"r " + request_ + b"\n")
             done(reader, DELETE, *again)
+        while reader.line() != b"o ok --end":
+            pass
         assert reader.line().startswith(b"r error ")
         assert reader.ask(b"p ping x") == b"p ok x"
 

@@ -5,14 +5,22 @@ import json
 import socket
 import struct
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Self
 
+import anyio
 import pytest
 
 from mqks.journal import queue_log
 from mqks.journal.index import Index, QueueIndex
+from mqks.journal.journal import Journal
+from mqks.journal.memory import Memory
+from mqks.server.reads import Reads
+from mqks.settings import Settings
 from mqks.testing import Broker
+from tests.bare import BareWorld
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
 
@@ -326,3 +334,74 @@ def test_stats_come_in_pages_and_tell_the_same_as_counted(tmp_path: Path) -> Non
         assert isinstance(queue, dict)
         assert (queue["ready"], queue["unacked"], queue["consumer_ids"]) == (0, 1, ["c"])
         assert queue["events"] == ["e", "q3.own"]
+
+
+@pytest.mark.anyio
+async def test_who_asks_for_little_does_not_wait_for_those_who_ask_for_much() -> None:
+    """Forty connections have sixteen peeks each under way that find nothing among 3000 messages."""
+    store = await Memory().open(Settings(), print)
+    journal = Journal(store)
+    world = BareWorld()
+    broker = world.broker
+    for name in ("new", *map(str, range(40))):
+        world.connect(name)
+    lines = [b"s subscribe q e\n", *(b"m%d publish e x\n" % number for number in range(3000))]
+    world.intake.receive(world.connection("new"), b"".join(lines))
+    batch = broker.pending.take()
+    await journal.write(batch.entry)
+    broker.committed(batch)
+
+    answered: list[int] = []
+    wanted = [b"p peek q --id=m7\n", b"p peek q --limit=1\n", b"p range q\n"]
+    waited: list[int] = []
+    asked_at = 0
+
+    def flush() -> None:
+        """A reply is in an outbox; from the hundredth one on the new connection asks, too."""
+        nonlocal asked_at
+        for connection in broker.shared.touched:
+            connection.touched = False
+            answered.append(connection.id)
+            connection.outbox.clear()
+            if connection is world.connection("new"):
+                waited.append(len(answered) - asked_at)
+                asked_at = 0
+        broker.shared.touched = []
+        if len(answered) >= 100 and wanted and not asked_at:
+            asked_at = len(answered) + 1
+            world.intake.receive(world.connection("new"), wanted.pop())
+        reads.wake()
+
+    reads = Reads(broker, journal, flush)
+    for number in range(40):
+        peeks = b"".join(b"p%d peek q --id=none\n" % each for each in range(16))
+        world.intake.receive(world.connection(f"{number}"), peeks)
+    async with anyio.create_task_group() as tasks:
+        reads.start(tasks)
+        reads.wake()
+        while len(answered) < 40 * 16 + 3:
+            await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert len(waited) == 3
+    assert max(waited) < 10
+    assert max(Counter(answered[:100]).values()) < 10, "all of them have their share"
+    assert len(Counter(answered[:100])) == 40
+
+
+def test_the_first_living_message_of_a_segment_is_found_whatever_else_is_dead() -> None:
+    def cpu_ns(gaps: int) -> int:
+        index = Index()
+        queue = index.touch(index.add_segment(1, 1 << 20), 1, 4 * gaps + 1, 1)
+        index.add_messages(index.segments[1], queue, 1, 4 * gaps, 100 * gaps, 0)
+        for number in range(1, 4 * gaps, 4):
+            index.settle(index.segments[1], queue, number, 1)
+        taken: list[int] = []
+        for _ in range(5):
+            start = time.thread_time_ns()
+            assert next(queue.living(2 * gaps + 1, 4 * gaps + 1)) == (2 * gaps + 2, 3)
+            wanted, _ = queue_log._choose(queue, 2 * gaps + 1, 4 * gaps + 1, 10, 1 << 20)
+            assert len(wanted[1]) == 4
+            taken.append(time.thread_time_ns() - start)
+        return min(taken)
+
+    assert cpu_ns(100_000) < 50 * cpu_ns(100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 
 from mqks import InvalidRequest, RequestFailed, connect_blocking
 from mqks.broker import lane as lane_module
+from mqks.broker.facts import Facts
 from mqks.broker.purges import purge_some
 from mqks.broker.selection import Chosen
+from mqks.broker.turns import finish
 from mqks.limits import SEQ_MAX, STEP_MESSAGES
 from mqks.protocol.requests import Selection
 from mqks.testing import Broker
+from tests.bare import BareWorld
 from tests.fuzz.disk import Disk
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -276,3 +280,76 @@ def test_commands_choose_messages(db: Path, tmp_path: Path) -> None:
             }
             for words in ([], ["--all", "--event", "b"], ["m1", "--older", 1]):
                 assert shell("requeue", name, *words)[0] == 64
+
+
+def test_requests_for_few_of_many_returned_messages_hold_no_copy_of_them() -> None:
+    """Forty of them at once, each of which finds one, or nothing that is old enough."""
+    world = BareWorld()
+    for name in ("p", "c", *map(str, range(40))):
+        world.connect(name)
+    world.send("p", b"s subscribe q e\n")
+    world.send("p", b"".join(b"m%d publish e x\n" % number for number in range(20_000)))
+    world.send("c", b"c consume q --manual-ack\n")
+    world.disconnect("c")
+    queue = world.broker.queues[b"q"]
+    assert (queue.ready, len(queue.lane.redo)) == (20_000, 20_000)
+    world.broker.turns.chunk_s = -1.0  # Each turn is one step.
+    for flags in (b"--limit=1 --older=3600", b"--limit=1"):
+        tracemalloc.start()
+        for name in map(str, range(40)):
+            world.intake.receive(world.connection(name), b"p purge --confirm q %b\n" % flags)
+        for _ in range(80):
+            world.broker.go_on()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 2_000_000
+        for name in map(str, range(40)):
+            world.send(name, b"")
+    assert queue.ready == 20_000 - 40
+
+
+def test_ages_are_looked_up_by_stretches_not_by_message() -> None:
+    world = filled(Disk(), 20 * STEP_MESSAGES)
+    queue = world.broker.queues[b"from"]
+    asked: list[int] = []
+
+    class Arrivals(Facts):
+        def arrived_by(self, queue_id: int, time_us: int, first: int, end: int) -> tuple[int, int]:
+            asked.append(first)
+            old = 10_000, 10_010
+            return (max(first, old[0]), old[1]) if first < old[1] else (end, end)
+
+        def arrived_us(self, queue_id: int, number: int) -> int:
+            raise AssertionError("asked for one message")
+
+    world.broker.shared.facts = Arrivals()
+    work = purge_some(queue, Chosen(Selection(older_us=1), 0), SEQ_MAX)
+    steps = 0
+    while (purged := next(work, None)) is not None:
+        steps += 1
+        assert purged is False
+        world.commit()
+        world.page()
+    assert queue.ready == 20 * STEP_MESSAGES - 10
+    assert len(asked) == 2
+    assert steps < 10
+
+
+def test_looking_at_five_times_as_many_messages_takes_five_times_as_long() -> None:
+
+    def cpu_ns(messages: int) -> int:
+        world = filled(Disk(), 0, memory_bytes=1 << 30)
+        queue = world.broker.queues[b"from"]
+        for _ in range(messages // 10_000):
+            world.send(*[b"m publish e x"] * 10_000)
+            world.commit()
+        assert queue.ready == messages
+        works = [purge_some(queue, Chosen(Selection(None, b"none"), 0), SEQ_MAX) for _ in range(3)]
+        taken: list[int] = []
+        for work in works:
+            start = time.thread_time_ns()
+            assert finish(work) == 0
+            taken.append(time.thread_time_ns() - start)
+        return min(taken)
+
+    assert cpu_ns(400_000) < 10 * cpu_ns(80_000)

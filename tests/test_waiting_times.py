@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from mqks.broker.letters import letter_of
-from mqks.limits import NEAR_BYTES_MAX, SEARCHES_MAX, STEP_BYTES
+from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES
 from tests.lab import Lab
 
 
@@ -321,25 +321,53 @@ def test_nothing_dies_before_it_was_published() -> None:
     assert all(published <= died for published, died in told)
 
 
-def test_few_look_for_scheduled_messages_at_once() -> None:
-    """Each holds a list of all that is scheduled."""
-    lab = lab_with(b"")
-    lab.send("a", *(b"m%d publish --delay=60 e x" % number for number in range(2000)))
-    lab.rest()
-    lab.broker.turns.chunk_s = -1.0  # Each turn is one step.
+def turns_until_replies(lab: Lab) -> list[int]:
+    """The number of replies after each turn, which is one step."""
     lab.broker.turns.clock = count().__next__
-    for number in range(20):
-        lab.send(f"c{number}", b"k%d cancel --confirm q m%d" % (number, number))
-    times, most = lab.broker.queues[b"q"].times, 0
-    assert times is not None
+    turns = list[int]()
     while not lab.is_at_rest:
-        most = max(most, *(delays._searches for delays in times.kinds))
         lab.work()
         lab.read()
         lab.answer()
         lab.commit()
-    assert most == SEARCHES_MAX
-    assert sorted(lab.replies) == sorted(b"k%d ok 1" % number for number in range(20))
+        turns.append(len(lab.replies))
+    return turns
+
+
+def test_who_chooses_from_what_a_consumer_holds_waits_for_the_others() -> None:
+    """Each has a copy of that."""
+    lab = lab_with(b"")
+    lab.send("a", *(b"m%d publish e x" % number for number in range(5000)))
+    lab.send("a", b"c consume q --manual-ack")
+    lab.rest()
+    lab.replies.clear()
+    lab.broker.turns.chunk_s = -1.0
+    for number in range(20):
+        lab.send(f"c{number}", b"k%d reject --confirm c --all --id=none" % number)
+    turns = turns_until_replies(lab)
+    assert sorted(lab.replies) == sorted(b"k%d ok 0" % number for number in range(20))
+    first = next(turn for turn, replies in enumerate(turns) if replies)
+    assert first < len(turns) / 2, "they are answered one after the other"
+
+
+def test_who_looks_for_scheduled_messages_of_one_queue_waits_for_the_others_there() -> None:
+    """Each holds a list of all that is scheduled in that queue; other queues have their own."""
+    lab = lab_with(b"")
+    lab.send("a", b"s subscribe r f", b"m publish --delay=60 f x")
+    lab.send("a", *(b"m%d publish --delay=60 e x" % number for number in range(2000)))
+    lab.rest()
+    lab.broker.turns.chunk_s = -1.0
+    for number in range(20):
+        lab.send(f"c{number}", b"k%d cancel --confirm q m%d" % (number, number))
+    lab.send("d", b"other cancel --confirm r m")
+    lab.replies.clear()
+    turns = turns_until_replies(lab)
+    assert lab.replies[0] == b"other ok 1"
+    assert sorted(lab.replies[1:]) == sorted(b"k%d ok 1" % number for number in range(20))
+    first = next(turn for turn, replies in enumerate(turns) if replies > 1)
+    assert first < len(turns) / 2, "they are answered one after the other"
+    times = lab.broker.queues[b"q"].times
+    assert times is not None
     assert times.scheduled == 1980
 
 

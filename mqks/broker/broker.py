@@ -35,7 +35,6 @@ from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
     READS_WAITING_MAX,
-    SEARCHES_MAX,
     STEP_BODIES,
     STEP_MESSAGES,
 )
@@ -109,10 +108,10 @@ class Broker:
 
         self.tails = Tails(settings, self.shared)
         self.shared.show = self.tails.show
+        self._looked_at: dict[bytes, Places] = {}
+        """Consumer id → for requests that choose from what it holds, each with a copy of that."""
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
-        self.searches = Places(SEARCHES_MAX)
-        """For searches for scheduled messages by id."""
         self._told: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
         self.reads_waiting: list[Connection] = []
@@ -344,11 +343,21 @@ class Broker:
 
     def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
         """The same with those that are chosen of all that a consumer holds; return how many."""
+        places = self._looked_at.setdefault(consumer_id, Places(1))
+        place = yield from places.take()
+        try:
+            return (yield from self._give_up_some(consumer_id, how, chosen))
+        finally:
+            places.leave(place)
+            if not places:
+                del self._looked_at[consumer_id]
+
+    def _give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
         consumer, count = self.consumers.get(consumer_id), 0
         if consumer is None:
             return 0
-        queue, held = consumer.queue, [*consumer.held()]
-        for some in slices((yield from ordered(held)), STEP_MESSAGES):
+        queue = consumer.queue
+        for some in slices((yield from ordered(consumer.held())), STEP_MESSAGES):
             old = {*chosen.by_age(queue, [number for number, _ in some])}
             lines = (delivery for delivery in some if delivery[0] in old)
             found = yield from chosen.by_body(lines)

@@ -203,7 +203,7 @@ class Consumer(Resting):
 
     def _await_acks(self, delivered: list[tuple[bytes, int]], timeout_us: int) -> None:
         if self.deadlines is None:
-            self.deadlines = Deadlines(self.queue.shared.schedule, self)
+            self.deadlines = Deadlines(self.queue.shared.schedule, self.queue.shared.turns, self)
         self.deadlines.add(delivered, timeout_us)
 
     def _take_one(self, message_id: bytes, delivery: Delivery) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from mqks.broker.lane import NO_BODY
+from mqks.broker.bodies import NO_BODY
 from mqks.broker.letters import Letters
 from mqks.broker.pending import NO_MARK
 from mqks.broker.shared import Fetch

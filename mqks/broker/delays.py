@@ -12,6 +12,7 @@ from zlib import crc32
 
 from mqks.broker.budget import Budget
 from mqks.broker.lane import MESSAGE_OVERHEAD_BYTES
+from mqks.broker.ranges import Numbers
 from mqks.broker.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
 from mqks.limits import (
     GONE_MIN,
@@ -48,8 +49,8 @@ class Delays:
     """Scheduled messages of one clock; times are its microseconds. `memory` counts bodies."""
 
     __slots__ = (
-        *("_anew", "_aside", "_far", "_fresh", "_gone", "_gone_count", "_left", "_memory"),
-        *("_near", "_reading", "_searches", "bodies", "bodies_bytes", "bytes"),
+        *("_anew", "_aside", "_far", "_fresh", "_gone", "_gone_count", "_memory"),
+        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "numbers"),
     )
 
     def __init__(self, memory: Budget) -> None:
@@ -67,9 +68,8 @@ class Delays:
         self._gone_count = 0
         self._anew: dict[int, int] = {}
         """Numbers of those that were added again → their valid entry."""
-        self._searches = 0
-        self._left: set[int] = set()
-        """Numbers whose entries were removed during a search."""
+        self.numbers = Numbers()
+        """Those of all scheduled messages."""
         self._fresh: list[int] = []
         """Numbers whose bodies may not be on disk yet."""
         self.bodies: dict[int, bytes] = {}
@@ -79,8 +79,7 @@ class Delays:
         """Length of all lines; a message taken out while only on disk counts with the mean."""
 
     def __len__(self) -> int:
-        entries = len(self._far) + len(self._near) + len(self._reading) + len(self._aside)
-        return entries - self._gone_count
+        return len(self.numbers)
 
     # -- adding messages
 
@@ -94,7 +93,7 @@ class Delays:
         """Add a message that is on disk; the caller sets `bytes`. Return its entry."""
         entry = ((due_us << _NUMBER_BITS | number) << 1 | place) << _CRC_BITS | id_crc
         heapq.heappush(self._far, entry)
-        self._left.discard(number)
+        self.numbers.add(number)
         if number in self._gone:
             self._anew[number] = entry
         return entry
@@ -200,7 +199,8 @@ class Delays:
             if number not in self.bodies:  # The clock was set back before it was on disk.
                 heapq.heappush(self._far, entry)
                 continue
-            self._leave(number)
+            self.numbers.discard(number)
+            self._anew.pop(number, None)
             line = self.bodies[number]
             self._drop(number)
             size += len(line)
@@ -217,49 +217,26 @@ class Delays:
     # -- searching
 
     def search(self, message_id: bytes) -> Work[list[int]]:
-        """Numbers of messages that may have this id; `is_there` is valid until `end_search`."""
-        self._searches += 1
+        """Numbers of messages that may have this id."""
         wanted, found = crc32(message_id), set[int]()
         for some in slices(self._all(), STEP_BODIES):
             found.update(_number(entry) for entry in some if entry & _CRC == wanted)
             yield GOES_ON
         return (yield from ordered(found))
 
-    def end_search(self) -> None:
-        self._searches -= 1
-        if not self._searches:
-            self._left.clear()
-
-    def is_there(self, number: int) -> bool:
-        """Whether a message found by a search is still scheduled."""
-        return number not in self._left and (number not in self._gone or number in self._anew)
-
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and time of the first messages with a number above `after`."""
-        found: list[tuple[int, int]] = []
+        found, last = list[tuple[int, int]](), SEQ_MAX
         for some in slices(self._all(), STEP_BODIES):
-            counted = filter(self._counts, some)
-            more = ((_number(entry), entry >> _TIME_SHIFT) for entry in counted)
-            there = (each for each in more if each[0] > after)
-            found = sorted({*found, *there})[:limit]
+            more = (entry for entry in some if after < _number(entry) <= last)
+            times = {_number(entry): entry >> _TIME_SHIFT for entry in more if self._counts(entry)}
+            found = sorted({*found, *times.items()})[:limit]
+            last = found[-1][0] if len(found) == limit else SEQ_MAX
             yield GOES_ON
         return found
 
-    def among(self, numbers: set[int]) -> Work[set[int]]:
-        """The scheduled ones of these numbers."""
-        found: set[int] = set()
-        for some in slices(self._all(), STEP_BODIES):
-            found.update(filter(numbers.__contains__, map(_number, some)))
-            yield GOES_ON
-        return {*filter(self.is_there, found)}
-
     def _all(self) -> list[int]:
         return [*self._far, *self._near, *self._reading.values(), *self._aside]
-
-    def _leave(self, number: int) -> None:
-        self._anew.pop(number, None)
-        if self._searches:
-            self._left.add(number)
 
     def _counts(self, entry: int) -> bool:
         """Whether an entry is valid: its message was not taken out."""
@@ -274,8 +251,6 @@ class Delays:
         return True
 
     def _discount(self, number: int) -> None:
-        if number not in self._anew:
-            self._leave(number)
         self._gone_count -= 1
         self._gone[number] -= 1
         if not self._gone[number]:
@@ -288,6 +263,7 @@ class Delays:
         """Take out a scheduled message."""
         line = self._drop(number)
         size = self.bytes // len(self) if line is None else len(line)
+        self.numbers.discard(number)
         self._gone[number] = self._gone.get(number, 0) + 1
         self._gone_count += 1
         self._anew.pop(number, None)
@@ -299,8 +275,7 @@ class Delays:
     def take_all(self) -> Iterator[int]:
         """Take out all at once; yield their numbers one by one, since there may be many."""
         entries, gone, anew = self._all(), self._gone, self._anew
-        if self._searches:
-            self._left.update(map(_number, entries))
+        self.numbers = Numbers()
         self._count(-self.bodies_bytes)
         self._far, self._near, self._reading, self._aside = [], [], {}, []
         self._gone, self._anew, self._gone_count = {}, {}, 0

@@ -3,15 +3,15 @@
 The one rule: numbers from `cursor` up to `next_seq` have never been delivered and are all ready,
 except `holes`. They are in three stretches without gaps: `head` in memory, then `paged` of them
 only on disk, then `tail` in memory. Messages that were delivered and returned are below the cursor:
-in `redo`, or, only on disk, in `redo_paged`. Holes there are skipped as well.
+in `redo`, or, only on disk, in `redo_paged`.
 """
 
-import heapq
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, islice
 from typing import Final, Protocol
 
+from mqks.broker.bodies import NO_BODY, Returned, Stretch
 from mqks.broker.budget import Budget
 from mqks.broker.expiry import Expiry
 from mqks.broker.pending import NO_MARK, LaneChange, Mark, Pending, Run
@@ -30,11 +30,8 @@ from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
 MESSAGE_OVERHEAD_BYTES: Final = 64
-"""Memory of a bytes object and its entry in a deque, besides its length (measured: 33 + 8, rounded
+"""Memory of a bytes object and its entry in a list, besides its length (measured: 33 + 8, rounded
 up by the allocator)."""
-
-NO_BODY: Final = b""
-"""Stands for a hole."""
 
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
@@ -69,7 +66,7 @@ class Lane:
     """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
 
     __slots__ = (
-        *("_returned", "acked", "acked_ranges", "boundary", "cursor", "cursor_moved", "deleted"),
+        *("acked", "acked_ranges", "boundary", "cursor", "cursor_moved", "deleted"),
         *("dirty", "expiry", "holes", "paged_bytes", "redo_paged_bytes"),
         *(
             "has_attributes",
@@ -83,7 +80,6 @@ class Lane:
             "next_seq",
         ),
         *("owner", "paged", "paging", "pending", "redo", "redo_bytes", "redo_paged"),
-        "returned_holes",
         *("tail", "tail_bytes", "unwritten", "unwritten_first", "unwritten_runs"),
     )
 
@@ -95,27 +91,22 @@ class Lane:
         self.deleted = False
         self.next_seq = 1
         self.cursor = 1
-        self.head: deque[bytes] = deque()
+        self.head = Stretch()
         self.head_bytes = 0
         self.paged = self.paged_bytes = 0
         """Number of paged messages, and the approximate length of their lines."""
         self.paging = False
         """A page was requested and has not arrived yet."""
-        self.tail: deque[bytes] = deque()
+        self.tail = Stretch()
         self.tail_bytes = 0
-        self.redo: list[Delivery] = []
-        """A heap: the oldest is first."""
+        self.redo = Returned()
         self.redo_bytes = 0
-        self.redo_paged: list[int] = []
-        """A heap as well: numbers of messages that are only on disk."""
+        self.redo_paged = Returned()
+        """Those that are only on disk."""
         self.redo_paged_bytes = 0
-        self._returned: dict[int, bytes | None] | None = None
-        """Both by number, without a body if it is only on disk; made when needed."""
         self.holes = Numbers()
-        """Numbers in the stretches, and of returned messages, that are not ready: they are
-        scheduled, or were taken out of order. Each is skipped at its turn."""
-        self.returned_holes = 0
-        """How many of them are numbers of returned messages."""
+        """Numbers in the stretches that are not ready: they are scheduled, or were taken out of
+        order. Each is skipped at its turn."""
         self.expiry: Expiry | None = None
         """When messages expire, if any do."""
         self.has_attributes = False
@@ -167,15 +158,16 @@ class Lane:
     def oldest(self) -> int | None:
         """Number of the oldest ready message."""
         if self.redo_is_next:
-            return self.redo[0][0]
+            return self.redo.first
         if self.redo_paged:
-            return self.redo_paged[0]
+            return self.redo_paged.first
         return self.cursor if self.next_seq > self.cursor else None
 
     @property
     def redo_is_next(self) -> bool:
         """Whether the oldest returned message is in memory."""
-        return bool(self.redo) and (not self.redo_paged or self.redo[0][0] < self.redo_paged[0])
+        redo, paged = self.redo, self.redo_paged
+        return bool(redo) and (not paged or redo.first < paged.first)
 
     @property
     def is_next_in_memory(self) -> bool:
@@ -248,13 +240,11 @@ class Lane:
     def give_back(self, number: int, line: bytes, mark: Mark) -> None:
         """Return a message to its old place."""
         self.mark(number, mark)
-        self._keep_returned(number, line)
+        self.keep_returned(number, line)
 
-    def _keep_returned(self, number: int, line: bytes) -> None:
-        heapq.heappush(self.redo, (number, line))
+    def keep_returned(self, number: int, line: bytes) -> None:
+        self.redo.add(number, line)
         self._count_redo(len(line) + MESSAGE_OVERHEAD_BYTES)
-        if self._returned is not None:
-            self._returned[number] = line
 
     def _count_redo(self, size: int) -> None:
         self.redo_bytes += size
@@ -276,62 +266,57 @@ class Lane:
         return next(filter(self.holes.__contains__, numbers), numbers.stop) - first
 
     def _pop_head(self, count: int) -> list[bytes]:
-        head = self.head
-        if count >= len(head):
-            lines = list(head)
-            head.clear()
-            size = self.head_bytes
-        else:
-            popleft = head.popleft
-            lines = [popleft() for _ in range(count)]
-            size = size_of(lines)
+        lines = self.head.take(count)
+        size = size_of(lines) if self.head else self.head_bytes
         self.head_bytes -= size
         self.memory.used -= size
         return lines
 
     def put_front(self, lines: list[bytes]) -> None:
         size = size_of(lines)
-        self.head.extendleft(reversed(lines))
+        self.head.put_back(lines)
         self.head_bytes += size
         self.memory.used += size
 
     def pop_redo(self) -> Delivery:
         """Take the oldest returned message that is in memory."""
-        number, line = heapq.heappop(self.redo)
+        number, line = self.redo.pop_first()
         self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
-        if self._returned is not None:
-            del self._returned[number]
         return number, line
 
     def _pop_redo_paged(self) -> int:
         self.redo_paged_bytes -= self.redo_paged_bytes // len(self.redo_paged)
-        number = heapq.heappop(self.redo_paged)
-        if self._returned is not None:
-            del self._returned[number]
+        number, _ = self.redo_paged.pop_first()
         return number
 
     # -- taking messages out of order
 
     def is_waiting(self, number: int) -> bool:
-        if number in self.holes:
-            return False
-        return self.cursor <= number < self.next_seq or number in self.returned
+        if number >= self.cursor:
+            return number < self.next_seq and number not in self.holes
+        return number in self.redo or number in self.redo_paged
 
-    @property
-    def returned(self) -> Mapping[int, bytes | None]:
-        """Returned messages by number, holes included."""
-        if self._returned is None:
-            self._returned = {**dict.fromkeys(self.redo_paged), **dict(self.redo)}
-        return self._returned
+    def waiting(self, first: int, end: int) -> tuple[list[int], int]:
+        """Numbers of ready messages from `first` on and below `end`, in order, as many as one step
+        looks at; and the first number that was not looked at."""
+        if first < self.cursor:
+            some = self.redo.after(first, STEP_MESSAGES)
+            if self.redo_paged:
+                some = sorted(some + self.redo_paged.after(first, STEP_MESSAGES))[:STEP_MESSAGES]
+            if some:
+                stop = some[-1] + 1 if len(some) == STEP_MESSAGES else self.cursor
+                return some[: bisect_left(some, end)], min(stop, end)
+            first = min(self.cursor, end)
+        numbers = range(first, min(end, first + STEP_MESSAGES))
+        is_hole = self.holes.__contains__
+        found = [*filterfalse(is_hole, numbers)] if self.holes.blocks else [*numbers]
+        return found, numbers.stop
 
     def body(self, number: int) -> bytes | None:
         """Body of a ready message; None if it is only on disk."""
-        if self.redo and self.redo[0][0] == number:
-            return self.redo[0][1]
         place = number - self.cursor
         if place < 0:
-            is_next = self.redo_paged and self.redo_paged[0] == number
-            return None if is_next else self.returned[number]
+            return self.redo.get(number)
         if place < len(self.head):
             return self.head[place]
         place -= len(self.head) + self.paged
@@ -350,51 +335,42 @@ class Lane:
 
     def take_out(self, number: int) -> None:
         """Take out a ready message; the caller settles or moves it."""
-        self.holes.add(number)
         if number >= self.cursor:
+            self.holes.add(number)
             self._blank(number - self.cursor)
             if number != self.cursor:
                 self.owner.become_sparse()
+            self.skip()
+        elif (line := self.redo.pop(number)) is not None:
+            self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
         else:
-            self.returned_holes += 1
-        self.skip()
+            self.redo_paged_bytes -= self.redo_paged_bytes // len(self.redo_paged)
+            self.redo_paged.pop(number)
 
     def _blank(self, place: int) -> None:
         """Remove a body from memory, leaving a hole."""
         if place < len(self.head):
-            size = len(self.head[place])
-            self.head[place] = NO_BODY
+            size = self.head.blank(place)
             self.head_bytes -= size
         elif place < len(self.head) + self.paged:
             self.paged_bytes -= self.paged_bytes // self.paged
             return
         else:
-            place -= len(self.head) + self.paged
-            size = len(self.tail[place])
-            self.tail[place] = NO_BODY
+            size = self.tail.blank(place - len(self.head) - self.paged)
             self.tail_bytes -= size
         self.memory.used -= size
 
     def skip(self) -> bool:
         """Skip holes that are next, as many as one step takes; return whether there were any."""
-        holes, room = self.holes, STEP_MESSAGES
-        if not holes:
+        holes, count = self.holes, 0
+        if not holes.blocks:
             return False
-        while self.redo_is_next and self.redo[0][0] in holes and room:
-            holes.discard(self.pop_redo()[0])
-            self.returned_holes -= 1
-            room -= 1
-        while self.redo_paged and self.redo_paged[0] in holes and room:
-            holes.discard(self._pop_redo_paged())
-            self.returned_holes -= 1
-            room -= 1
-        count = 0
-        while self.cursor + count in holes and count < room:
+        while self.cursor + count in holes and count < STEP_MESSAGES:
             holes.discard(self.cursor + count)
             count += 1
         if count:
             self._pass(count)
-        return count > 0 or room < STEP_MESSAGES
+        return count > 0
 
     def _pass(self, count: int) -> None:
         """Remove the first `count` numbers from the stretches."""
@@ -407,11 +383,7 @@ class Lane:
 
     def _forget_head(self, count: int) -> int:
         """Remove at most `count` bodies from the start of the head; return how many."""
-        count = min(count, len(self.head))
-        freed = _forget(self.head, count)
-        self.head_bytes -= freed
-        self.memory.used -= freed
-        return count
+        return len(self._pop_head(count)) if self.head else 0
 
     def _take_paged(self, count: int) -> None:
         """Remove `count` messages from the paged ones."""
@@ -478,12 +450,10 @@ class Lane:
         return self.next_seq if oldest is None else oldest
 
     def _pop_returned(self, end: int, count: int) -> list[int]:
-        """Remove some returned messages with numbers below `end`; return their numbers."""
+        """Remove the first returned messages, with numbers below `end`; return their numbers."""
         gone: list[int] = []
-        while self.redo_paged and self.redo_paged[0] < end and len(gone) < count:
-            gone.append(self._pop_redo_paged())
-        while self.redo and self.redo[0][0] < end and len(gone) < count:
-            gone.append(self.pop_redo()[0])
+        while len(gone) < count and (self.redo or self.redo_paged) and self.oldest_place < end:
+            gone.append(self.pop_redo()[0] if self.redo_is_next else self._pop_redo_paged())
         return gone
 
     def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
@@ -492,12 +462,8 @@ class Lane:
         if self.skip():
             return 0
         if returned := self._pop_returned(end, min(count_max, STEP_MESSAGES)):
-            waited = [number for number in returned if number not in self.holes]
-            self.returned_holes -= len(returned) - len(waited)
-            for number in returned:
-                self.holes.discard(number)
-            self.settle(waited)
-            return len(waited)
+            self.settle(returned)
+            return len(returned)
         first = self.cursor
         end = min(end, first + count_max, self.next_seq)
         if first >= end:
@@ -614,8 +580,7 @@ class Lane:
                 mark = mark.returned()
                 self.tell_mark(number, mark)
             self._restore_mark(number, mark)
-            self.redo_paged.append(number)
-        heapq.heapify(self.redo_paged)
+            self.redo_paged.add(number, NO_BODY)
 
     def _restore_mark(self, number: int, mark: Mark) -> None:
         """A mark with only a TTL is stored in `expiry`."""
@@ -644,8 +609,8 @@ class Lane:
         durable = min(len(self.head), committed - self.cursor)
         if durable <= keep:
             return
-        behind = [self.head.pop() for _ in range(len(self.head) - durable)]
-        self.tail.extendleft(behind)
+        behind = self.head.take_last(len(self.head) - durable)
+        self.tail.extend(behind)
         size = size_of(behind)
         self.head_bytes -= size
         self.tail_bytes += size
@@ -661,8 +626,7 @@ class Lane:
         return self.paged > 0
 
     def _spill_head(self, keep: int) -> None:
-        pop = self.head.pop
-        gone = [pop() for _ in range(min(len(self.head) - keep, STEP_BODIES))]
+        gone = self.head.take_last(min(len(self.head) - keep, STEP_BODIES))
         self.paged += len(gone)
         size = size_of(gone)
         self.paged_bytes += size - MESSAGE_OVERHEAD_BYTES * len(gone)
@@ -673,33 +637,27 @@ class Lane:
         durable = min(len(self.tail), committed - (self.next_seq - len(self.tail)))
         count = max(0, min(durable, STEP_BODIES))
         self.paged += count
-        size = _forget(self.tail, count)
+        size = size_of(self.tail.take(count))
         self.paged_bytes += size - MESSAGE_OVERHEAD_BYTES * count
         self.tail_bytes -= size
         self.memory.used -= size
         return count > 0
 
     def _spill_returned(self, committed: int) -> bool:
-        """Spill from the end of the heap: what remains is still a heap."""
-        some = [self.redo.pop() for _ in range(min(len(self.redo), STEP_MESSAGES))]
-        freed = 0
-        for delivery in some:
-            if delivery[0] < committed:
-                heapq.heappush(self.redo_paged, delivery[0])
-                freed += len(delivery[1]) + MESSAGE_OVERHEAD_BYTES
-                self.redo_paged_bytes += len(delivery[1])
-                if self._returned is not None:
-                    self._returned[delivery[0]] = None
-            else:
-                heapq.heappush(self.redo, delivery)
-        self._count_redo(-freed)
-        return freed > 0
+        """Spill the last ones."""
+        for number in (some := self.redo.before(committed)):
+            line = self.redo.pop(number)
+            assert line is not None
+            self.redo_paged.add(number, NO_BODY)
+            self.redo_paged_bytes += len(line)
+            self._count_redo(-len(line) - MESSAGE_OVERHEAD_BYTES)
+        return some != []
 
     @property
     def page_first(self) -> int | None:
         """Number of the first message that is only on disk; None if there is none."""
         if self.redo_paged:
-            return self.redo_paged[0]
+            return self.redo_paged.first
         return self.cursor + len(self.head) if self.paged else None
 
     @property
@@ -754,13 +712,13 @@ class Lane:
 
     def _page_in_returned(self, runs: list[Run]) -> None:
         lines = {number: line for run in runs for number, line in enumerate(run.lines, run.first)}
-        while self.redo_paged and self.redo_paged[0] in lines:
+        while self.redo_paged and self.redo_paged.first in lines:
             # Always take what is needed next: it would be requested again at once.
             enough = self.memory.is_short and self.redo_bytes >= SCARCE_BYTES
             if enough and self.redo_is_next:
                 break
             number = self._pop_redo_paged()
-            self._keep_returned(number, lines[number])
+            self.keep_returned(number, lines[number])
 
     def _extend_head(self, lines: list[bytes]) -> None:
         del lines[self.paged :]
@@ -776,9 +734,11 @@ class Lane:
 
     def _join(self) -> None:
         """Join head and tail when no message is only on disk."""
-        self.head.extend(self.tail)
+        if self.head:
+            self.head.extend(self.tail.take(len(self.tail)))
+        else:
+            self.head, self.tail = self.tail, self.head
         self.head_bytes += self.tail_bytes
-        self.tail.clear()
         self.tail_bytes = 0
 
     def delete(self) -> Iterator[object]:
@@ -788,25 +748,25 @@ class Lane:
         self.memory.used -= self.memory_bytes
         self.head_bytes = self.tail_bytes = self.redo_bytes = self.paged = 0
         self.paged_bytes = self.redo_paged_bytes = 0
-        self.expiry, self._returned = None, None
-        gone = [
+        self.expiry = None
+        gone = [each.emptied() for each in (self.head, self.tail, self.redo, self.redo_paged)]
+        gone += [
             emptied(items)
             for items in (
-                *(self.head, self.tail, self.redo, self.redo_paged, self.marks, self.marked),
-                *(self.unwritten, self.unwritten_runs, self.acked, self.acked_ranges, self.moved),
-                self.holes.blocks,
+                *(self.marks, self.marked, self.unwritten, self.unwritten_runs, self.acked),
+                *(self.acked_ranges, self.moved, self.holes.blocks),
             )
         ]
-        self.head, self.tail, self.redo, self.redo_paged = deque(), deque(), [], []
-        self.marks, self.marked, self.holes, self.returned_holes = {}, {}, Numbers(), 0
+        self.head, self.tail, self.redo, self.redo_paged = (
+            Stretch(),
+            Stretch(),
+            Returned(),
+            Returned(),
+        )
+        self.marks, self.marked, self.holes = {}, {}, Numbers()
         self.unwritten, self.unwritten_runs = [], []
         self.acked, self.acked_ranges, self.moved = [], [], []
         return chain.from_iterable(gone)
-
-
-def _forget(lines: deque[bytes], count: int) -> int:
-    """Remove lines from the front; return their memory."""
-    return sum(len(lines.popleft()) + MESSAGE_OVERHEAD_BYTES for _ in range(count))
 
 
 def let_go(things: Iterator[object]) -> Work[None]:

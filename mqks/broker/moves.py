@@ -44,8 +44,7 @@ def move_waiting(
     wherever their bodies are; return how many. If something is `chosen`, only that moves. It ends
     early when moved messages cannot be written: `is_stuck`."""
     lane, count, size = source.lane, 0, 0
-    for numbers in waiting(lane, min(end, lane.next_seq)):
-        left: Sequence[int] = numbers if chosen is None else chosen.by_age(source, numbers)
+    for left in waiting(source, min(end, lane.next_seq), chosen):
         while left and count < limit and not (lane.deleted or is_stuck()):
             lines, left = yield from some_bodies(source, left, lane.body)
             if chosen is not None:
@@ -89,17 +88,16 @@ def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) 
     return count
 
 
-def waiting(lane: Lane, end: int) -> Iterator[list[int]]:
-    """Numbers of ready messages, some at a time."""
-    returned = sorted(number for number in lane.returned if number < end)
-    for start in range(0, len(returned), STEP_MESSAGES):
-        yield [*filter(lane.is_waiting, returned[start : start + STEP_MESSAGES])]
-    start = lane.cursor
-    while start < end:
-        start = max(start, lane.cursor)
-        stop = min(end, start + STEP_MESSAGES)
-        yield [*filter(lane.is_waiting, range(start, stop))]
-        start = stop
+def waiting(source: "Queue", end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:
+    """Numbers of ready messages, those that are old enough if some are chosen, in order: as many
+    at a time as one step looks at. What returns behind them is not among them."""
+    first = 1
+    while first < end:
+        stop = end
+        if chosen is not None:
+            first, stop = chosen.next_old(source, first, end)
+        numbers, first = source.lane.waiting(first, stop)
+        yield numbers
 
 
 def some_bodies(

@@ -4,8 +4,6 @@ The one rule: a message that waits no more when its turn comes, because a consum
 left alone and not counted.
 """
 
-from collections.abc import Sequence
-
 from mqks.broker.moves import some_bodies, waiting
 from mqks.broker.queue import Queue
 from mqks.broker.selection import Chosen
@@ -15,8 +13,7 @@ from mqks.broker.turns import GOES_ON, Work
 def purge_some(queue: Queue, chosen: Chosen, limit: int) -> Work[int]:
     """Drop the chosen ones of the waiting messages, so many at most; return how many."""
     lane, count = queue.lane, 0
-    for numbers in waiting(lane, lane.next_seq):
-        left: Sequence[int] = chosen.by_age(queue, numbers)
+    for left in waiting(queue, lane.next_seq, chosen):
         while left and count < limit and not lane.deleted:
             if chosen.needs_bodies:
                 lines, left = yield from some_bodies(queue, left, lane.body)

@@ -299,7 +299,7 @@ class Queue:
     def room(self) -> int:
         """How many more ready messages the setting allows; returned ones do not count."""
         lane = self.lane
-        new = lane.next_seq - lane.cursor - len(lane.holes) + lane.returned_holes
+        new = lane.next_seq - lane.cursor - len(lane.holes)
         return self.messages_max - new - self.coming
 
     def reserve(self, count: int, size: int) -> None:
@@ -526,9 +526,9 @@ class Queue:
         if lane.holes.blocks and lane.skip():
             return
         if lane.redo_is_next:
-            number, line = lane.redo[0]
-            if self._dispatch(number, [line], None, stored=True):
-                lane.pop_redo()
+            number, line = lane.pop_redo()
+            if not self._dispatch(number, [line], None, stored=True):
+                lane.keep_returned(number, line)
             return
         # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
@@ -624,12 +624,9 @@ class Queue:
         """Whether some of its living messages are not ready: scheduled, or dying."""
         return bool(self.lane.holes or self.scheduled)
 
-    def hidden(self, numbers: Sequence[int]) -> Work[set[int]]:
-        """The ones of these numbers that are not ready."""
-        hidden = {number for number in numbers if number in self.lane.holes}
-        if self.times is not None:
-            hidden |= yield from self.times.among({*numbers})
-        return hidden
+    def hides(self, number: int) -> bool:
+        """Whether this message is one of them."""
+        return number in self.lane.holes or (self.times is not None and self.times.has(number))
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with

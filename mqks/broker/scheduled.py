@@ -37,7 +37,7 @@ def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]
             count += len(some)
             yield GOES_ON
     else:
-        count = yield from _found(broker, queue, queue.times, message_id, partial(_settle, queue))
+        count = yield from _found(queue, queue.times, message_id, partial(_settle, queue))
     if not queue.deleted:
         queue.deliver()
         yield from queue.times.tidy()
@@ -53,7 +53,7 @@ def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int
         count = queue.times.scheduled
         yield from queue.times.promote_all()
         return count
-    count = yield from _found(broker, queue, queue.times, message_id, queue.join)
+    count = yield from _found(queue, queue.times, message_id, queue.join)
     if not queue.deleted:
         yield from queue.times.tidy()
     return count
@@ -63,36 +63,33 @@ def _settle(queue: Queue, found: Sequence[Due]) -> None:
     queue.lane.settle([due.number for due in found])
 
 
-def _found(broker: "Broker", queue: Queue, times: Times, message_id: bytes, act: Act) -> Work[int]:
+def _found(queue: Queue, times: Times, message_id: bytes, act: Act) -> Work[int]:
     """Take out the messages with this id, in steps; return how many."""
-    count, place = 0, (yield from broker.searches.take())
+    count, place = 0, (yield from times.searches.take())
     try:
         for delays in times.kinds:
             count += yield from _found_in(delays, queue, message_id, act)
         return count
     finally:
-        broker.searches.leave(place)
+        times.searches.leave(place)
 
 
 def _found_in(delays: Delays, queue: Queue, message_id: bytes, act: Act) -> Work[int]:
     """The same for one clock."""
     left: Sequence[int] = yield from delays.search(message_id)
     count = 0
-    try:
-        while left and not queue.deleted:
-            lines, left = yield from some_bodies(queue, left, delays.bodies.get)
-            found: list[Due] = []
-            for number in sorted(lines):
-                if queue.deleted or not delays.is_there(number):
-                    continue
-                if replies.message_id(lines[number]) == message_id:
-                    delays.remove(number)
-                    place = queue.lane.mark_of(number).keeps_place
-                    found.append(Due(number, lines[number], place))
-            if found:
-                act(found)
-            count += len(found)
-            yield GOES_ON
-        return count
-    finally:
-        delays.end_search()
+    while left and not queue.deleted:
+        lines, left = yield from some_bodies(queue, left, delays.bodies.get)
+        found: list[Due] = []
+        for number in sorted(lines):
+            if queue.deleted or number not in delays.numbers:
+                continue
+            if replies.message_id(lines[number]) == message_id:
+                delays.remove(number)
+                place = queue.lane.mark_of(number).keeps_place
+                found.append(Due(number, lines[number], place))
+        if found:
+            act(found)
+        count += len(found)
+        yield GOES_ON
+    return count

@@ -37,6 +37,12 @@ class Chosen:
     def is_old(self, arrived_us: int) -> bool:
         return self._before_us is None or arrived_us <= self._before_us
 
+    def next_old(self, queue: "Queue", first: int, end: int) -> tuple[int, int]:
+        """The next numbers whose messages are old enough, see `Facts.arrived_by`."""
+        if self._before_us is None:
+            return first, end
+        return queue.shared.facts.arrived_by(queue.id, self._before_us, first, end)
+
     def by_age(self, queue: "Queue", numbers: list[int]) -> list[int]:
         """Those of the numbers whose messages are old enough."""
         if self._before_us is None:

@@ -14,7 +14,7 @@ from mqks.broker.expiry import OVERDUE, Expiry
 from mqks.broker.pending import Mark
 from mqks.broker.schedule import Alarm
 from mqks.broker.shared import Fetch
-from mqks.broker.turns import WAITS, Work
+from mqks.broker.turns import WAITS, Places, Work
 from mqks.errors import MqksError
 from mqks.protocol.requests import shown
 
@@ -32,6 +32,7 @@ class Times:
         "_queue",
         "_schedule",
         "expiry",
+        "searches",
     )
 
     def __init__(self, queue: "Queue") -> None:
@@ -42,6 +43,8 @@ class Times:
         self._dates = Delays(queue.shared.memory)
         self.expiry = Expiry(self._schedule.clock_us, self._schedule.wall_us)
         queue.lane.expiry = self.expiry
+        self.searches = Places(1)
+        """For searches by id, each of which may hold 8 MB for a million messages."""
         self._alarm = Alarm(self._schedule, self.look, dated=False)
         self._dated_alarm = Alarm(self._schedule, self.look, dated=True)
 
@@ -117,10 +120,9 @@ class Times:
         by_date = yield from self._dates.listed(after, limit)
         return sorted(by_delay + by_date)[:limit]
 
-    def among(self, numbers: set[int]) -> Work[set[int]]:
-        """The scheduled ones of these numbers."""
-        by_delay = yield from self._delays.among(numbers)
-        return by_delay | (yield from self._dates.among(numbers))
+    def has(self, number: int) -> bool:
+        """Whether this message is scheduled."""
+        return number in self._delays.numbers or number in self._dates.numbers
 
     def tidy(self) -> Work[None]:
         for delays in self.kinds:

@@ -80,7 +80,7 @@ class Places:
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._line: deque[object] = deque()
+        self._line: list[object] = []
 
     def __len__(self) -> int:
         """Number of those that have a place or wait for one."""

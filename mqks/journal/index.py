@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import IntEnum, auto
 from typing import Final
 
-from mqks.broker.ranges import Range, subtract, union, within
+from mqks.broker.ranges import Range, union
 from mqks.journal.store import LastWords
 from mqks.limits import SEGMENT_SMALL_BYTES
 
@@ -141,8 +141,20 @@ class Span:
             self.is_tidy = True
 
     def living(self) -> list[Range]:
+        return [*self.living_in(self.first, self.end)]
+
+    def living_in(self, first: int, end: int) -> Iterator[Range]:
+        """Those of the living messages with numbers from `first` on and below `end`."""
         self.tidy()
-        return subtract(self.first, self.end, self.dead)
+        first, end = max(first, self.first), min(end, self.end)
+        place = max(0, bisect_left(self.dead, (first + 1,)) - 1)
+        while first < end and place < len(self.dead):
+            start, count = self.dead[place]
+            if start > first:
+                yield first, min(start, end) - first
+            first, place = max(first, start + count), place + 1
+        if first < end:
+            yield first, end - first
 
     def is_alive(self, number: int) -> bool:
         self.tidy()
@@ -200,7 +212,7 @@ class QueueIndex:
         """The messages in the range that are not settled."""
         for span in self.overlapping(first, end):
             if span.dead_count < span.end - span.first:
-                yield from within(span.living(), first, end)
+                yield from span.living_in(first, end)
 
     @property
     def mean_bytes(self) -> float:
@@ -231,7 +243,7 @@ class QueueIndex:
         """Number of the first message that is not settled; that of the next message if none."""
         for span in self.spans:
             if span.dead_count < span.end - span.first:
-                return span.living()[0][0]
+                return next(span.living_in(span.first, span.end))[0]
         return self.next_seq
 
 

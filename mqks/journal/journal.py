@@ -366,7 +366,7 @@ def _next(queue: QueueIndex, first: int, bytes_max: int) -> dict[int, list[Range
     for span in queue.overlapping(first, queue.next_seq):
         if span.dead_count == span.end - span.first:
             continue
-        if living := [*within(span.living(), first, span.end)]:
+        if living := [*span.living_in(first, span.end)]:
             wanted.setdefault(span.segment.id, []).extend(living)
             size += span.bytes
             if size >= bytes_max:

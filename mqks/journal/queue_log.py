@@ -156,18 +156,15 @@ def _choose(
             continue
         if span.segment.id not in wanted:
             disk += span.segment.bytes
-        for start, count in span.living():
-            end = min(stop, start + count)
-            start = max(first, start)
-            if start < end:
-                # A span is cut only where it would make the page twice as large.
-                fitting = (2 * bytes_max - size) * span.count // (span.bytes + 1)
-                count = min(end - start, rows_max, max(1, fitting))
-                rows_max -= count
-                wanted.setdefault(span.segment.id, []).append((start, count))
-                size += span.bytes * count // span.count
-                if not rows_max or start + count < end:
-                    return wanted, start + count
+        for start, living in span.living_in(first, stop):
+            # A span is cut only where it would make the page twice as large.
+            fitting = (2 * bytes_max - size) * span.count // (span.bytes + 1)
+            count = min(living, rows_max, max(1, fitting))
+            rows_max -= count
+            wanted.setdefault(span.segment.id, []).append((start, count))
+            size += span.bytes * count // span.count
+            if not rows_max or count < living:
+                return wanted, start + count
         if wanted and (size >= bytes_max or disk >= READ_DISK_BYTES):
             return wanted, min(stop, span.end)
     return wanted, max(first, stop)

@@ -12,6 +12,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.facts import Facts
 from mqks.journal.index import Span
 from mqks.journal.journal import Journal
+from mqks.limits import STEP_MESSAGES
 
 
 class JournalFacts(Facts):
@@ -35,6 +36,18 @@ class JournalFacts(Facts):
         if span is None:
             return 0
         return span.time_us if number == span.first else span.latest_us
+
+    def arrived_by(self, queue_id: int, time_us: int, first: int, end: int) -> tuple[int, int]:
+        queue = self._journal.index.queues.get(queue_id)
+        spans = queue.overlapping(first, end) if queue is not None else iter(())
+        for count, span in enumerate(spans):
+            if span.latest_us <= time_us:
+                return max(first, span.first), min(end, span.end)
+            if span.time_us <= time_us and span.first >= first:
+                return span.first, span.first + 1
+            if count == STEP_MESSAGES:
+                return min(end, span.end), min(end, span.end)
+        return end, end
 
     def bytes_of(self, queue_id: int, number: int) -> int:
         span = self._span(queue_id, number)

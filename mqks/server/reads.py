@@ -1,16 +1,21 @@
 """Replies to clients that read a queue without consuming it.
 
-The one rule: one page at a time, off the event loop, in turns; a client that does not read its
+The one rule: one page at a time, off the event loop. Next is the connection that has taken least;
+who asks for little does not wait for those who ask for much. A client that does not read its
 replies gets no more.
 """
 
+import heapq
 import re
 import struct
+import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import count, filterfalse, islice
 from typing import Final
 
 import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
@@ -34,8 +39,40 @@ LINES: Final = {"peek", "scheduled"}
 ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\n]*)?")
 """Attributes of a message, followed by internal fields."""
 LOOKED_AT_ONCE: Final = 2048
+SPARE: Final = 64
 SELECTED_FROM: Final = 10_000
 """Messages that a peek with a selection looks at for one answer."""
+
+
+class Line:
+    """Connections that wait for answers of one kind. Next is the one that has taken least time."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Connection]] = []
+        self._arrivals = count()
+        self._taken_s: dict[int, float] = {}
+        """Id of a connection → what it has taken, while others wait."""
+        self._now_s = 0.0
+        """The same of the one whose turn was last: who comes later starts there."""
+        self._wanted = anyio.Event()
+
+    def add(self, connection: Connection) -> None:
+        taken_s = max(self._now_s, self._taken_s.pop(connection.id, 0.0))
+        heapq.heappush(self._heap, (taken_s, next(self._arrivals), connection))
+        self._wanted.set()
+
+    async def next(self) -> Connection:
+        while not self._heap:
+            self._wanted = anyio.Event()
+            await self._wanted.wait()
+        self._now_s, _, connection = heapq.heappop(self._heap)
+        return connection
+
+    def took(self, connection: Connection, seconds: float) -> None:
+        """The connection whose turn was last has taken so long."""
+        if len(self._taken_s) > 2 * len(self._heap) + SPARE:
+            self._taken_s.clear()  # Most of them ask for nothing more.
+        self._taken_s[connection.id] = self._now_s + seconds
 
 
 class Reads:
@@ -45,8 +82,10 @@ class Reads:
         self._broker = broker
         self._journal = journal
         self._flush = flush
-        self._waiting: list[Connection] = []
-        self._wanted = anyio.Event()
+        self._waiting = Line(), Line(), Line()
+        """For answers from memory, answers of one page, and those that take a search."""
+        self._asking: set[Connection] = set()
+        """Those that are in a line, or get an answer."""
 
     def wake(self) -> None:
         """Reads may be waiting."""
@@ -55,33 +94,48 @@ class Reads:
         if self._broker.shared.outboxes.room <= 0:
             self._broker.shared.outboxes.wait(self, self.wake)
         else:
-            self._waiting += self._broker.reads_waiting
-            self._broker.reads_waiting = []
-            self._wanted.set()
-
-    async def run(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted = anyio.Event()
-            waiting, self._waiting = self._waiting, []
+            waiting, self._broker.reads_waiting = self._broker.reads_waiting, []
             for connection in waiting:
-                gone = connection.closed or connection.expelled
-                if gone or connection.rests or not connection.reads:
-                    continue  # A blocked client is queued again later.
-                if self._broker.shared.outboxes.room <= 0:
-                    self._broker.reads_waiting.append(connection)
-                    continue
-                read = connection.reads[0]
-                answer = await self._answer(read)
-                connection.reads.popleft()
-                if not (connection.closed or connection.expelled):
-                    if answer is None:
-                        self._broker.read_failed(connection, read)
-                    else:
-                        connection.write(answer)
-                if connection.reads and not connection.rests:
-                    self._broker.reads_waiting.append(connection)
-                self._flush()
+                if connection.reads and connection not in self._asking:
+                    self._asking.add(connection)
+                    self._waiting[self._kind(connection.reads[0])].add(connection)
+
+    def _kind(self, read: Read) -> int:
+        if read.form == "range" and read.at_us is None:
+            return 0
+        if read.chosen is not None or read.form in ("scheduled", "range"):
+            return 2
+        queue = self._queue(read) if read.form == "peek" else None
+        return 2 if queue is not None and queue.hides_some else 1
+
+    def start(self, tasks: TaskGroup) -> None:
+        for line in self._waiting:
+            tasks.start_soon(self._serve, line)
+
+    async def _serve(self, line: Line) -> None:
+        while True:
+            connection = await line.next()
+            self._asking.discard(connection)
+            gone = connection.closed or connection.expelled
+            if gone or connection.rests or not connection.reads:
+                continue  # A blocked client is queued again later.
+            if self._broker.shared.outboxes.room <= 0:
+                self._broker.reads_waiting.append(connection)
+                continue
+            read, start_s = connection.reads[0], time.monotonic()
+            self._asking.add(connection)
+            answer = await self._answer(read)
+            self._asking.discard(connection)
+            line.took(connection, time.monotonic() - start_s)
+            connection.reads.popleft()
+            if not (connection.closed or connection.expelled):
+                if answer is None:
+                    self._broker.read_failed(connection, read)
+                else:
+                    connection.write(answer)
+            if connection.reads and not connection.rests:
+                self._broker.reads_waiting.append(connection)
+            self._flush()
 
     async def _answer(self, read: Read) -> bytes | None:
         """None if the queue was deleted meanwhile: its numbers are unknown."""
@@ -115,7 +169,7 @@ class Reads:
 
     async def _selected(self, read: Read, chosen: Chosen, index: QueueIndex, size: int) -> bytes:
         """Of the messages that one page holds those that are chosen; where it goes on is told."""
-        queue, due, hidden = self._queue(read), dict[int, int](), set[int]()
+        queue, due = self._queue(read), dict[int, int]()
         if read.form == "scheduled":
             if queue is not None:
                 due = dict(await done(queue.listed(read.first - 1, LOOKED_AT_ONCE)))
@@ -136,10 +190,9 @@ class Reads:
             if not chosen.is_old(piece.time_us):
                 continue
             wanted = await done(chosen.by_body(lines))
-            if queue is not None and queue.hides_some and read.form != "scheduled":
-                hidden = await done(queue.hidden([*wanted]))
+            hides = None if queue is None or read.form == "scheduled" else queue.hides
             for seq, line in wanted.items():
-                if seq not in hidden and len(found) < read.limit:
+                if not (hides and hides(seq)) and len(found) < read.limit:
                     found.append(Piece(seq, 1, piece.time_us, line + b"\n"))
             if len(found) == read.limit:
                 last = found[-1].first
@@ -155,9 +208,9 @@ class Reads:
             some = [*islice(living, LOOKED_AT_ONCE)]
             if not some:
                 break
-            hidden = await done(queue.hidden(some))
-            found += (number for number in some if number not in hidden)
+            found += filterfalse(queue.hides, some)
             first = some[-1] + 1
+            await checkpoint()
         found = found[: read.limit]
         pieces = await self._journal.log.these(read.queue_id, index, found, size)
         return self._lines(read, pieces)

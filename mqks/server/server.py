@@ -598,7 +598,7 @@ class Server:
                 self._writer.check_free_space()
                 self._listeners.open(tasks)
                 tasks.start_soon(self._page)
-                tasks.start_soon(self._reads.run)
+                self._reads.start(tasks)
                 tasks.start_soon(self._logins.run)
                 tasks.start_soon(self._writer.run)
                 tasks.start_soon(self._writer.watch)

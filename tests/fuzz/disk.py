@@ -126,6 +126,13 @@ class DiskFacts(Facts):
         queue = self._disk.queues.get(queue_id)
         return 0 if queue is None else queue.times_us.get(number, 0)
 
+    def arrived_by(self, queue_id: int, time_us: int, first: int, end: int) -> tuple[int, int]:
+        queue = self._disk.queues.get(queue_id)
+        times_us = queue.times_us.items() if queue is not None else ()
+        old = (number for number, us in times_us if us <= time_us and first <= number < end)
+        number = min(old, default=end)
+        return number, min(end, number + 1)
+
     def bytes_of(self, queue_id: int, number: int) -> int:
         queue = self._disk.queues.get(queue_id)
         return 0 if queue is None else len(queue.lines.get(number, b""))

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final
 
+from mqks.broker.bodies import Returned
 from mqks.broker.broker import Broker
 from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
 from mqks.broker.deaths import _kill_read
@@ -72,13 +73,14 @@ def _check_queue(queue: Queue) -> None:
     require(lane.tail_bytes == _size(lane.tail), f"{name!r}: tail_bytes")
     require(lane.redo_bytes == _size(line for _, line in lane.redo), f"{name!r}: redo_bytes")
     held = [number for each in queue.consumers for number, _ in _deliveries(each)]
-    returned = [*(number for number, _ in lane.redo), *lane.redo_paged]
+    returned = [*numbers_of(lane.redo), *numbers_of(lane.redo_paged)]
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
     require(not below or max(below) < lane.cursor, f"{name!r}: delivered above the cursor")
-    for heap in ([number for number, _ in lane.redo], lane.redo_paged):
-        for place in range(1, len(heap)):
-            require(heap[(place - 1) // 2] <= heap[place], f"{name!r}: no heap")
+    for each in (lane.redo, lane.redo_paged):
+        in_order = [*numbers_of(each)]
+        require(in_order == sorted({*in_order}), f"{name!r}: returned messages out of order")
+        require(len(each) == len(in_order), f"{name!r}: {len(each)} returned messages")
     check_counts(queue)
     if lane.marks:
         living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
@@ -92,12 +94,15 @@ def _check_queue(queue: Queue) -> None:
     _check_turns(queue)
 
 
+def numbers_of(returned: Returned) -> Iterator[int]:
+    return (number for number, _ in returned)
+
+
 def waiting(queue: Queue) -> Iterator[int]:
     """Numbers of the messages that are ready."""
     lane = queue.lane
-    returned = chain((number for number, _ in lane.redo), lane.redo_paged)
-    numbers = chain(range(lane.cursor, lane.next_seq), returned)
-    return (number for number in numbers if number not in lane.holes)
+    new = (n for n in range(lane.cursor, lane.next_seq) if n not in lane.holes)
+    return chain(new, numbers_of(lane.redo), numbers_of(lane.redo_paged))
 
 
 def scheduled(queue: Queue) -> Iterator[int]:
@@ -126,9 +131,7 @@ def check_counts(queue: Queue) -> None:
     require(lane.ready == sum(1 for _ in waiting(queue)), f"{name!r}: ready is {lane.ready}")
     require(lane.ready_bytes >= 0, f"{name!r}: ready_bytes is {lane.ready_bytes}")
     require(bool(lane.ready) or not lane.ready_bytes, f"{name!r}: {lane.ready_bytes} of nothing")
-    returned = chain((number for number, _ in lane.redo), lane.redo_paged)
-    places = chain(range(lane.cursor, lane.next_seq), returned)
-    holes = sum(number in lane.holes for number in places)
+    holes = sum(number in lane.holes for number in range(lane.cursor, lane.next_seq))
     require(len(lane.holes) == holes, f"{name!r}: {len(lane.holes)} holes, {holes} of something")
     if times is not None:
         count = sum(1 for _ in scheduled(queue))
@@ -319,9 +322,9 @@ def _living(queue: Queue) -> dict[int, bytes | None]:
     living: dict[int, bytes | None] = dict(enumerate(lane.head, lane.cursor))
     living |= dict.fromkeys(range(middle, middle + lane.paged))
     living |= enumerate(lane.tail, middle + lane.paged)
-    living |= dict.fromkeys(lane.redo_paged)
-    living |= lane.redo
     living = {number: line for number, line in living.items() if number not in lane.holes}
+    living |= dict.fromkeys(numbers_of(lane.redo_paged))
+    living |= lane.redo
     living |= dict.fromkeys(scheduled(queue))
     for consumer in queue.consumers:
         living |= _deliveries(consumer)
