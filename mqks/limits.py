@@ -172,7 +172,8 @@ PEEK_ROWS_MAX: Final = 1000
 """Messages in one reply to peek."""
 
 HTTP_CONNECTIONS_MAX: Final = 256
-"""Connections at once to the port of metrics and health; one more is closed."""
+"""Connections at once to the port of metrics and health; for one more the oldest that waits for its
+peer is closed."""
 
 STATS_ROWS_DEFAULT: Final = 1000
 STATS_ROWS_MAX: Final = 10_000

@@ -150,6 +150,38 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
     assert "internal_error" not in server.log
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /healthz HTTP/1.1\r\nHost: ",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nname=",
+        b"GET /metrics/queues HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["silence", "half a request", "keep-alive", "half a body", "an unread response"],
+)
+def test_who_asks_over_http_is_answered_at_once(tmp_path: Path, said: bytes) -> None:
+    """However many connections wait for their peers: the oldest makes room."""
+    users_file.write(tmp_path / "users", [HONEST])
+    page = ("--http-port", "0", "--page", "full", "--users", str(tmp_path / "users"))
+    with Limited(128, tmp_path / "mqks.db", *page) as server, ExitStack() as stack:
+        web = Web(server)
+        if b"queues" in said:
+            with LineClient(server.address) as client:
+                name = b"q" * 240
+                client.send(b"".join(b"s subscribe %s%d e\n" % (name, n) for n in range(4000)))
+                assert client.ask(b"p ping") == b"p ok "
+        for _ in range(128 // 8):
+            peer = stack.enter_context(socket.socket())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.connect(web.address)
+            peer.sendall(said)
+        for _ in range(10):
+            assert web.ask("/healthz").text == "ok\n"
+
+
 def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     write_certificate(trustme.CA(), cert, key)
