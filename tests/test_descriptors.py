@@ -20,6 +20,8 @@ import pytest
 import trustme
 
 from mqks import users_file
+from mqks.errors import ConfigurationError
+from mqks.server.running import OPEN_FILES_MIN
 from mqks.testing import BrokerProcess
 from mqks.users import User, hash_token
 from tests.line_client import LineClient
@@ -91,7 +93,7 @@ def served(server: ServerProcess, what: Callable[[LineClient], bytes]) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("open_files", [128, 256])
+@pytest.mark.parametrize("open_files", [OPEN_FILES_MIN, 128, 256])
 @pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
 def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, loop: str) -> None:
     authority = trustme.CA()
@@ -206,6 +208,16 @@ def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
             until(lambda: connections() == 3)
         for each in silent:
             each.close()
+
+
+@pytest.mark.parametrize("open_files", [20, 24, OPEN_FILES_MIN - 1])
+def test_too_few_files_for_a_server(tmp_path: Path, open_files: int) -> None:
+    """It says so, and how many it needs, instead of listening and answering nobody."""
+    server = Limited(open_files, tmp_path / "mqks.db")
+    assert server.wait() == ConfigurationError.exit_code
+    assert f"{open_files} open files are allowed" in server.log
+    assert f"needs at least {OPEN_FILES_MIN}" in server.log
+    assert not (tmp_path / "mqks.db").exists()
 
 
 def test_without_a_descriptor_to_accept_with(tmp_path: Path) -> None:
