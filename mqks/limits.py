@@ -204,6 +204,24 @@ AUTH_FAILURES_MAX: Final = 3
 LOGINS_WAITING_MAX: Final = 64
 """Passwords that wait to be verified, one after the other, each a thirtieth of a second or more."""
 
+LOGINS_WAITING_PER_ADDRESS_MAX: Final = 16
+"""Those from one address, which may wait for a pause."""
+
+LOGINS_WRONG_MAX: Final = 3
+"""Wrong passwords without a pause. After each further one the next waits, twice as long."""
+
+LOGIN_PAUSE_S_MAX: Final = 4.0
+"""Longest pause, for one user name from one address."""
+
+LOGIN_PAUSE_ADDRESS_S_MAX: Final = 0.25
+"""The same for all user names from one address: many users may share it."""
+
+LOGIN_PAUSES_MAX: Final = 4096
+"""Addresses, and user names from them, whose wrong passwords are counted."""
+
+LOGIN_FORGET_S: Final = 60.0
+"""After this time without another one, wrong passwords no longer count."""
+
 STUCK_S: Final = 5.0
 """Who takes nothing for so long is closed when there is hardly room for anybody's replies."""
 
