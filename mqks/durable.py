@@ -21,9 +21,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def no_link(path: str, flags: int) -> int:
+    """An opener that follows no link to a file of somebody else."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write_again(path: Path) -> None:
     """Write the content of a file again and sync it and its name, if it exists. Raises OSError."""
-    with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
+    with (
+        suppress(FileNotFoundError),
+        open(path, "r+b", buffering=0, opener=no_link) as file,
+    ):
         at = 0
         while chunk := os.pread(file.fileno(), CHUNK_BYTES, at):
             at += os.pwrite(file.fileno(), chunk, at)

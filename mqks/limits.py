@@ -168,7 +168,8 @@ PEEK_ROWS_MAX: Final = 1000
 """Messages in one reply to peek."""
 
 HTTP_CONNECTIONS_MAX: Final = 256
-"""Connections at once to the port of metrics and health; one more is closed."""
+"""Connections at once to the port of metrics and health; for one more the oldest that waits for its
+peer is closed."""
 
 STATS_ROWS_DEFAULT: Final = 1000
 STATS_ROWS_MAX: Final = 10_000
@@ -198,6 +199,24 @@ AUTH_FAILURES_MAX: Final = 3
 
 LOGINS_WAITING_MAX: Final = 64
 """Passwords that wait to be verified, one after the other, each a thirtieth of a second or more."""
+
+LOGINS_WAITING_PER_ADDRESS_MAX: Final = 16
+"""Those from one address, which may wait for a pause."""
+
+LOGINS_WRONG_MAX: Final = 3
+"""Wrong passwords without a pause. After each further one the next waits, twice as long."""
+
+LOGIN_PAUSE_S_MAX: Final = 4.0
+"""Longest pause, for one user name from one address."""
+
+LOGIN_PAUSE_ADDRESS_S_MAX: Final = 0.25
+"""The same for all user names from one address: many users may share it."""
+
+LOGIN_PAUSES_MAX: Final = 4096
+"""Addresses, and user names from them, whose wrong passwords are counted."""
+
+LOGIN_FORGET_S: Final = 60.0
+"""After this time without another one, wrong passwords no longer count."""
 
 STUCK_S: Final = 5.0
 """Who takes nothing for so long is closed when there is hardly room for anybody's replies."""

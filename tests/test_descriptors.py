@@ -20,6 +20,8 @@ import pytest
 import trustme
 
 from mqks import users_file
+from mqks.errors import ConfigurationError
+from mqks.server.running import OPEN_FILES_MIN
 from mqks.testing import BrokerProcess
 from mqks.users import User, hash_token
 from tests.line_client import LineClient
@@ -91,7 +93,7 @@ def served(server: ServerProcess, what: Callable[[LineClient], bytes]) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("open_files", [128, 256])
+@pytest.mark.parametrize("open_files", [OPEN_FILES_MIN, 128, 256])
 @pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
 def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, loop: str) -> None:
     authority = trustme.CA()
@@ -150,6 +152,38 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
     assert "internal_error" not in server.log
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /healthz HTTP/1.1\r\nHost: ",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nname=",
+        b"GET /metrics/queues HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["silence", "half a request", "keep-alive", "half a body", "an unread response"],
+)
+def test_who_asks_over_http_is_answered_at_once(tmp_path: Path, said: bytes) -> None:
+    """However many connections wait for their peers: the oldest makes room."""
+    users_file.write(tmp_path / "users", [HONEST])
+    page = ("--http-port", "0", "--page", "full", "--users", str(tmp_path / "users"))
+    with Limited(128, tmp_path / "mqks.db", *page) as server, ExitStack() as stack:
+        web = Web(server)
+        if b"queues" in said:
+            with LineClient(server.address) as client:
+                name = b"q" * 240
+                client.send(b"".join(b"s subscribe %s%d e\n" % (name, n) for n in range(4000)))
+                assert client.ask(b"p ping") == b"p ok "
+        for _ in range(128 // 8):
+            peer = stack.enter_context(socket.socket())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.connect(web.address)
+            peer.sendall(said)
+        for _ in range(10):
+            assert web.ask("/healthz").text == "ok\n"
+
+
 def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     write_certificate(trustme.CA(), cert, key)
@@ -174,6 +208,16 @@ def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
             until(lambda: connections() == 3)
         for each in silent:
             each.close()
+
+
+@pytest.mark.parametrize("open_files", [20, 24, OPEN_FILES_MIN - 1])
+def test_too_few_files_for_a_server(tmp_path: Path, open_files: int) -> None:
+    """It says so, and how many it needs, instead of listening and answering nobody."""
+    server = Limited(open_files, tmp_path / "mqks.db")
+    assert server.wait() == ConfigurationError.exit_code
+    assert f"{open_files} open files are allowed" in server.log
+    assert f"needs at least {OPEN_FILES_MIN}" in server.log
+    assert not (tmp_path / "mqks.db").exists()
 
 
 def test_without_a_descriptor_to_accept_with(tmp_path: Path) -> None:

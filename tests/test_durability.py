@@ -22,8 +22,10 @@ from pathlib import Path
 
 import pytest
 
+from mqks.commands import main
+from mqks.errors import CannotWrite, ConfigurationError
 from mqks.journal.sqlite.database_file import DatabaseFile
-from mqks.journal.sqlite.lock import server_of
+from mqks.journal.sqlite.lock import BESIDE, server_of
 from mqks.journal.sqlite.texts import size_of, texts_path
 from mqks.settings import DatabaseUrl
 from tests.line_client import LineClient
@@ -104,6 +106,44 @@ def test_a_database_behind_a_link_is_the_same_database(db: Path, tmp_path: Path)
         code, log = refusal(db)
         assert code == EXIT_IN_USE, log
     assert [each.name for each in link.parent.iterdir()] == [link.name]
+
+
+@pytest.mark.parametrize("end", BESIDE)
+def test_nothing_beside_a_database_is_opened_through_a_link(db: Path, end: str) -> None:
+    victim = db.with_name("victim")
+    inside = victim / "epoch" if end == "-texts" else victim
+    inside.parent.mkdir(exist_ok=True)
+    inside.write_text("precious")
+    beside, copy = Path(f"{db}{end}"), db.with_name("copy.db")
+    beside.symlink_to(victim)
+    link = db.with_name("link.db")
+    link.symlink_to(db)
+    for name in (db, link):
+        code, log = refusal(name)
+        assert (code, f"{beside} is a symbolic link" in log) == (
+            ConfigurationError.exit_code,
+            True,
+        ), log
+    beside.unlink()
+    with ServerProcess(db) as server:
+        assert server.stop() == 0
+    Path(f"{copy}{end}").symlink_to(victim)
+    assert main(["backup", str(copy), "--db", str(db)]) == CannotWrite.exit_code
+    assert inside.read_text() == "precious"
+    inside.unlink()
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(inside)
+    assert refusal(db)[0] == ConfigurationError.exit_code
+    assert not inside.exists()
+
+
+def test_a_file_with_two_names_is_no_ballast(db: Path) -> None:
+    victim = db.with_name("victim")
+    victim.write_text("precious")
+    os.link(victim, f"{db}.ballast")
+    with ServerProcess(db, "--ballast-bytes", "1MiB") as server, LineClient(server.address):
+        assert Path(f"{db}.ballast").stat().st_size == 1024 * 1024
+    assert victim.read_text() == "precious"
 
 
 def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:

@@ -52,10 +52,10 @@ class Web:
         found = until(lambda: re.search(r"address=http://([\d.]+):(\d+)", server.log))
         self.address = found[1], int(found[2])
 
-    def ask(self, path: str, method: str = "GET") -> Answer:
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         connection = HTTPConnection(*self.address, timeout=WAIT_S)
         try:
-            connection.request(method, path)
+            connection.request(method, path, headers=headers)
             response = connection.getresponse()
             headers = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, headers, response.read().decode())
@@ -332,19 +332,38 @@ def test_peers_that_do_not_speak_http_harm_nobody(server: ServerProcess, web: We
     assert server.terminate() == 0
 
 
-def test_one_connection_too_many_is_closed(web: Web) -> None:
-    peers = [socket.create_connection(web.address, WAIT_S) for _ in range(HTTP_CONNECTIONS_MAX)]
-    try:
-        # A 404 to the last of them tells that all are there.
-        peers[-1].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        with peers[-1].makefile("rb") as replies:
-            assert replies.readline().startswith(b"HTTP/1.1 404 ")
-        with socket.create_connection(web.address, WAIT_S) as late:
-            assert late.recv(1) == b""
-    finally:
-        for peer in peers:
-            peer.close()
-    assert until(lambda: answers(web))
+def test_one_connection_too_many_makes_the_oldest_go(web: Web) -> None:
+    with ExitStack() as standing:
+        peers = [
+            standing.enter_context(socket.create_connection(web.address, WAIT_S))
+            for _ in range(HTTP_CONNECTIONS_MAX)
+        ]
+        assert web.ask("/healthz").status == 200
+        assert peers[0].recv(1) == b""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LocalHost", "[::1]:9", "192.0.2.1"])
+def test_an_address_is_no_name_of_others(web: Web, host: str) -> None:
+    for path in ("/metrics", "/metrics/queues", "/healthz", "/readyz"):
+        assert web.ask(path, Host=host).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80", "a.localhost", "["])
+def test_a_web_site_with_a_dns_of_its_own_reads_nothing(web: Web, host: str) -> None:
+    for path in ("/metrics", "/metrics/queues", "/healthz", "/readyz", "/none"):
+        assert web.ask(path, Host=host).status == 421
+
+
+def test_who_names_no_host_is_no_browser(web: Web) -> None:
+    with socket.create_connection(web.address, WAIT_S) as peer, peer.makefile("rb") as replies:
+        peer.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert replies.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+def test_beyond_loopback_every_name_may_be_its_own(tmp_path: Path) -> None:
+    flags = ("--http-port", "0", "--http-host", "0.0.0.0", "--insecure")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        assert Web(server).ask("/metrics", Host="broker.example").status == 200
 
 
 @pytest.mark.slow
@@ -358,7 +377,7 @@ def test_silent_connections_keep_nobody_out(web: Web) -> None:
             silent.append(replies)
             with suppress(ConnectionError):  # For one that was too slow its time is over.
                 if number % 3 == 2:
-                    peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                    peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     while replies.readline() not in (b"ok\n", b""):
                         pass
                 peer.sendall(b"GET /healthz" if number % 3 else b"")

@@ -22,6 +22,7 @@ from mqks.broker.actions import ACTIONS
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import (
     LOGINS_WAITING_MAX,
+    LOGINS_WAITING_PER_ADDRESS_MAX,
     MASKED_NAME_BYTES_MAX,
     STRANGER_ERRORS_MAX,
     STRANGER_LINE_BYTES_MAX,
@@ -636,6 +637,46 @@ def test_too_many_passwords_at_once() -> None:
     assert world.is_closed("late")
     assert re.fullmatch(rb"- error \w+\n", world.received("late"))
     assert len(world.broker.access.logins) == LOGINS_WAITING_MAX
+
+
+@pytest.mark.slow
+def test_who_guesses_waits_and_nobody_else(tmp_path: Path) -> None:
+    """Each wrong password beyond the third makes the next of its name wait. Another name from the
+    same address gets in meanwhile, so does the right password after the pause."""
+    users = [user("root"), user("worker")]
+    users_file.write(tmp_path / "users", users)
+    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
+
+        def connect() -> LineClient:
+            return stack.enter_context(LineClient(server.address))
+
+        began_s = time.monotonic()
+        for number in range(8):
+            assert is_error(connect().ask(b"a auth root wrong-%d" % number))
+        assert time.monotonic() - began_s >= 0.125 + 0.25 + 0.5 + 1, "no reply comes too early"
+        for number in range(3):  # The first of them waits two seconds, each other one four.
+            connect().send(b"a auth root more-%d\n" % number)
+        assert connect().ask(b"a auth --confirm worker worker") == b"a ok "
+        failed = server.log.count("wrong credentials")
+        assert failed < 11, "all guesses were checked first"
+        assert connect().ask(b"a auth --confirm rootT") == b"a ok "
+        assert connect().ask(b"a auth --confirm root root") == b"a ok "
+        assert server.log.count("wrong credentials") >= 10, "they were ahead of it"
+
+
+def test_guesses_of_one_address_leave_room_for_others(tmp_path: Path) -> None:
+    users_file.write(tmp_path / "users", [user("root")])
+    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
+        for number in range(4):
+            with LineClient(server.address) as client:
+                assert is_error(client.ask(b"a auth root wrong-%d" % number))
+        for number in range(4 * LOGINS_WAITING_PER_ADDRESS_MAX):
+            client = stack.enter_context(LineClient(server.address))
+            client.send(b"a auth root more-%d\n" % number)
+        until(lambda: "passwords wait to be checked" in server.log)
+        assert f"{LOGINS_WAITING_MAX} passwords wait" not in server.log
 
 
 # ------------------------------------------------------------------------------------ strangers

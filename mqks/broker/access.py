@@ -5,12 +5,17 @@ connection wait for the result.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mqks.broker.connection import Connection
 from mqks.errors import BadRequest, Expelled, NotAllowed
-from mqks.limits import AUTH_FAILURES_MAX, LOGINS_WAITING_MAX
+from mqks.limits import (
+    AUTH_FAILURES_MAX,
+    LOGINS_WAITING_MAX,
+    LOGINS_WAITING_PER_ADDRESS_MAX,
+)
 from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Known, Permissions, Users
 
@@ -26,28 +31,35 @@ class Login:
     request: Request = field(repr=False)
     name: bytes
     password: bytes = field(repr=False)
+    source: bytes = b""
+    """What counts as one address."""
 
 
 class Access:
-    __slots__ = ("_broker", "logins", "users")
+    __slots__ = ("_broker", "logins", "source_of", "users")
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self.users = Users([], b"")
         self.logins: deque[Login] = deque()
         """Passwords that the server must verify, one after the other."""
+        self.source_of: Callable[[Connection], bytes] = lambda connection: b""
+        """What counts as one address; empty if nothing does."""
 
     def log_in(self, connection: Connection, request: Request, name: bytes, secret: bytes) -> None:
         """Authenticate with a password."""
         if user := self.users.recall(name, secret):
             self.authenticate(connection, user)
-        elif len(self.logins) < LOGINS_WAITING_MAX:
-            self.logins.append(Login(connection, request, name, secret))
+            return
+        source = self.source_of(connection)
+        near = sum(source == each.source != b"" for each in self.logins)
+        if len(self.logins) < LOGINS_WAITING_MAX and near < LOGINS_WAITING_PER_ADDRESS_MAX:
+            self.logins.append(Login(connection, request, name, secret, source))
             connection.kept = []
         else:
             # The password is not wrong, so refuse the connection: the client may try later.
             self._broker.limits_reached["logins_waiting_max"] += 1
-            reason = f"{LOGINS_WAITING_MAX} passwords wait to be checked; try again"
+            reason = f"{near or LOGINS_WAITING_MAX} passwords wait to be checked; try again"
             self._broker.refusals.expel(connection, reason)
 
     def verified(self, login: Login, user: Known | None) -> bytes:

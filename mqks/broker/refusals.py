@@ -4,8 +4,9 @@ The one rule: the reply contains only an id; the reason goes to the log and the 
 server that nobody can ask for it tells it.
 """
 
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqks.broker.connection import Connection
 from mqks.broker.pending import ErrorRecord
@@ -17,6 +18,10 @@ from mqks.users import STRANGER
 
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
+
+HTTP: Final = re.compile(rb"[A-Z]+ /|(?i:host): |[^ ]* [a-z_]*[^ a-z_].* HTTP/\d")
+"""How a request of HTTP begins: with a path, a URL, `host:port` or `*`, none of which is an action;
+or the header that every browser sends."""
 
 
 class Refusals:
@@ -39,9 +44,14 @@ class Refusals:
         only the first of them."""
 
     def refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
-        """Reply to a line that failed."""
+        """Reply to a line that failed. After one of HTTP the connection is closed, so that the body
+        of the request, which any web site may have chosen, is not executed."""
         if isinstance(failure, LimitExceeded):
             self._broker.limits_reached[failure.limit] += 1
+        if HTTP.match(line):
+            failure = Expelled(
+                "this port does not speak HTTP: the web page, metrics and health are on http_port"
+            )
         request_id = request_id_of(line)
         action = line.partition(b" ")[2].partition(b" ")[0]
         self.fail(connection, request_id, action, failure)

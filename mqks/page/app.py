@@ -1,7 +1,7 @@
 """The routes of the page.
 
-The one rule: nothing is shown before the guard has let the request in: the right host name, a
-session, and for every change a token that only our own forms know.
+The one rule: nothing is shown before the guard has let the request in: a session, and for every
+change a token that only our own forms know.
 """
 
 import json
@@ -68,8 +68,7 @@ Handler = Callable[[Request, Session], Awaitable[Response]]
 class Page:
     """`open_stream` connects to the broker. `users` returns names and permissions; None: there are
     no users. `limits` are the values of the settings. With `may_act` the page offers what its users
-    may do; otherwise it only shows. `hosts` are the host names, with ports, under which browsers
-    may ask; None: any."""
+    may do; otherwise it only shows."""
 
     def __init__(
         self,
@@ -78,10 +77,8 @@ class Page:
         users: Callable[[], Sequence[tables.Row]] | None,
         limits: Mapping[str, Any],
         may_act: bool,
-        hosts: frozenset[str] | None,
     ) -> None:
         self._may_act = may_act
-        self._hosts = hosts
         self._sessions = Sessions(open_stream, with_users=users is not None)
         derived = {"limits": Derived(NEEDS, partial(rows, limits))}
         if users is not None:
@@ -167,9 +164,7 @@ class Page:
         return guarded
 
     def _foreign(self, request: Request) -> Response | None:
-        """An answer for who asks under another name (DNS rebinding), or from another site."""
-        if self._hosts is not None and request.headers.get("host", "") not in self._hosts:
-            return self._failed(421, "This host name is not the broker's.")
+        """An answer for who asks from another site."""
         if request.method == "POST" and not _is_own(request.headers):
             return self._failed(403, "This request came from another site.")
         return None

@@ -20,6 +20,11 @@ class Peer(NamedTuple):
     network: bytes
     """What counts as one address: for IPv6 the first 64 bits; empty without an address."""
 
+    @property
+    def source(self) -> bytes:
+        """The same for logins. All of a Unix socket count as one, and all of the page."""
+        return self.network or self.address.partition(":")[0].encode()
+
 
 def shown(host: str, port: int) -> str:
     """An address as in URLs."""

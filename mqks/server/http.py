@@ -1,21 +1,27 @@
 """Metrics and health over HTTP, on a separate port.
 
 The one rule: whatever happens here, the broker continues. A request only reads, failures are logged
-and answered with 500, and the number of connections is limited.
+and answered with 500, and the number of connections is limited: one that waits for its peer makes
+room for a new one, so that nobody is kept out by silence.
 """
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import cast
+from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import ByteStream, TaskStatus
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -36,6 +42,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
 REQUEST_S = 5.0
 """About how long a connection may take to send a request: silent ones must not block others."""
+_MISDIRECTED = PlainTextResponse("This host name is not the broker's.\n", 421)
 STOP_S = 1
 """How long a stopping server waits for requests to finish."""
 
@@ -45,9 +52,18 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.made_s = self.loop.time()
         if len(self.connections) > self.connections_max:
-            transport.close()
+            waiting = [each for each in cast(set[_Protocol], self.connections) if each.waits]
+            min(waiting, key=lambda each: each.made_s, default=self).transport.abort()
         self.loop.call_later(REQUEST_S, self._end_silent)
+
+    @property
+    def waits(self) -> bool:
+        """Its peer has yet to send a request, or does not read the response."""
+        cycle = self.cycle
+        silent = not cycle or cycle.response_complete or cycle.more_body or self.flow.write_paused
+        return silent and not self.transport.is_closing()
 
     def _end_silent(self) -> None:
         # Between requests uvicorn has a timer, which the first byte of the next request ends.
@@ -143,7 +159,6 @@ async def serve(
             may_act=settings.page == "full",
             users=users if settings.users is not None else None,
             limits=settings.public(),
-            hosts=_hosts(settings.http_host, sock.getsockname()[1]),
         )
     app = _app(settings, broker, journal, why_not_ready, page)
     await _answer(sock, app, page, connections_max, task_status, logged)
@@ -192,9 +207,11 @@ async def _answer(
     task_status: TaskStatus[str],
     logged: str = "",
 ) -> None:
+    host, port = sock.getsockname()[:2]
     server = _Uvicorn(
         Config(
-            app,
+            # Beyond loopback nobody can know its names.
+            _guarded(app) if is_loopback(host) else app,
             http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
@@ -208,7 +225,7 @@ async def _answer(
             access_log=False,
         )
     )
-    address = f"http://{shown(*sock.getsockname()[:2])}"
+    address = f"http://{shown(host, port)}"
     if address != logged:
         log.event("listening", address=address)
     async with anyio.create_task_group() as tasks:
@@ -233,12 +250,19 @@ async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
             await anyio.sleep(1)
 
 
-def _hosts(host: str, port: int) -> frozenset[str] | None:
-    """How browsers may name this server. Beyond loopback nobody can know."""
-    if not is_loopback(host):
-        return None
-    names = "localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host
-    return frozenset(f"{name}:{port}" for name in names)
+def _guarded(app: ASGIApp) -> ASGIApp:
+    """Refuses who asks under a name, which may be that of a web site (DNS rebinding): addresses and
+    `localhost` are none. Who names no host is no browser."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            name = urlsplit("//" + Headers(scope=scope).get("host", "")).hostname or "localhost"
+            is_own = name == "localhost" or bool(ipaddress.ip_address(name))
+        except ValueError:
+            is_own = False
+        await (app if is_own else _MISDIRECTED)(scope, receive, send)
+
+    return guarded
 
 
 def _listen(settings: Settings, task_status: TaskStatus[str]) -> socket.socket | None:

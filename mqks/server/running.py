@@ -25,7 +25,7 @@ from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.queue import Queue
-from mqks.errors import MqksError
+from mqks.errors import ConfigurationError, MqksError
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
@@ -53,6 +53,8 @@ from mqks.settings import (
 
 OTHER_FILES = 128
 """Descriptors reserved for the journal, listeners and monitoring; at most half of all."""
+OPEN_FILES_MIN = 64
+"""Half of them are enough for an idle server with a port of every kind, which has up to 28 open."""
 
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
@@ -251,6 +253,11 @@ def run(settings: Settings) -> int:
     """Serve until a signal; return the exit code. Raises MqksError with its exit code."""
     log.configure(settings)
     open_files = _raise_open_files_limit()
+    if open_files < OPEN_FILES_MIN:
+        raise ConfigurationError(
+            f"{open_files} open files are allowed, and the server needs at least {OPEN_FILES_MIN}: "
+            "raise the hard limit (ulimit -Hn, or LimitNOFILE= of systemd)"
+        )
     # Nobody handles it yet, and it must never end the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # On the watchdog's SIGABRT print the stack of each thread.

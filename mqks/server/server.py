@@ -103,6 +103,7 @@ class Server:
         self._timer_at_s = inf
         self._reads = Reads(broker, journal, self._flush)
         self._logins = Logins(broker, self._verified)
+        broker.access.source_of = self._source_of
         self.unsent = Unsent(broker, self._clients, self._drop, self._schedule_flush)
         self._gate = Gate(settings, broker.limits_reached)
         broker.connection_count = lambda: self._gate.connections
@@ -293,6 +294,10 @@ class Server:
         self._gate.remove_stranger(client)
         if client.auth_timer is not None:
             client.auth_timer.cancel()
+
+    def _source_of(self, connection: Connection) -> bytes:
+        client = self._clients.get(connection.id)
+        return b"" if client is None else client.peer.source
 
     def _verified(self, login: Login, user: Known | None) -> None:
         client = self._clients.get(login.connection.id)

@@ -71,6 +71,8 @@ class Nuisance(Player):
         what = rng.random()
         if what < 0.1:
             await self._too_long()
+        elif what < 0.2:
+            await self._web_site()
         if what < 0.3:
             self.wire.send(b"half a line")
         if what < 0.5:
@@ -153,20 +155,30 @@ class Nuisance(Player):
             raise Violation(f"{line!r}: {rest[:200]!r}")
 
     async def _too_long(self) -> None:
+        most = int(self.plan.flags["line_bytes_max"])
+        first = b"long publish nowhere ".ljust(most, b"x") + b"\n" if most % 2 else b""
+        await self._expelled(b"long", first, b"long publish nowhere ".ljust(most + 1, b"x"))
+
+    async def _web_site(self) -> None:
+        """What it makes a browser send is not executed."""
+        body = b"x purge work\nx delete_queue work\nx trim log 1000000\nx publish l x\n"
+        await self._expelled(b"POST", b"POST / HTTP/1.1\r\nHost: x\r\n\r\n" + body, body)
+
+    async def _expelled(self, request_id: bytes, *chunks: bytes) -> None:
+        """Send what ends the connection with one error reply."""
         told: list[bytes] = []
 
         def take(word: bytes, rest: bytes) -> bool:
             told.append(word)
             return False
 
-        self.wire.ask(b"long", take)
-        most = int(self.plan.flags["line_bytes_max"])
+        self.wire.ask(request_id, take)
         self.wire.leaving = True
-        self.wire.send(b"long publish nowhere ".ljust(most, b"x") + b"\n" if most % 2 else b"")
-        self.wire.send(b"long publish nowhere ".ljust(most + 1, b"x"))
+        for chunk in chunks:
+            self.wire.send(chunk)
         await self.wire.until_closed()
         if told != [b"error"] and not self.life.ending:
-            raise Violation(f"{told} for a line that is too long")
+            raise Violation(f"{told} for {chunks[0][:80]!r}")
         raise Gone
 
     async def _unused(self) -> None:

@@ -5,6 +5,7 @@ that the server can recover from a full disk.
 """
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,14 +23,23 @@ class Ballast:
             self.give_up()
             return True
         try:
-            with self._path.open("ab") as file:
-                if os.fstat(file.fileno()).st_size != self._size:
-                    os.truncate(file.fileno(), 0)
+            if not self._is_there:
+                # Always a new file: what has the name may have others, too.
+                self._path.unlink(missing_ok=True)
+                with self._path.open("xb") as file:
                     os.posix_fallocate(file.fileno(), 0, self._size)
         except OSError:
             self.give_up()
             return False
         return True
+
+    @property
+    def _is_there(self) -> bool:
+        try:
+            found = self._path.lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == self._size
 
     def give_up(self) -> None:
         with suppress(OSError):  # If it can't be deleted, the disk stays full.

@@ -7,19 +7,33 @@ after SQLite has closed it: closing any descriptor of the file drops SQLite's ow
 flock and fcntl locks are independent.
 """
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from mqks.errors import DatabaseLocked
 from mqks.files import exists, identity, lock
+
+LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+BESIDE: Final = ".lock", ".ballast", "-wal", "-shm", "-journal", "-texts"
+"""Ends of the names of everything beside a database."""
 
 
 def lock_path(database: Path) -> Path:
     """Next to the file itself, so that a symbolic link leads to the same lock."""
     return Path(f"{database.resolve()}.lock")
+
+
+def refuse_links(database: Path) -> None:
+    """Nothing beside a database is opened through a link, which may lead to anybody's file. Raises
+    OSError."""
+    for end in BESIDE:
+        path = Path(f"{database.resolve()}{end}")
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, f"{path} is a symbolic link", str(path))
 
 
 class FileLock:
@@ -35,9 +49,10 @@ class FileLock:
 
     def take(self, *, makes_database: bool = True) -> Self:
         """Raises DatabaseLocked when another process holds the lock, OSError when the lock file
-        can't be created."""
+        can't be created, or something beside the database is a link."""
+        refuse_links(self._database)
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self._path, LOCK_FLAGS, 0o600)
             lock(self._descriptor)
             if makes_database or exists(self._database):
                 # Messages are private, as in a backup. WAL and texts get the mode of the database.
@@ -78,7 +93,7 @@ class FileLock:
         """Create and lock a deleted lock file again; False when that can't be done. The lock on the
         database has excluded other servers meanwhile."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, LOCK_FLAGS, 0o600)
         except OSError:
             return False
         try:
@@ -111,7 +126,8 @@ def server_of(database: Path) -> str | None:
 def _held(path: Path) -> str | None:
     """The URL in a lock file that a server has locked."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        descriptor = os.open(path, flags)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

@@ -26,7 +26,7 @@ async def new_file(settings: Settings, report: Report) -> AsyncIterator[SqliteSt
     try:
         with locked(target), cleared(partial):
             refuse(target, force=False)
-            partial.touch(0o600)
+            partial.touch(0o600, exist_ok=False)
             # It is synced once, at the end, and has all texts in its rows.
             settings = replace(settings, db=partial, synchronous="off", text_file_bytes_min=0)
             store = await SqliteStore.open(settings, report)

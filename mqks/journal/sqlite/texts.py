@@ -288,19 +288,25 @@ class Texts:
             self.path.mkdir(0o700)
             mode = self._about.st_mode & 0o777
             self._give(self.path, mode | (mode & 0o444) >> 2)
-        if self._owner() != self.epoch:
-            with (self.path / EPOCH).open("w") as file:
-                self._give(file.fileno(), self._about.st_mode & 0o777)
-                file.write(self.epoch)
-                file.flush()
-                self._sync(file.fileno())
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._sync(descriptor)
-        parent = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags | os.O_NOFOLLOW)
         try:
-            self._sync(parent)
-        finally:
-            os.close(parent)
+            if self._owner() != self.epoch:
+                (self.path / EPOCH).unlink(missing_ok=True)
+                with (self.path / EPOCH).open("x") as file:
+                    self._give(file.fileno(), self._about.st_mode & 0o777)
+                    file.write(self.epoch)
+                    file.flush()
+                    self._sync(file.fileno())
+            self._sync(descriptor)
+            parent = os.open(self.path.parent, flags)
+            try:
+                self._sync(parent)
+            finally:
+                os.close(parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
         self._descriptor, self._identity = descriptor, identity(os.fstat(descriptor))
 
     def _give(self, file: Path | int, mode: int) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
+from mqks.durable import no_link
+
 _HEADER: Final = struct.Struct(">8I")
 """Magic, version, page size, checkpoints, two salts, two checksums."""
 _FRAME: Final = struct.Struct(">6I")
@@ -54,7 +56,7 @@ class _Frame(NamedTuple):
 
 def look(path: Path) -> Finding | None:
     """The damage, or None. Raises OSError, also for a missing file."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=no_link) as file:
         return _look(file)
 
 
