@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
@@ -20,6 +21,9 @@ from typing import Any, get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mqks import connect_blocking
+from mqks.client.errors import ProtocolViolation
+from mqks.commands import main
 from mqks.errors import ConfigurationError, Limit
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import metrics
@@ -330,6 +334,24 @@ def test_peers_that_do_not_speak_http_harm_nobody(server: ServerProcess, web: We
     with LineClient(server.address) as client:
         assert client.ask(b"p ping") == b"p ok "
     assert server.terminate() == 0
+
+
+@pytest.mark.parametrize("kind", ["ours", "another"])
+def test_a_client_of_the_broker_is_told_at_once(
+    web: Web, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """It has not waited until a silent connection is closed: then it would say something else."""
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as another:
+        Thread(target=another.serve_forever, daemon=True).start()
+        host, port = web.address if kind == "ours" else another.server_address[:2]
+        for words in (["ping"], ["inspect", "queues"], ["publish", "e", "x"]):
+            for credentials in ("", "t0ken@"):
+                code = main([*words, "--url", f"mqks://{credentials}{host!s}:{port}"])
+                assert code == 69
+                assert "the port speaks HTTP" in capsys.readouterr().err
+        with pytest.raises(ProtocolViolation, match="the port speaks HTTP"):
+            connect_blocking(f"mqks://{host!s}:{port}").__enter__()
+        another.shutdown()
 
 
 def test_one_connection_too_many_is_closed(web: Web) -> None:

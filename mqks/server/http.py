@@ -45,6 +45,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_new = True
         if len(self.connections) > self.connections_max:
             transport.close()
         self.loop.call_later(REQUEST_S, self._end_silent)
@@ -57,6 +58,11 @@ class _Protocol(H11Protocol):
             self.loop.call_later(REQUEST_S, self._end_silent)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_new and b"\n" in data:
+            # Who speaks something else, like a client of the broker, learns it from the first line.
+            first, end, rest = data.partition(b"\n")
+            data = first + end + (rest if b" HTTP/" in first else b"\n")
+        self._is_new = False
         try:
             super().data_received(data)
         except Exception as failure:
