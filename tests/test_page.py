@@ -131,7 +131,7 @@ def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> No
 @pytest.mark.slow
 def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
-        for number in range(10_000):
+        for number in range(10_050):
             client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
         client.publish("e4321", "x", confirm=True)
         page.goto("/queues")
@@ -139,13 +139,79 @@ def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
         names = page.locator("#rows tr td:first-child")
         expect(names).to_have_count(100)
         expect(names.first).to_have_text("q04321")
-        page.get_by_role("link", name="Next").click()
+        page.get_by_role("link", name="Next", exact=True).click()
         expect(page.locator(".pages span")).to_have_text("101 to 200")
+        expect(page.get_by_text("10,000 of 10,050 queues shown")).to_be_visible()
+        page.get_by_role("link", name="Next queues").click()
+        expect(page.get_by_text("50 of 10,050 queues shown")).to_be_visible()
+        expect(page.locator("#count")).to_have_text("50 in all")
+        page.get_by_role("link", name="Name").click()
+        expect(names.first).to_have_text("q10000")
+        page.get_by_role("link", name="First queues").click()
+        expect(page.locator("#count")).to_have_text("10,000 in all")
         page.goto("/queues?filter=q0999")
         expect(names).to_have_count(10)
         client.publish("e9999", "x", confirm=True)
         page.goto("/queues?filter=q09999")
         expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("1")
+
+
+def test_parts_of_lists_say_so_and_where_the_rest_is(page: Page, server: ServerProcess) -> None:
+    def items(place: str) -> list[str]:
+        return page.locator(f"{place} + ul li code").all_text_contents()
+
+    with client_of(server) as client, LineClient(server.address) as peer:
+        events = [f"é{number:03}" for number in range(420)]
+        client.request("subscribe", "--confirm", "q", *events, "--add-mask", "a.*", "b.*")
+        for number in range(205):
+            peer.send(b"c%03d consume q --keep --manual-ack --prefetch=1\n" % number)
+        peer.ask(b"p ping")
+        number = next(
+            each["id"]
+            for each in json.loads(client.request("stats", "connections"))
+            if each["consumers"]
+        )
+        client.publish_many((events[0], n) for n in range(130))
+        until(lambda: json.loads(client.request("stats", "queue", "q"))["unacked"] == 130)
+        page.goto("/queue?name=q")
+        expect(page.get_by_text("202 of 422 bindings shown")).to_be_visible()
+        assert items("#events") == events[:200]
+        page.get_by_role("link", name="Next events").click()
+        assert items("#events") == events[200:400]
+        page.get_by_role("link", name="Next events").click()
+        assert items("#events") == events[400:]
+        page.get_by_role("link", name="First events").click()
+        assert items("#events") == events[:200]
+        for place in ("/queue?name=q", f"/connection?number={number}"):
+            page.goto(place)
+            expect(page.get_by_text("200 of 205 consumers shown")).to_be_visible()
+            page.get_by_role("link", name="Next consumers").click()
+            expect(page.get_by_text("5 of 205 consumers shown")).to_be_visible()
+            assert items("#consumers") == [f"c{number}" for number in range(200, 205)]
+        page.goto("/queue?name=q")
+        expect(page.get_by_text("100 of 130 unacked messages shown")).to_be_visible()
+        page.get_by_role("link", name="Next unacked").click()
+        expect(page.get_by_text("30 of 130 unacked messages shown")).to_be_visible()
+        page.get_by_role("link", name="Next messages").click()
+        expect(page.locator("article")).to_have_count(20)
+        expect(page.locator("article").first).to_contain_text("21 ·")
+        page.get_by_role("link", name="First messages").click()
+        expect(page.locator("article").first).to_contain_text("1 ·")
+
+
+def test_a_page_is_not_much_larger_than_what_it_shows(page: Page, server: ServerProcess) -> None:
+    """JSON that is nested deeply would grow with the square of its depth."""
+    brackets = "[" * 900 + "0," * 1147 + "0" + "]" * 900
+    with client_of(server) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", {"a": [1, {"b": None}]}, confirm=True)
+        client.publish_many(("e", brackets) for _ in range(19))
+        answer = page.goto("/queue?name=q")
+        assert answer
+        assert len(answer.body()) < 1_000_000
+        shown = page.locator("pre").all_text_contents()
+        assert shown[0].split("\n")[1:4] == ['  "a": [', "    1,", "    {"]
+        assert shown[1:] == [brackets] * 19
 
 
 def test_hostile_names_and_payloads_stay_text(page: Page, server: ServerProcess) -> None:
