@@ -10,9 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
@@ -23,6 +25,7 @@ import pytest
 import mqks
 from mqks.inspection.text import time_text
 from mqks.page.live import WATCHERS_MAX
+from mqks.page.sessions import SESSIONS_MAX
 from mqks.settings import PAGE_PORT, DatabaseUrl
 from mqks.users import User, hash_password, hash_token
 from tests.line_client import LineClient
@@ -549,6 +552,109 @@ def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> 
         assert code(wanted) == 200
         with pytest.raises(mqks.RequestFailed):
             client.request("stats", "queue", "orders")
+
+
+def sessions(client: mqks.BlockingClient) -> int:
+    """Each has a connection."""
+    rows = json.loads(client.request("stats", "connections"))
+    return sum(each["address"] == "page" for each in rows)
+
+
+@contextmanager
+def another_site(text: str) -> Iterator[int]:
+    """The port of a web server whose only page has this text."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as other:
+        Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield other.server_address[1]
+        finally:
+            other.shutdown()
+
+
+def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess) -> None:
+    """What they embed costs nothing, and a link leads on. Both hosts are another origin, and
+    `localhost` is another site."""
+    here = web_url(server)
+    text = f"<img src='{here}/queue?name=orders'><iframe src='{here}/queues'></iframe>"
+    text += f"<a href='{here}/queue?name=orders&amp;x=%22'>orders</a>"
+    with client_of(server) as client, another_site(text) as port:
+        client.subscribe("orders", ["order.new"])
+        for begun, host in enumerate(("127.0.0.1", "localhost")):
+            context = browser.new_context()
+            page = context.new_page()
+            asked = list[str]()
+            page.on("request", lambda request: asked.append(request.url))  # noqa: B023
+            page.goto(f"http://{host}:{port}")
+            assert {f"{here}/queue?name=orders", f"{here}/queues"} < {*asked}
+            assert sessions(client) == begun
+            page.get_by_role("link", name="orders").click()
+            expect(page.get_by_text("came from another site")).to_be_visible()
+            assert context.cookies() == []
+            page.get_by_role("link", name="Open it here").click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+            assert page.url == f"{here}/queue?name=orders&x=%22"
+            context.close()
+    for path in ("/metrics", "/healthz", "/queues"):
+        with urlopen(here + path) as answer:
+            assert answer.status == 200
+        with pytest.raises(HTTPError, match="403") as refused:
+            urlopen(Request(here + path, headers={"Sec-Fetch-Site": "cross-site"}))
+        refused.value.close()
+    with socket.create_connection(("127.0.0.1", int(here.rpartition(":")[2])), WAIT_S) as peer:
+        host = here.partition("://")[2]
+        head = f"Host: {host}\r\nSec-Fetch-Site: cross-site\r\nConnection: close\r\n\r\n"
+        peer.sendall(f"GET //evil.example/'\"><script> HTTP/1.1\r\n{head}".encode())
+        told = peer.makefile("rb").read()
+    assert b'href="/evil.example/&#x27;&quot;&gt;&lt;script&gt;"' in told
+
+
+def test_those_who_send_no_cookie_end_no_open_page(server: ServerProcess) -> None:
+    here = web_url(server)
+
+    def cookie(path: str) -> str:
+        with urlopen(here + path) as answer:
+            return str(answer.headers["Set-Cookie"].partition(";")[0])
+
+    def is_known(cookie: str) -> bool:
+        """Asks for a part of a page, as browsers do; it is answered in any case."""
+        with urlopen(Request(f"{here}/static/page.css", headers={"Cookie": cookie})):
+            pass
+        with urlopen(Request(f"{here}/publish", headers={"Cookie": cookie})) as answer:
+            return "Set-Cookie" not in answer.headers
+
+    with client_of(server) as client, ExitStack() as open_pages:
+        read = cookie("/publish")
+        assert is_known(read)
+        others = [cookie("/publish") for _ in range(SESSIONS_MAX + 20)]
+        assert is_known(read)
+        assert is_known(others[-1])
+        assert not is_known(others[0])
+        until(lambda: sessions(client) <= SESSIONS_MAX)
+        # Those who come back take the place of one that has not for longer.
+        watching = list[str]()
+        for _ in range(SESSIONS_MAX):
+            watching.append(cookie("/publish"))
+            assert is_known(watching[-1])
+        # None that watches makes room.
+        for each in watching:
+            events = urlopen(Request(f"{here}/events", headers={"Cookie": each}))
+            assert open_pages.enter_context(events).readline() == b"retry: 2000\n"
+        for late in (read, ""):
+            with pytest.raises(HTTPError, match="503") as refused:
+                is_known(late)
+            refused.value.close()
+        assert all(map(is_known, watching))
 
 
 def test_behind_tls_the_cookie_is_for_tls_only(server: ServerProcess) -> None:

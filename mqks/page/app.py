@@ -18,7 +18,6 @@ import anyio
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -159,11 +158,10 @@ class Page:
             if refused := await self._foreign(request):
                 return refused
             session = self._sessions.get(request.cookies.get(COOKIE))
-            token = None
+            is_new = session is None
             try:
                 if session is None and not self._sessions.with_users:
-                    token = await self._sessions.begin()
-                    session = self._sessions.get(token)
+                    session = await self._sessions.begin()
                 if session is None:
                     return _secured(RedirectResponse("/login", status_code=303))
                 response = _secured(await handler(request, session))
@@ -175,18 +173,16 @@ class Page:
                 return await self._failed(403, str(failure), session)
             except ClientError as failure:
                 return await self._failed(503, str(failure), session)
-            if token is not None:
-                _set_cookie(request, response, token)
+            if is_new:
+                _set_cookie(request, response, session.token)
             return response
 
         return guarded
 
     async def _foreign(self, request: Request) -> Response | None:
-        """An answer for who asks under another name (DNS rebinding), or from another site."""
+        """An answer for who asks under another name (DNS rebinding)."""
         if self._hosts is not None and request.headers.get("host", "") not in self._hosts:
             return await self._failed(421, "This host name is not the broker's.")
-        if request.method == "POST" and not _is_own(request.headers):
-            return await self._failed(403, "This request came from another site.")
         return None
 
     async def _login(self, request: Request) -> Response:
@@ -202,11 +198,11 @@ class Page:
         if not all(credentials):
             return await self._shown("login.html", None, 400, reason="Enter a name and a password.")
         try:
-            cookie = await self._sessions.begin(credentials)
+            session = await self._sessions.begin(credentials)
         except ClientError as failure:
             return await self._shown("login.html", None, 403, reason=refusal(failure))
         response = _secured(RedirectResponse("/", status_code=303))
-        return _set_cookie(request, response, cookie)
+        return _set_cookie(request, response, session.token)
 
     async def _logout(self, request: Request) -> Response:
         if refused := await self._foreign(request):
@@ -364,14 +360,16 @@ class Page:
             return await self._failed(503, "Too many pages are open.")
         table = self._tables.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
+        may_look = partial(self._sessions.may_look, session)
         return StreamingResponse(
-            self.live.watch(view, partial(self._sessions.may_look, session)),
+            self._sessions.watched(session, self.live.watch(view, may_look)),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
+        self._sessions.get(request.cookies.get(COOKIE))  # A browser that keeps it is there.
         if name not in STATIC:
             return await self._failed(404, "There is no such page.")
         response = _secured(Response(self._static[name], media_type=STATIC[name]))
@@ -422,15 +420,6 @@ def _set_cookie(request: Request, response: Response, token: str) -> Response:
     with_tls = request.url.scheme == "https"
     response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=with_tls)
     return response
-
-
-def _is_own(headers: Headers) -> bool:
-    """Whether a form came from this page. Behind a proxy only the browser knows the host name that
-    both have."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site is not None:
-        return site in ("same-origin", "none")
-    return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -5,6 +5,7 @@ and answered with 500, and the number of connections is limited.
 """
 
 import asyncio
+import html
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ import anyio
 from anyio.abc import ByteStream, TaskStatus
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,7 +28,7 @@ from mqks.broker.broker import Broker
 from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
-from mqks.page.app import Page
+from mqks.page.app import SECURITY, Page
 from mqks.server import log
 from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
@@ -200,7 +203,7 @@ async def _answer(
 ) -> None:
     server = _Uvicorn(
         Config(
-            app,
+            _for_its_own_site(app),
             http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
@@ -237,6 +240,34 @@ async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
             log.error("page_failed", exception=failure)
             task_status = anyio.TASK_STATUS_IGNORED
             await anyio.sleep(1)
+
+
+def _for_its_own_site(app: ASGIApp) -> ASGIApp:
+    """Refuses what the pages of other sites make a browser ask for, such as an image that costs a
+    view. Who follows a link from there is led on. Programs send no such headers."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        await (app if _is_own(Headers(scope=scope)) else _foreign(scope))(scope, receive, send)
+
+    return guarded
+
+
+def _is_own(headers: Headers) -> bool:
+    """Behind a proxy only the browser knows the host name that both have."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or origin.partition("://")[2] == headers.get("host")
+
+
+def _foreign(scope: Scope) -> Response:
+    text = "<!doctype html><title>MQKS</title><p>This request came from another site."
+    if scope["method"] == "GET":
+        # Two slashes would be the start of a host name.
+        asked = f"/{scope['raw_path'].decode('latin-1').lstrip('/')}"
+        query = scope["query_string"].decode("latin-1")
+        text += f' <a href="{html.escape(f"{asked}?{query}" if query else asked)}">Open it here</a>'
+    return HTMLResponse(text, 403, SECURITY)
 
 
 def _hosts(host: str, port: int) -> frozenset[str] | None:
