@@ -1,6 +1,7 @@
 """Queues bound to masks: who gets what, exactly once, whatever is bound, unbound, made and deleted
 meanwhile, however many masks there are, and in bounded memory."""
 
+import json
 import re
 import tracemalloc
 from collections.abc import Iterator
@@ -422,6 +423,31 @@ def test_stats_tell_masks(client: LineClient) -> None:
     assert client.ask(b"x stats bindings nothing.x.y") == (
         b'x ok [{"queue": "q", "event": null, "mask": "**", "exists": true}]'
     )
+
+
+def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClient) -> None:
+    assert client.ask(b"s subscribe --confirm q a b c --add-mask a.* b.*") == b"s ok "
+    for consumer_id in (b"k2", b"k1", b"k3"):
+        client.send(b"%b consume q --keep\n" % consumer_id)
+
+    def lists(flags: bytes) -> list[list[str]]:
+        told = json.loads(client.ask(b"x stats queue q" + flags).removeprefix(b"x ok "))
+        return [told[key] for key in ("events", "masks", "consumer_ids")]
+
+    assert lists(b"") == [["a", "b", "c"], ["a.*", "b.*"], ["k2", "k1", "k3"]]
+    assert lists(b" --limit=2") == [["a", "b"], ["a.*", "b.*"], ["k1", "k2"]]
+    assert lists(b" --limit=2 --after=b") == [["c"], ["b.*"], ["k1", "k2"]]
+    assert lists(b" --after=k1") == [[], [], ["k2", "k3"]]
+
+    def ids(words: bytes) -> list[str]:
+        told = json.loads(client.ask(b"x stats consumers" + words).removeprefix(b"x ok "))
+        return [each["id"] for each in told]
+
+    rows = json.loads(client.ask(b"x stats connections").removeprefix(b"x ok "))
+    assert ids(b" %d" % rows[0]["id"]) == ids(b"") == ["k1", "k2", "k3"]
+    assert ids(b" %d --after=k1 --limit=1" % rows[0]["id"]) == ["k2"]
+    assert ids(b" %d" % (rows[0]["id"] + 1)) == []
+    assert client.ask(b"x stats consumers k1").startswith(b"x error ")
 
 
 def test_an_update_is_parsed() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
@@ -20,6 +21,9 @@ from typing import Any, get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mqks import connect_blocking
+from mqks.client.errors import ProtocolViolation
+from mqks.commands import main
 from mqks.errors import ConfigurationError, Limit
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import metrics
@@ -364,6 +368,24 @@ def test_beyond_loopback_every_name_may_be_its_own(tmp_path: Path) -> None:
     flags = ("--http-port", "0", "--http-host", "0.0.0.0", "--insecure")
     with ServerProcess(tmp_path / "mqks.db", *flags) as server:
         assert Web(server).ask("/metrics", Host="broker.example").status == 200
+
+
+@pytest.mark.parametrize("kind", ["ours", "another"])
+def test_a_client_of_the_broker_is_told_at_once(
+    web: Web, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """It has not waited until a silent connection is closed: then it would say something else."""
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as another:
+        Thread(target=another.serve_forever, daemon=True).start()
+        host, port = web.address if kind == "ours" else another.server_address[:2]
+        for words in (["ping"], ["inspect", "queues"], ["publish", "e", "x"]):
+            for credentials in ("", "t0ken@"):
+                code = main([*words, "--url", f"mqks://{credentials}{host!s}:{port}"])
+                assert code == 69
+                assert "the port speaks HTTP" in capsys.readouterr().err
+        with pytest.raises(ProtocolViolation, match="the port speaks HTTP"):
+            connect_blocking(f"mqks://{host!s}:{port}").__enter__()
+        another.shutdown()
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
@@ -23,6 +25,7 @@ import pytest
 import mqks
 from mqks.inspection.text import time_text
 from mqks.page.live import WATCHERS_MAX
+from mqks.page.sessions import SESSIONS_MAX
 from mqks.settings import PAGE_PORT, DatabaseUrl
 from mqks.users import User, hash_password, hash_token
 from tests.line_client import LineClient
@@ -131,7 +134,7 @@ def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> No
 @pytest.mark.slow
 def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
-        for number in range(10_000):
+        for number in range(10_050):
             client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
         client.publish("e4321", "x", confirm=True)
         page.goto("/queues")
@@ -139,13 +142,79 @@ def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
         names = page.locator("#rows tr td:first-child")
         expect(names).to_have_count(100)
         expect(names.first).to_have_text("q04321")
-        page.get_by_role("link", name="Next").click()
+        page.get_by_role("link", name="Next", exact=True).click()
         expect(page.locator(".pages span")).to_have_text("101 to 200")
+        expect(page.get_by_text("10,000 of 10,050 queues shown")).to_be_visible()
+        page.get_by_role("link", name="Next queues").click()
+        expect(page.get_by_text("50 of 10,050 queues shown")).to_be_visible()
+        expect(page.locator("#count")).to_have_text("50 in all")
+        page.get_by_role("link", name="Name").click()
+        expect(names.first).to_have_text("q10000")
+        page.get_by_role("link", name="First queues").click()
+        expect(page.locator("#count")).to_have_text("10,000 in all")
         page.goto("/queues?filter=q0999")
         expect(names).to_have_count(10)
         client.publish("e9999", "x", confirm=True)
         page.goto("/queues?filter=q09999")
         expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("1")
+
+
+def test_parts_of_lists_say_so_and_where_the_rest_is(page: Page, server: ServerProcess) -> None:
+    def items(place: str) -> list[str]:
+        return page.locator(f"{place} + ul li code").all_text_contents()
+
+    with client_of(server) as client, LineClient(server.address) as peer:
+        events = [f"é{number:03}" for number in range(420)]
+        client.request("subscribe", "--confirm", "q", *events, "--add-mask", "a.*", "b.*")
+        for number in range(205):
+            peer.send(b"c%03d consume q --keep --manual-ack --prefetch=1\n" % number)
+        peer.ask(b"p ping")
+        number = next(
+            each["id"]
+            for each in json.loads(client.request("stats", "connections"))
+            if each["consumers"]
+        )
+        client.publish_many((events[0], n) for n in range(130))
+        until(lambda: json.loads(client.request("stats", "queue", "q"))["unacked"] == 130)
+        page.goto("/queue?name=q")
+        expect(page.get_by_text("202 of 422 bindings shown")).to_be_visible()
+        assert items("#events") == events[:200]
+        page.get_by_role("link", name="Next events").click()
+        assert items("#events") == events[200:400]
+        page.get_by_role("link", name="Next events").click()
+        assert items("#events") == events[400:]
+        page.get_by_role("link", name="First events").click()
+        assert items("#events") == events[:200]
+        for place in ("/queue?name=q", f"/connection?number={number}"):
+            page.goto(place)
+            expect(page.get_by_text("200 of 205 consumers shown")).to_be_visible()
+            page.get_by_role("link", name="Next consumers").click()
+            expect(page.get_by_text("5 of 205 consumers shown")).to_be_visible()
+            assert items("#consumers") == [f"c{number}" for number in range(200, 205)]
+        page.goto("/queue?name=q")
+        expect(page.get_by_text("100 of 130 unacked messages shown")).to_be_visible()
+        page.get_by_role("link", name="Next unacked").click()
+        expect(page.get_by_text("30 of 130 unacked messages shown")).to_be_visible()
+        page.get_by_role("link", name="Next messages").click()
+        expect(page.locator("article")).to_have_count(20)
+        expect(page.locator("article").first).to_contain_text("21 ·")
+        page.get_by_role("link", name="First messages").click()
+        expect(page.locator("article").first).to_contain_text("1 ·")
+
+
+def test_a_page_is_not_much_larger_than_what_it_shows(page: Page, server: ServerProcess) -> None:
+    """JSON that is nested deeply would grow with the square of its depth."""
+    brackets = "[" * 900 + "0," * 1147 + "0" + "]" * 900
+    with client_of(server) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", {"a": [1, {"b": None}]}, confirm=True)
+        client.publish_many(("e", brackets) for _ in range(19))
+        answer = page.goto("/queue?name=q")
+        assert answer
+        assert len(answer.body()) < 1_000_000
+        shown = page.locator("pre").all_text_contents()
+        assert shown[0].split("\n")[1:4] == ['  "a": [', "    1,", "    {"]
+        assert shown[1:] == [brackets] * 19
 
 
 def test_hostile_names_and_payloads_stay_text(page: Page, server: ServerProcess) -> None:
@@ -483,6 +552,109 @@ def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> 
         assert code(wanted) == 200
         with pytest.raises(mqks.RequestFailed):
             client.request("stats", "queue", "orders")
+
+
+def sessions(client: mqks.BlockingClient) -> int:
+    """Each has a connection."""
+    rows = json.loads(client.request("stats", "connections"))
+    return sum(each["address"] == "page" for each in rows)
+
+
+@contextmanager
+def another_site(text: str) -> Iterator[int]:
+    """The port of a web server whose only page has this text."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as other:
+        Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield other.server_address[1]
+        finally:
+            other.shutdown()
+
+
+def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess) -> None:
+    """What they embed costs nothing, and a link leads on. Both hosts are another origin, and
+    `localhost` is another site."""
+    here = web_url(server)
+    text = f"<img src='{here}/queue?name=orders'><iframe src='{here}/queues'></iframe>"
+    text += f"<a href='{here}/queue?name=orders&amp;x=%22'>orders</a>"
+    with client_of(server) as client, another_site(text) as port:
+        client.subscribe("orders", ["order.new"])
+        for begun, host in enumerate(("127.0.0.1", "localhost")):
+            context = browser.new_context()
+            page = context.new_page()
+            asked = list[str]()
+            page.on("request", lambda request: asked.append(request.url))  # noqa: B023
+            page.goto(f"http://{host}:{port}")
+            assert {f"{here}/queue?name=orders", f"{here}/queues"} < {*asked}
+            assert sessions(client) == begun
+            page.get_by_role("link", name="orders").click()
+            expect(page.get_by_text("came from another site")).to_be_visible()
+            assert context.cookies() == []
+            page.get_by_role("link", name="Open it here").click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+            assert page.url == f"{here}/queue?name=orders&x=%22"
+            context.close()
+    for path in ("/metrics", "/healthz", "/queues"):
+        with urlopen(here + path) as answer:
+            assert answer.status == 200
+        with pytest.raises(HTTPError, match="403") as refused:
+            urlopen(Request(here + path, headers={"Sec-Fetch-Site": "cross-site"}))
+        refused.value.close()
+    with socket.create_connection(("127.0.0.1", int(here.rpartition(":")[2])), WAIT_S) as peer:
+        host = here.partition("://")[2]
+        head = f"Host: {host}\r\nSec-Fetch-Site: cross-site\r\nConnection: close\r\n\r\n"
+        peer.sendall(f"GET //evil.example/'\"><script> HTTP/1.1\r\n{head}".encode())
+        told = peer.makefile("rb").read()
+    assert b'href="/evil.example/&#x27;&quot;&gt;&lt;script&gt;"' in told
+
+
+def test_those_who_send_no_cookie_end_no_open_page(server: ServerProcess) -> None:
+    here = web_url(server)
+
+    def cookie(path: str) -> str:
+        with urlopen(here + path) as answer:
+            return str(answer.headers["Set-Cookie"].partition(";")[0])
+
+    def is_known(cookie: str) -> bool:
+        """Asks for a part of a page, as browsers do; it is answered in any case."""
+        with urlopen(Request(f"{here}/static/page.css", headers={"Cookie": cookie})):
+            pass
+        with urlopen(Request(f"{here}/publish", headers={"Cookie": cookie})) as answer:
+            return "Set-Cookie" not in answer.headers
+
+    with client_of(server) as client, ExitStack() as open_pages:
+        read = cookie("/publish")
+        assert is_known(read)
+        others = [cookie("/publish") for _ in range(SESSIONS_MAX + 20)]
+        assert is_known(read)
+        assert is_known(others[-1])
+        assert not is_known(others[0])
+        until(lambda: sessions(client) <= SESSIONS_MAX)
+        # Those who come back take the place of one that has not for longer.
+        watching = list[str]()
+        for _ in range(SESSIONS_MAX):
+            watching.append(cookie("/publish"))
+            assert is_known(watching[-1])
+        # None that watches makes room.
+        for each in watching:
+            events = urlopen(Request(f"{here}/events", headers={"Cookie": each}))
+            assert open_pages.enter_context(events).readline() == b"retry: 2000\n"
+        for late in (read, ""):
+            with pytest.raises(HTTPError, match="503") as refused:
+                is_known(late)
+            refused.value.close()
+        assert all(map(is_known, watching))
 
 
 def test_behind_tls_the_cookie_is_for_tls_only(server: ServerProcess) -> None:

@@ -30,7 +30,6 @@ from mqks.limits import (
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
     SEQ_MAX,
-    STATS_ROWS_DEFAULT,
     STATS_ROWS_MAX,
     STEP_NAMES,
 )
@@ -450,7 +449,7 @@ def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work
     mask = texts.get(b"--mask")
     then = texts.get(b"--then", b"") if mask is None else MASK + mask
     after = texts.get(b"--after", b""), then
-    limit = numbers.get(b"--limit", STATS_ROWS_DEFAULT)
+    limit = numbers.get(b"--limit")
     told = yield from stats.ask(broker, connection, words, after, limit)
     result = yield from (_object(told) if isinstance(told, dict) else _array(told))
     if not connection.closed:

@@ -5,6 +5,7 @@ so that a client can read it page by page. It is made in pieces, some of them em
 work.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -16,9 +17,9 @@ from mqks.broker.connection import Connection
 from mqks.broker.consumer import Consumer
 from mqks.broker.pending import NO_MARK
 from mqks.broker.queue import Queue
-from mqks.broker.turns import GOES_ON, Work, slices
+from mqks.broker.turns import GOES_ON, Work, ordered, slices
 from mqks.errors import BadRequest
-from mqks.limits import SEQ_MAX, STEP_BODIES, STEP_MASKS, STEP_NAMES
+from mqks.limits import SEQ_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.requests import parse_number, shown
 
@@ -101,16 +102,19 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
     }
 
 
-def queue(broker: Broker, name: bytes) -> Work[Row]:
-    """One queue with its events and consumers."""
+def queue(broker: Broker, name: bytes, after: bytes, limit: int | None) -> Work[Row]:
+    """One queue with its events and consumers; of each list so many that follow a name."""
     found = broker.queues.get(name)
     if found is None:
         raise BadRequest(f"stats: there is no queue {shown(name)}")
     events, masks = yield from broker.bindings.events(name)
     consumer_ids = [each.id for each in found.consumers]
+    if after or limit is not None:  # Otherwise they are in the order in which they came.
+        consumer_ids = yield from ordered(consumer_ids)
     lists: dict[str, list[str]] = {"events": [], "masks": [], "consumer_ids": []}
     for names, texts in zip((events, masks, consumer_ids), lists.values(), strict=True):
-        for some in slices(names, STEP_NAMES):
+        first = bisect_right(names, after)
+        for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
     return queue_row(broker, found) | {"policy": broker.policies.told(found)} | lists
@@ -155,12 +159,17 @@ def _binding_row(name: bytes, bound: bytes) -> Row:
     }
 
 
-def consumers(broker: Broker, after: bytes, limit: int) -> Rows:
-    names = yield from _page(broker.consumers, after, limit)
+def consumers(broker: Broker, connection: bytes | None, after: bytes, limit: int) -> Rows:
+    """Those of all connections, or of one."""
+    holders: Mapping[bytes, Consumer] = broker.consumers
+    if connection is not None:
+        found = broker.connections.get(_number(connection))
+        holders = {} if found is None else found.consumers
+    names = yield from _page(holders, after, limit)
     now_us = broker.schedule.wall_us()
     some: list[Row] = []
     for name in names:
-        if (consumer := broker.consumers.get(name)) is not None:
+        if (consumer := holders.get(name)) is not None:
             some.append(_consumer_row(consumer, now_us))
         # A consumer with repeated message ids takes longer.
         if len(some) == STEP_ROWS or (consumer is not None and consumer.since.out_of_order):
@@ -315,20 +324,22 @@ def _text(name: bytes) -> str:
 
 
 def ask(
-    broker: Broker, viewer: Connection, words: list[bytes], after: Key, limit: int
+    broker: Broker, viewer: Connection, words: list[bytes], after: Key, given: int | None
 ) -> Work[Row | Rows]:
-    """The reply to a request with these plain arguments, `words`. Raises BadRequest."""
+    """The reply to a request with these plain arguments, `words`, and a limit if one was given.
+    Raises BadRequest."""
+    limit = STATS_ROWS_DEFAULT if given is None else given
     match words:
         case []:
             return (yield from totals(broker))
         case [b"queues"]:
             return queues(broker, after[0], limit)
         case [b"queue", name]:
-            return (yield from queue(broker, name))
+            return (yield from queue(broker, name, after[0], given))
         case [b"bindings", *event]:
             return bindings(broker, event[0] if event else None, after, limit)
-        case [b"consumers"]:
-            return consumers(broker, after[0], limit)
+        case [b"consumers", *connection]:
+            return consumers(broker, connection[0] if connection else None, after[0], limit)
         case [b"connections"]:
             return connections(broker, _number(after[0]), limit)
         case [b"unacked", *name]:

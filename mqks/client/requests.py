@@ -45,6 +45,13 @@ PUBLISH = {
 }
 """A publish up to its event, by the flags confirm, once and mandatory."""
 
+HTTP = (
+    "the port speaks HTTP, not the protocol of MQKS: use the broker's `port` (25000 by default), "
+    "not its `http_port`"
+)
+HTTP_FIRST = b"HTTP/", b"<"
+"""The first bytes of HTTP answers; the older ones have no headers."""
+
 
 class Terms(TypedDict, total=False):
     """Options of a message besides its event and data."""
@@ -554,6 +561,8 @@ class Reply(NamedTuple):
         request_id, _, rest = line.partition(b" ")
         status, _, text = rest.partition(b" ")
         if not request_id or status not in (b"ok", b"error"):
+            if line.startswith(HTTP_FIRST):
+                raise ProtocolViolation(HTTP)
             raise ProtocolViolation(f"the peer sent {line[:80]!r}, which is not a reply")
         return cls(request_id, status == b"error", text)
 

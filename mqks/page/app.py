@@ -6,17 +6,18 @@ change a token that only our own forms know.
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.resources import files
-from time import time
+from itertools import starmap
+from time import monotonic, time
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
 from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -33,7 +34,7 @@ from mqks.inspection.text import time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, POLICY_FIELDS, policy_values
 from mqks.page.limits import NEEDS, rows
-from mqks.page.live import RATES, ROWS_MAX, Derived, Live, rows_of
+from mqks.page.live import ERRORS_MAX, RATES, ROWS_MAX, Derived, Live, key_of
 from mqks.page.overview import GROUPS, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 
@@ -55,12 +56,21 @@ STATIC: Final = {
     "icon.svg": "image/svg+xml",
 }
 FORM_BYTES_MAX: Final = 64 * 1024
-HELD_LIMIT: Final = "--limit=100"
-"""Unacked messages of a queue on its page."""
+NAMES: Final = 200
+"""Names of a list on one page."""
+NAMED: Final = {"events": "events", "masks": "masks", "consumers": "consumer_ids"}
+"""What `stats queue` calls these lists."""
+HELD: Final = 100
+"""Unacked messages of a queue on one page."""
 MESSAGES: Final = 20
 """Messages of a queue on one page."""
 DATA_BYTES_MAX: Final = 4096
 """Shown of the data of one message."""
+LAID_OUT_CHARACTERS_MAX: Final = 4 * DATA_BYTES_MAX
+"""JSON that takes more with line breaks and indents is shown as it is."""
+STEP_S: Final = 0.005
+"""Pages are laid out one at a time, for so long in one turn of the event loop."""
+LAYOUT: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
 Handler = Callable[[Request, Session], Awaitable[Response]]
 
@@ -100,7 +110,11 @@ class Page:
             cell=tables.cell,
             connection_link=tables.connection_link,
             queue_link=tables.queue_link,
+            quoted=tables.quoted,
         )
+        self._one_peeks = anyio.Lock()
+        """What is peeked for a page may be large until it is shortened."""
+        self._one_renders = anyio.Lock()
         root = files("mqks.page") / "static"
         self._static = {name: (root / name).read_bytes() for name in STATIC}
 
@@ -138,14 +152,11 @@ class Page:
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            if refused := self._foreign(request):
-                return refused
             session = self._sessions.get(request.cookies.get(COOKIE))
-            token = None
+            is_new = session is None
             try:
                 if session is None and not self._sessions.with_users:
-                    token = await self._sessions.begin()
-                    session = self._sessions.get(token)
+                    session = await self._sessions.begin()
                 if session is None:
                     return _secured(RedirectResponse("/login", status_code=303))
                 response = _secured(await handler(request, session))
@@ -154,43 +165,33 @@ class Page:
                 self._sessions.end(request.cookies.get(COOKIE, ""))
                 return _secured(RedirectResponse("/login", status_code=303))
             except RequestFailed as failure:
-                return self._failed(403, str(failure), session)
+                return await self._failed(403, str(failure), session)
             except ClientError as failure:
-                return self._failed(503, str(failure), session)
-            if token is not None:
-                _set_cookie(request, response, token)
+                return await self._failed(503, str(failure), session)
+            if is_new:
+                _set_cookie(request, response, session.token)
             return response
 
         return guarded
 
-    def _foreign(self, request: Request) -> Response | None:
-        """An answer for who asks from another site."""
-        if request.method == "POST" and not _is_own(request.headers):
-            return self._failed(403, "This request came from another site.")
-        return None
-
     async def _login(self, request: Request) -> Response:
-        if refused := self._foreign(request):
-            return refused
         if not self._sessions.with_users:
             return _secured(RedirectResponse("/", status_code=303))
         if request.method == "GET":
-            return self._shown("login.html", None, reason="")
+            return await self._shown("login.html", None, reason="")
         form = await _form(request)
         name, password, token = (form.get(key, "") for key in ("name", "password", "token"))
         credentials = (token,) if token else (name, password)
         if not all(credentials):
-            return self._shown("login.html", None, 400, reason="Enter a name and a password.")
+            return await self._shown("login.html", None, 400, reason="Enter a name and a password.")
         try:
-            cookie = await self._sessions.begin(credentials)
+            session = await self._sessions.begin(credentials)
         except ClientError as failure:
-            return self._shown("login.html", None, 403, reason=refusal(failure))
+            return await self._shown("login.html", None, 403, reason=refusal(failure))
         response = _secured(RedirectResponse("/", status_code=303))
-        return _set_cookie(request, response, cookie)
+        return _set_cookie(request, response, session.token)
 
     async def _logout(self, request: Request) -> Response:
-        if refused := self._foreign(request):
-            return refused
         token = request.cookies.get(COOKIE, "")
         session, form = self._sessions.get(token), await _form(request)
         if session is not None and session.allows(form.get("csrf", "")):
@@ -203,7 +204,7 @@ class Page:
 
     async def _overview(self, request: Request, session: Session) -> Response:
         sample = await self.live.sample(session.client, set())
-        return self._shown(
+        return await self._shown(
             "overview.html",
             session,
             here="overview",
@@ -218,16 +219,29 @@ class Page:
     def _table_of(self, table: tables.Table) -> Handler:
         async def handler(request: Request, session: Session) -> Response:
             view = tables.view_of(table, request.query_params)
-            sample = await self.live.sample(session.client, {table.key})
-            return self._shown(
+            after = _parameter(request, "after")
+            sample = await self.live.sample(session.client, {table.key}, after)
+            rows, links, named = sample[table.key], {}, table.title.lower()
+            if after:
+                links[f"First {named}"] = f"/{table.key}"
+            if len(rows) >= ROWS_MAX:
+                last = str(rows[-1][key_of(table.key)])
+                links[f"Next {named}"] = f"/{table.key}?after={tables.quoted(last)}"
+            return await self._shown(
                 "table.html",
                 session,
                 here=table.key,
                 table=table,
                 view=view,
-                shown=tables.shown(table, view, sample[table.key]),
+                shown=tables.Ordered(table, rows).part(view),
                 page_rows=tables.PAGE_ROWS,
-                is_cut=len(sample[table.key]) >= ROWS_MAX,
+                after=after,
+                links=links,
+                read=len(rows),
+                total=sample["totals"].get(table.key, 0),
+                errors_max=ERRORS_MAX,
+                rows_max=ROWS_MAX,
+                is_partly=any(len(sample.get(key, ())) >= ROWS_MAX for key in NEEDS),
             )
 
         return handler
@@ -235,94 +249,119 @@ class Page:
     async def _queue(self, request: Request, session: Session) -> Response:
         # Bytes that are not UTF-8 come back as they went into the link.
         name = _parameter(request, "name")
-        row = json.loads(await session.client.request("stats", "queue", name))
-        after = request.query_params.get("after", "")
-        held = json.loads(await session.client.request("stats", "unacked", name, HELD_LIMIT))
-        messages, reason = [], ""
+        row = await _told(session, "queue", name, f"--limit={NAMES}")
+        for key, named in NAMED.items():
+            if last := _parameter(request, key):
+                words = f"--limit={NAMES}", f"--after={last}"
+                row[named] = (await _told(session, "queue", name, *words))[named]
+        there = f"--after={name}", f"--then={_whole_number(request, 'unacked')}"
+        held = await _told(session, "unacked", name, f"--limit={HELD}", *there)
+        scheduled = "scheduled" in request.query_params
+        messages, reason = list[tuple[Peeked, int]](), ""
         try:
-            messages = await session.client.peek(
-                name,
-                after=int(after) if after.isdigit() and len(after) < 19 else 0,
-                limit=MESSAGES,
-                scheduled="scheduled" in request.query_params,
-            )
+            async with self._one_peeks:
+                peeked = await session.client.peek(
+                    name,
+                    after=_whole_number(request, "messages"),
+                    limit=MESSAGES,
+                    scheduled=scheduled,
+                )
+                messages = [
+                    (each._replace(data=each.data[: DATA_BYTES_MAX + 1]), len(each.data))
+                    for each in peeked
+                ]
+                del peeked
         except RequestFailed:
             reason = "You may not read the messages of this queue."
-        return self._shown(
+        here = tables.queue_link(name) + ("&scheduled=1" if scheduled else "")
+        links = partial(_links, request, here)
+        return await self._shown(
             "queue.html",
             session,
             queue=row,
-            held=[*map(_held, held)],
+            held=held,
+            held_rows=map(_held, held),
+            links={
+                "bindings": links("events", row["events"], NAMES)
+                | links("masks", row["masks"], NAMES),
+                "consumers": links("consumers", row["consumer_ids"], NAMES),
+                "unacked": links("unacked", [each["seq"] for each in held], HELD),
+                "messages": links("messages", [each.seq for each, _ in messages], MESSAGES),
+            },
             fields=POLICY_FIELDS,
             values=policy_values(row["policy"]),
             reason=reason,
-            scheduled="scheduled" in request.query_params,
-            messages=[_message(each) for each in messages],
-            has_dead=any(each.letter for each in messages),
-            is_full=len(messages) == MESSAGES,
-            last=messages[-1].seq if messages else 0,
+            scheduled=scheduled,
+            messages=starmap(_message, messages),
+            has_dead=any(each.letter for each, _ in messages),
         )
 
     async def _connection(self, request: Request, session: Session) -> Response:
-        asked = request.query_params.get("number", "")
-        number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 19 else 0
+        number = _whole_number(request, "number")
         words = "connections", f"--after={number - 1}", "--limit=1"
-        found = json.loads(await session.client.request("stats", *words)) if number else []
+        found = await _told(session, *words) if number else []
         if not found or found[0]["id"] != number:
-            return self._failed(404, f"There is no connection {asked}.", session)
-        consumers = await rows_of(session.client, "consumers") if found[0]["consumers"] else []
-        return self._shown(
+            asked = _parameter(request, "number")
+            return await self._failed(404, f"There is no connection {asked}.", session)
+        words = "consumers", str(number), f"--limit={NAMES}"
+        last = _parameter(request, "consumers")
+        consumers = await _told(session, *words, *([f"--after={last}"] if last else ()))
+        here, ids = tables.connection_link(number), [each["id"] for each in consumers]
+        return await self._shown(
             "connection.html",
             session,
             connection=found[0],
             columns=tables.CONNECTIONS.columns[1:],
-            consumers=[each for each in consumers if each["connection"] == number],
+            consumers=consumers,
+            links=_links(request, here, "consumers", ids, NAMES),
         )
 
     async def _publish(self, request: Request, session: Session) -> Response:
         wanted = {key: _parameter(request, key) for key in ("event", "data", "meta")}
-        return self._shown("publish.html", session, here="publish", wanted=wanted)
+        return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
     async def _act(self, request: Request, session: Session) -> Response:
         """Ask, and when the answer is yes, do it."""
         form = await _form(request)
         action = ACTIONS.get(request.path_params["action"])
         if action is None or not self._may_act or not session.allows(form.pop("csrf", "")):
-            return self._failed(403, "This page does not allow that.", session)
+            return await self._failed(403, "This page does not allow that.", session)
         try:
             if form.pop("sure", "") != "yes":
                 question = action.question(form)
                 back = action.back(form)
-                return self._shown(
+                return await self._shown(
                     "ask.html", session, action=action, question=question, form=form, back=back
                 )
             session.notice = await action.do(session.client, form)
         except KeyError as missing:
-            return self._failed(400, f"{missing.args[0]} is missing.", session)
+            return await self._failed(400, f"{missing.args[0]} is missing.", session)
         except InvalidRequest as failure:
-            return self._failed(400, f"{failure}.", session)
+            return await self._failed(400, f"{failure}.", session)
         return RedirectResponse(action.back(form), status_code=303)
 
     async def _events(self, request: Request, session: Session) -> Response:
         if self.live.is_full:
-            return self._failed(503, "Too many pages are open.")
+            return await self._failed(503, "Too many pages are open.")
         table = self._tables.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
+        may_look = partial(self._sessions.may_look, session)
         return StreamingResponse(
-            self.live.watch(view, partial(self._sessions.may_look, session)),
+            self._sessions.watched(session, self.live.watch(view, may_look)),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
+        self._sessions.get(request.cookies.get(COOKIE))  # A browser that keeps it is there.
         if name not in STATIC:
-            return self._failed(404, "There is no such page.")
+            return await self._failed(404, "There is no such page.")
         response = _secured(Response(self._static[name], media_type=STATIC[name]))
         response.headers["Cache-Control"] = "no-cache"
         return response
 
-    def _shown(
+    async def _shown(
         self,
         template: str,
         session: Session | None,
@@ -334,7 +373,7 @@ class Page:
         notice = ""
         if session is not None and template != "failed.html":
             notice, session.notice = session.notice, ""
-        text = self._environment.get_template(template).render(
+        pieces = self._environment.get_template(template).generate(
             session=session,
             notice=notice,
             may_act=self._may_act,
@@ -342,10 +381,19 @@ class Page:
             tables=self._tables.values(),
             **values,
         )
-        return _secured(HTMLResponse(text.encode("utf-8", "backslashreplace"), status))
+        texts = list[str]()
+        async with self._one_renders:
+            began_s = monotonic()
+            for piece in pieces:
+                texts.append(piece)
+                if monotonic() - began_s > STEP_S:
+                    await checkpoint()
+                    began_s = monotonic()
+        text = "".join(texts).encode("utf-8", "backslashreplace")
+        return _secured(HTMLResponse(text, status))
 
-    def _failed(self, status: int, reason: str, session: Session | None = None) -> Response:
-        return self._shown("failed.html", session, status, reason=reason)
+    async def _failed(self, status: int, reason: str, session: Session | None = None) -> Response:
+        return await self._shown("failed.html", session, status, reason=reason)
 
 
 def _secured(response: Response) -> Response:
@@ -357,15 +405,6 @@ def _set_cookie(request: Request, response: Response, token: str) -> Response:
     with_tls = request.url.scheme == "https"
     response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=with_tls)
     return response
-
-
-def _is_own(headers: Headers) -> bool:
-    """Whether a form came from this page. Behind a proxy only the browser knows the host name that
-    both have."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site is not None:
-        return site in ("same-origin", "none")
-    return origin is None or origin.partition("://")[2] == headers.get("host")
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -383,6 +422,29 @@ def _parameter(request: Request, key: str) -> str:
     return next((value for name, value in pairs if name == key), "")
 
 
+def _whole_number(request: Request, key: str) -> int:
+    """A parameter; 0 for what is none."""
+    asked = _parameter(request, key)
+    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 19 else 0
+
+
+def _links(
+    request: Request, here: str, key: str, shown: Sequence[str | int], most: int
+) -> dict[str, str]:
+    """Where the start of a list and what follows this part of it are, if it is elsewhere; `key` is
+    what the parameter and the place on the page are called."""
+    links = {}
+    if _parameter(request, key):
+        links[f"First {key}"] = f"{here}#{key}"
+    if len(shown) == most:
+        links[f"Next {key}"] = f"{here}&{key}={tables.quoted(str(shown[-1]))}#{key}"
+    return links
+
+
+async def _told(session: Session, *words: str) -> Any:
+    return json.loads(await session.client.request("stats", *words))
+
+
 def _held(row: tables.Row) -> Mapping[str, Any]:
     """An unacked message; one that is acked meanwhile has no time."""
     delivered_us = row["delivered_us"]
@@ -393,7 +455,8 @@ def _held(row: tables.Row) -> Mapping[str, Any]:
     return {**row, "delivered": delivered, "held": tables.duration(age_s)}
 
 
-def _message(message: Peeked) -> Mapping[str, Any]:
+def _message(message: Peeked, data_bytes: int) -> Mapping[str, Any]:
+    """A message whose data are shortened, and how many there were."""
     letter = message.letter
     return {
         "seq": message.seq,
@@ -406,7 +469,7 @@ def _message(message: Peeked) -> Mapping[str, Any]:
         "letter": None if letter is None else letter._asdict(),
         "data": _data(message.data),
         "copy_link": _copy_link(message),
-        "cut": max(0, len(message.data) - DATA_BYTES_MAX),
+        "cut": max(0, data_bytes - DATA_BYTES_MAX),
     }
 
 
@@ -419,12 +482,18 @@ def _copy_link(message: Peeked) -> str:
 
 
 def _data(data: bytes) -> str:
-    """JSON laid out, text as it is, anything else as bytes in Python's notation."""
+    """JSON laid out unless that is long, text as it is, anything else as bytes in Python's
+    notation."""
     if len(data) <= DATA_BYTES_MAX:
-        try:
-            return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            pass
+        with suppress(ValueError, RecursionError):
+            pieces, characters = list[str](), 0
+            for piece in LAYOUT.iterencode(json.loads(data)):
+                pieces.append(piece)
+                characters += len(piece)
+                if characters > LAID_OUT_CHARACTERS_MAX:
+                    break
+            else:
+                return "".join(pieces)
     some = data[:DATA_BYTES_MAX]
     try:
         return tables.text(some.decode())

@@ -40,7 +40,9 @@ RATES: Final = ("received", "delivered", "acknowledged", "rejected", "dead")
 WATCHERS_MAX: Final = 192
 """Fewer than connections to the HTTP port, so that metrics and health always have some."""
 ROWS_MAX: Final = 10_000
-"""Of a list; those after it are not shown."""
+"""Of a list; those after it are shown by themselves, and not renewed."""
+ERRORS_MAX: Final = listing.PAGE_ROWS
+"""The last ones."""
 
 
 @dataclass(eq=False)
@@ -78,6 +80,7 @@ class Live:
         """Somebody new watches."""
         self._latest: Row | None = None
         self._latest_s = 0.0
+        self._one_takes = anyio.Lock()
         self.history: deque[list[float]] = deque(maxlen=HISTORY)
         """Time in seconds since the start of the server, then the rates of `RATES`."""
 
@@ -162,10 +165,11 @@ class Live:
             await checkpoint()
         return served
 
-    async def sample(self, client: AsyncClient, lists: set[str]) -> Row:
-        """A sample for a page that is opened now, with the rates since the last one."""
-        sample = await self._take(client, lists)
-        if not self._add_rates(sample):
+    async def sample(self, client: AsyncClient, lists: set[str], after: str = "") -> Row:
+        """A sample for a page that is opened now, with the rates since the last one; of lists what
+        comes `after` a key."""
+        sample = await self._take(client, lists, after)
+        if not self._add_rates(sample) and not after:
             self._remember(sample)
         return sample
 
@@ -180,31 +184,40 @@ class Live:
     def _remember(self, sample: Row) -> None:
         self._latest, self._latest_s = sample, monotonic()
 
-    async def _take(self, client: AsyncClient, tables: set[str]) -> Row:
-        """Totals, journal and what some tables need."""
+    async def _take(self, client: AsyncClient, tables: set[str], after: str = "") -> Row:
+        """Totals, journal and what some tables need; for one after the other."""
+        async with self._one_takes:
+            return await self._taken(client, tables, after)
+
+    async def _taken(self, client: AsyncClient, tables: set[str], after: str) -> Row:
         derived = {key: self._derived[key] for key in self._derived.keys() & tables}
         lists = (tables - derived.keys()).union(*(each.needs for each in derived.values()))
         sample: Row = {"connected": True, "queues": [], "has_queues": "queues" in lists}
         sample["totals"] = json.loads(await client.request("stats"))
         sample["journal"] = json.loads(await client.request("stats", "journal"))
         for key in sorted(lists):
-            sample[key] = await rows_of(client, key)
+            sample[key] = await rows_of(client, key, after)
         for key, each in derived.items():
             sample[key] = each.rows(sample)
         return sample
 
 
-async def rows_of(client: AsyncClient, key: str) -> list[Row]:
+def key_of(table: str) -> str:
+    """What a list is sorted by."""
+    return "name" if table == "queues" else "id"
+
+
+async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:
     """The rows of a list of `stats`; of the errors the last ones."""
     rows: list[Row] = []
     words = [key, f"--limit={listing.PAGE_ROWS}"]
     if key == "errors":
         return [*json.loads(await client.request("stats", *words))]
-    name = "name" if key == "queues" else "id"
     while True:
-        after = [f"--after={rows[-1][name]}"] if rows else []
-        page = json.loads(await client.request("stats", *words, *after))
+        last = [f"--after={after}"] if after else []
+        page = json.loads(await client.request("stats", *words, *last))
         rows += page
+        after = str(page[-1][key_of(key)]) if page else after
         if len(page) < listing.PAGE_ROWS or len(rows) >= ROWS_MAX:
             return rows
 

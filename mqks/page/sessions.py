@@ -6,7 +6,7 @@ broker, as for every client, and never stored.
 
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
@@ -21,7 +21,8 @@ from mqks.client.urls import Address
 
 COOKIE: Final = "mqks_session"
 SESSIONS_MAX: Final = 100
-"""The one that was idle for longest makes room."""
+"""One that was not used again makes room, otherwise the one that was idle for longest; none that
+has an open page does."""
 IDLE_S: Final = 12 * 3600.0
 CHECK_S: Final = 10.0
 """An open page learns within this time that its user may not look any more."""
@@ -38,8 +39,14 @@ class Session:
     """Somebody has logged in; false without users."""
     user: str
     """Empty for a token as well."""
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """The value of its cookie."""
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     used_s: float = field(default_factory=monotonic)
+    used_again: bool = False
+    """Its browser has sent the cookie back."""
+    watching: int = 0
+    """Open pages that are renewed."""
     notice: str = ""
     """What an action has done, to be shown once."""
     end: anyio.Event = field(default_factory=anyio.Event)
@@ -79,22 +86,40 @@ class Sessions:
         session = self._sessions.get(token or "")
         if session is None or session.client.is_closed:
             return None
-        session.used_s = monotonic()
+        session.used_s, session.used_again = monotonic(), True
         return session
 
-    async def begin(self, credentials: tuple[str, ...] = ()) -> str:
-        """Begin a session; return the value of its cookie. Raises ClientError: RequestFailed for
-        a user who may not look."""
+    async def begin(self, credentials: tuple[str, ...] = ()) -> Session:
+        """Begin a session. Raises ClientError: RequestFailed for
+        a user who may not look, InvalidRequest when all sessions have open pages."""
         assert self._tasks is not None
-        if len(self._sessions) >= SESSIONS_MAX:
-            oldest = min(self._sessions, key=lambda each: self._sessions[each].used_s)
-            self._sessions.pop(oldest).end.set()
         began: Session | ClientError = await self._tasks.start(self._live, credentials)
         if isinstance(began, ClientError):
             raise began
-        token = secrets.token_urlsafe(32)
-        self._sessions[token] = began
-        return token
+        if len(self._sessions) >= SESSIONS_MAX and not self._make_room():
+            began.end.set()
+            raise InvalidRequest("too many pages are open")
+        self._sessions[began.token] = began
+        return began
+
+    def _make_room(self) -> bool:
+        idle = [
+            (session.used_again, session.used_s, token)
+            for token, session in self._sessions.items()
+            if not session.watching
+        ]
+        if idle:
+            self.end(min(idle)[-1])
+        return bool(idle)
+
+    async def watched(self, session: Session, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same events, while the session counts as one with an open page."""
+        session.watching += 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            session.watching -= 1
 
     async def may_look(self, session: Session) -> bool:
         """Whether a session that looks all the time may still do so."""

@@ -14,6 +14,8 @@ Row = Mapping[str, Any]
 PAGE_ROWS: Final = 100
 CELL_CHARACTERS: Final = 200
 """A longer name is shortened in a table; its own page has all of it."""
+LINKED_CHARACTERS_MAX: Final = 4096
+"""A longer name has no link in a table."""
 
 
 class Column(NamedTuple):
@@ -58,7 +60,7 @@ class View:
 
 
 class Shown(NamedTuple):
-    rows: list[list[Cell]]
+    rows: list[Row]
     first: int
     total: int
     """Rows that the filter has let through."""
@@ -88,12 +90,20 @@ def duration(value: float) -> str:
 def text(value: object) -> str:
     """Text for people: control characters and bytes that are not UTF-8 are escaped."""
     told = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if told.isprintable():
+        return told
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in told)
 
 
+def short(value: object) -> str:
+    """The same in a cell."""
+    told = text(str(value)[: CELL_CHARACTERS + 1])
+    return told if len(told) <= CELL_CHARACTERS else told[:CELL_CHARACTERS] + "…"
+
+
 FORMATS: Final[dict[str, Callable[[Any], str]]] = {
-    "text": text,
-    "queue": text,
+    "text": short,
+    "queue": short,
     "count": number,
     "rate": number,
     "bytes": size,
@@ -101,13 +111,17 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "time": lambda value: time_text(value)[:23].replace("T", " "),
     "connection": number,
     "share": lambda value: f"{value:.1%}",
-    "texts": lambda value: text(" ".join(value)),
+    "texts": lambda value: short(" ".join(value)),
     "yes": lambda value: "yes" if value else "",
 }
 
 
 def queue_link(name: str) -> str:
-    return "/queue?name=" + quote(name, safe="", errors="surrogateescape")
+    return "/queue?name=" + quoted(name)
+
+
+def quoted(name: str) -> str:
+    return quote(name, safe="", errors="surrogateescape")
 
 
 def connection_link(connection_id: int) -> str:
@@ -124,10 +138,10 @@ def cell(column: Column, row: Row) -> Cell:
     value = row.get(column.key)
     if value is None:
         return Cell("")
-    shown = FORMATS[column.kind](value)
-    if len(shown) > CELL_CHARACTERS:
-        shown = shown[:CELL_CHARACTERS] + "…"
-    return Cell(shown, LINKS[column.kind](value) if column.kind in LINKS else "")
+    link = LINKS.get(column.kind)
+    if link is None or len(str(value)) > LINKED_CHARACTERS_MAX:
+        return Cell(FORMATS[column.kind](value))
+    return Cell(FORMATS[column.kind](value), link(value))
 
 
 def view_of(table: Table, wanted: Mapping[str, str]) -> View:
@@ -147,12 +161,6 @@ def view_of(table: Table, wanted: Mapping[str, str]) -> View:
     )
 
 
-def shown(table: Table, view: View, rows: Iterable[Row]) -> Shown:
-    """Rows as the view wants them."""
-    some, first, total = Ordered(table, rows).part(view)
-    return Shown([[cell(each, row) for each in table.columns] for row in some], first, total)
-
-
 class Ordered:
     """The rows of a table, in each order that a view has wanted; they are sorted once for all."""
 
@@ -160,12 +168,12 @@ class Ordered:
         self._rows = [(str(row[table.filter]).lower(), row) for row in rows]
         self._orders: dict[tuple[str, bool], list[tuple[str, Row]]] = {}
 
-    def part(self, view: View) -> tuple[list[Row], int, int]:
-        """The rows that a view shows, how many come before them, and how many there are."""
+    def part(self, view: View) -> Shown:
+        """The rows that a view shows."""
         wanted = view.filter.lower()
         found = [row for name, row in self._order(view.sort, view.ascending) if wanted in name]
         first = min(view.first, max(0, (len(found) - 1) // PAGE_ROWS * PAGE_ROWS))
-        return found[first : first + PAGE_ROWS], first, len(found)
+        return Shown(found[first : first + PAGE_ROWS], first, len(found))
 
     def _order(self, key: str, ascending: bool) -> list[tuple[str, Row]]:
         """Those without a value come last."""

@@ -6,6 +6,7 @@ room for a new one, so that nobody is kept out by silence.
 """
 
 import asyncio
+import html
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
@@ -31,7 +32,7 @@ from mqks.broker.broker import Broker
 from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
-from mqks.page.app import Page
+from mqks.page.app import SECURITY, Page
 from mqks.server import log
 from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
@@ -53,6 +54,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.made_s = self.loop.time()
+        self._is_new = True
         if len(self.connections) > self.connections_max:
             waiting = [each for each in cast(set[_Protocol], self.connections) if each.waits]
             min(waiting, key=lambda each: each.made_s, default=self).transport.abort()
@@ -73,6 +75,11 @@ class _Protocol(H11Protocol):
             self.loop.call_later(REQUEST_S, self._end_silent)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_new and b"\n" in data:
+            # Who speaks something else, like a client of the broker, learns it from the first line.
+            first, end, rest = data.partition(b"\n")
+            data = first + end + (rest if b" HTTP/" in first else b"\n")
+        self._is_new = False
         try:
             super().data_received(data)
         except Exception as failure:
@@ -208,10 +215,11 @@ async def _answer(
     logged: str = "",
 ) -> None:
     host, port = sock.getsockname()[:2]
+    own = _for_its_own_site(app)
     server = _Uvicorn(
         Config(
             # Beyond loopback nobody can know its names.
-            _guarded(app) if is_loopback(host) else app,
+            _guarded(own) if is_loopback(host) else own,
             http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
@@ -263,6 +271,34 @@ def _guarded(app: ASGIApp) -> ASGIApp:
         await (app if is_own else _MISDIRECTED)(scope, receive, send)
 
     return guarded
+
+
+def _for_its_own_site(app: ASGIApp) -> ASGIApp:
+    """Refuses what the pages of other sites make a browser ask for, such as an image that costs a
+    view. Who follows a link from there is led on. Programs send no such headers."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        await (app if _is_own(Headers(scope=scope)) else _foreign(scope))(scope, receive, send)
+
+    return guarded
+
+
+def _is_own(headers: Headers) -> bool:
+    """Behind a proxy only the browser knows the host name that both have."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or origin.partition("://")[2] == headers.get("host")
+
+
+def _foreign(scope: Scope) -> Response:
+    text = "<!doctype html><title>MQKS</title><p>This request came from another site."
+    if scope["method"] == "GET":
+        # Two slashes would be the start of a host name.
+        asked = f"/{scope['raw_path'].decode('latin-1').lstrip('/')}"
+        query = scope["query_string"].decode("latin-1")
+        text += f' <a href="{html.escape(f"{asked}?{query}" if query else asked)}">Open it here</a>'
+    return HTMLResponse(text, 403, SECURITY)
 
 
 def _listen(settings: Settings, task_status: TaskStatus[str]) -> socket.socket | None:
