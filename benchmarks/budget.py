@@ -211,7 +211,7 @@ def budget() -> dict[str, float]:
 
 def main() -> None:
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(10_000, 10, 1000)
     for step, nanoseconds in budget().items():
         print(f"{step:40}{nanoseconds:6.0f} ns")
 

@@ -37,6 +37,12 @@ MASK_BYTES_MAX: Final = 1024
 """Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a
 name of 1 MiB."""
 
+WORDS_MAX: Final = 1024
+"""Spaces between the arguments of one request, except where data or names follow."""
+
+STEP_LINE_BYTES: Final = 8 * 1024
+"""Bytes of a line of names that are parsed before the time is looked at: up to a millisecond."""
+
 MASKS_MAX: Final = 100
 """Event masks in one request: each is tried on all that the queue is bound to."""
 
@@ -89,6 +95,9 @@ STEP_BODIES: Final = 16 * 1024
 
 STEP_NAMES: Final = 4096
 """Events bound, unbound or sorted before the time is looked at: a millisecond or two."""
+
+STEP_BOUND_MASKS: Final = 32
+"""Masks bound or unbound before the time is looked at: each may have 500 parts."""
 
 TAKERS_MAX: Final = 512
 """Consumers of one queue that are served before the time is looked at: a millisecond."""

@@ -8,24 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqks.broker.turns import finish
 from mqks.errors import BadRequest
 from mqks.limits import COUNT_MAX, META_BYTES_MAX
 from mqks.protocol import requests
 from mqks.protocol.requests import (
     ALL,
     Backoff,
+    Consume,
+    DeleteRule,
     Move,
     Publish,
     Purge,
+    Rebind,
     Selection,
     SetQueue,
     Settle,
 )
 
+NAMES_MAX = 3
 YEAR_S = 365.25 * 24 * 3600
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "publish": requests.parse_publish,
-    "consume": requests.parse_consume,
+    "consume": lambda rest: finish(requests.parse_consume(rest, NAMES_MAX)),
+    "subscribe": lambda rest: finish(requests.parse_subscribe(rest, NAMES_MAX)),
+    "rebind": lambda rest: finish(requests.parse_rebind(rest, NAMES_MAX)),
     "reject": requests.parse_reject,
     "release": requests.parse_release,
     "touch": requests.parse_touch,
@@ -60,6 +67,17 @@ def parse(line: bytes) -> Any:
         (
             b"publish --meta=k=%2c%0A --once --ttl=2 --mandatory --delay=3 e  x ",
             Publish(b"e", b" x ", True, True, 3_000_000, 0, 2_000_000, b"k=%2c%0A"),
+        ),
+        (
+            b"rebind q a b c --add d --add-mask m.* --add d e",
+            Rebind(b"q", [b"a", b"b", b"c"], add=[b"d", b"d", b"e"], add_masks=[b"m.*"]),
+        ),
+        (b"rebind q --remove a", Rebind(b"q", None, remove=[b"a"])),
+        (b"rebind q", Rebind(b"q", [])),
+        (b"subscribe q  a --add-mask b.* ", Rebind(b"q", [b"a"], add_masks=[b"b.*"])),
+        (
+            b"consume q a --add b --manual-ack --prefetch=2 --add c --delete-queue-when-unused=1",
+            Consume(b"q", [b"a"], [b"b", b"c"], rule=DeleteRule(1.0), manual_ack=True, prefetch=2),
         ),
         (b"reject c m", Settle(b"c", b"m")),
         (b"reject --delay=2 c m", Settle(b"c", b"m", 2_000_000)),
@@ -130,7 +148,7 @@ def test_what_a_request_means(line: bytes, expected: Any) -> None:
     ],
 )
 def test_new_flags_of_consume_stand_anywhere(rest: bytes, prefetch: int, meta: bool) -> None:
-    consume = requests.parse_consume(rest)
+    consume = parse(b"consume " + rest)
     assert (consume.queue, consume.events) == (b"q", [b"e1", b"e2"])
     assert (consume.prefetch, consume.meta) == (prefetch, meta)
 
@@ -175,6 +193,10 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         ),
         *(b"publish --once --once e", b"publish --once=1 e", b"publish --delay=1 --at=2 e"),
         *(b"publish --delay=1 --delay=1 e", b"publish --delay=1", b"publish --meta e x"),
+        *(b"rebind", b"rebind q a b c d", b"rebind q --add a b c d", b"rebind --add q"),
+        *(b"rebind q --add", b"rebind q --later a", b"subscribe q", b"subscribe q --remove a"),
+        *(b"subscribe --x q a", b"subscribe q a --add-mask", b"consume q --manual-ack e"),
+        *(b"consume --manual-ack q", b"consume q --add --manual-ack", b"consume q --add-mask"),
         *(b"consume", b"consume --meta", b"consume q --meta=1", b"consume q --prefetch=1"),
         *(b"consume q --manual-ack --prefetch=0", b"consume q --manual-ack --prefetch"),
         *(b"consume q --manual-ack --prefetch=", b"consume q --prefetch=x --manual-ack"),

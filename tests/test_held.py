@@ -1,6 +1,7 @@
 """What holds the event loop is counted and told; a server that was stopped did not hold it."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.waiting import until
 
 # Long for one step, whatever the machine: adding up in one call, and all that leads there.
 COSTLY = b"e _eval sum(range(190000))\n"
+
+LINES = re.compile(r" action=purge line_bytes=2\d lines=\d{3,}( |$)")
 
 
 def counts(client: LineClient) -> tuple[int, int]:
@@ -33,8 +36,27 @@ def test_what_holds_the_loop_is_counted_and_told(tmp_path: Path) -> None:
         held, late = counts(client)
         until(lambda: any("evaluate/expression.py:" in line for line in held_lines(server)))
 
+        [told, *_] = (line for line in held_lines(server) if "evaluate/expression.py:" in line)
+        assert f" connection=127.0.0.1:{client.port} " in told
+        assert f" action=_eval line_bytes={len(COSTLY) - 1} " in told
         assert 0 < held <= late
         assert len(held_lines(server)) <= 10
+        assert server.stop() == 0
+
+
+def test_many_lines_that_hold_the_loop_are_told(tmp_path: Path) -> None:
+    burst = b"".join(b"x%d purge none --limit=1\n" % number for number in range(5000))
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--loop-held-s", "0.005") as server,
+        LineClient(server.address) as client,
+    ):
+
+        def is_told() -> bool:
+            client.send(burst)
+            client.ask(b"p ping")
+            return any(LINES.search(line) for line in held_lines(server))
+
+        until(is_told)
         assert server.stop() == 0
 
 

@@ -69,10 +69,12 @@ from mqks.protocol.requests import (
     shown,
 )
 
+Doing = Work[int | None] | Work[bytes] | Work[None] | None
+"""Work for later turns, or None; a number or text that it returns is put into the confirm."""
+
 
 class Action(NamedTuple):
-    run: Callable[[Broker, Connection, Request], Work[int | None] | Work[bytes] | Work[None] | None]
-    """Returns work for later turns, or None; a number or text that it returns is in the confirm."""
+    run: Callable[[Broker, Connection, Request], Doing]
     needs: permits.Needs
     usage: str
 
@@ -125,18 +127,18 @@ def _check_publish(
 
 
 def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    wanted = parse_subscribe(request.rest)
+    wanted = yield from parse_subscribe(request.rest, broker.bindings.events_max)
     broker.check_queue(wanted.queue)
     changed = yield from broker.bindings.rebind(wanted)
     yield from broker.make_queue(wanted.queue)
     if changed:
         yield from broker.tell_update(wanted.queue)
     events = (*(wanted.replace or ()), *wanted.add)
-    _warn_of_stars(broker, connection, request, wanted.queue, events)
+    yield from _warn_of_stars(broker, connection, request, wanted.queue, events)
 
 
 def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    wanted = parse_consume(request.rest)
+    wanted = yield from parse_consume(request.rest, broker.bindings.events_max)
     count = len(connection.consumers) - (request.id in connection.consumers)
     limit = broker.settings.consumers_per_connection_max
     if count >= limit:
@@ -181,7 +183,9 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     if request.confirm:
         broker.pending.waiters.held.append(consumer)
     consumer.queue.deliver()
-    _warn_of_stars(broker, connection, request, wanted.queue, (*wanted.events, *wanted.add))
+    yield from _warn_of_stars(
+        broker, connection, request, wanted.queue, (*wanted.events, *wanted.add)
+    )
 
 
 def _check_existing(broker: Broker, wanted: Consume) -> None:
@@ -193,19 +197,22 @@ def _check_existing(broker: Broker, wanted: Consume) -> None:
 
 
 def rebind(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    wanted = parse_rebind(request.rest)
+    wanted = yield from parse_rebind(request.rest, broker.bindings.events_max)
     if (yield from broker.bindings.rebind(wanted)):
         yield from broker.tell_update(wanted.queue)
     events = (*(wanted.replace or ()), *wanted.add)
-    _warn_of_stars(broker, connection, request, wanted.queue, events)
+    yield from _warn_of_stars(broker, connection, request, wanted.queue, events)
 
 
 def _warn_of_stars(
-    broker: Broker, connection: Connection, request: Request, queue: bytes, events: Iterable[bytes]
-) -> None:
+    broker: Broker, connection: Connection, request: Request, queue: bytes, events: Sequence[bytes]
+) -> Work[None]:
     """An event with a star is an event of that name; whoever binds it may have meant a mask."""
-    if b"*" in request.rest and (event := next((e for e in events if b"*" in e), None)):
-        broker.on_literal_mask(connection, queue, event)
+    for some in slices(events, STEP_NAMES) if b"*" in request.rest else ():
+        if event := next((event for event in some if b"*" in event), None):
+            broker.on_literal_mask(connection, queue, event)
+            return
+        yield GOES_ON
 
 
 def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:

@@ -9,7 +9,7 @@ trie of masks contain only queues that exist, so that a publish looks up once an
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.masks import Masks, Queues
@@ -18,7 +18,7 @@ from mqks.broker.pending import Pending
 from mqks.broker.queue import Queue
 from mqks.broker.turns import GOES_ON, Places, Work, ordered, slices
 from mqks.errors import LimitExceeded
-from mqks.limits import ROUTES_BYTES_MAX, STEP_NAMES
+from mqks.limits import ROUTES_BYTES_MAX, STEP_BOUND_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, EventMasks, check_bound
 from mqks.protocol.requests import Rebind
 
@@ -154,9 +154,8 @@ class Bindings:
         name = request.queue
         place = yield from self._wait(name)
         try:
-            for some in slices(request.add_masks, STEP_NAMES):
-                for mask in some:
-                    check_bound(mask)
+            for mask in request.add_masks:
+                check_bound(mask)
                 yield GOES_ON
             return (yield from self._rebind(request))
         finally:
@@ -189,12 +188,17 @@ class Bindings:
             return False
         count = len(bound) + len(new) - len(gone)
         count += len(masked) + len(new_masks) - len(gone_masks)
-        self._take_room(name, new, new_masks, count)
+        yield from self._check_new(name, new, new_masks, count)
+        size = yield from _bytes_of(new, new_masks)
+        gone_size = yield from _bytes_of(gone, gone_masks)
+        if new or new_masks:
+            self.metadata.check_room(len(name) + size)
+        self.metadata.bytes += size
         with self._named(name):
             _put(self.by_name, name, new, gone)
             _put(self.masks_by_name, name, new_masks, gone_masks)
         yield GOES_ON
-        self.metadata.bytes -= sum(map(binding_bytes, gone)) + sum(map(mask_bytes, gone_masks))
+        self.metadata.bytes -= gone_size
         # Add before removing: a queue whose bindings are replaced misses no message.
         yield from self._settle(name, new_masks)
         yield from self._settle(name, [*new, *gone])
@@ -227,8 +231,8 @@ class Bindings:
 
     def _settle(self, name: bytes, events: list[bytes]) -> Work[None]:
         """Update routes and journal for these events, or these masks."""
-        table, route = self._kind(events)
-        for some in slices(events, STEP_NAMES):
+        table, route, step = self._kind(events)
+        for some in slices(events, step):
             yield from self._settled()
             bound = table.get(name, NOTHING)
             queue = self._queues.get(name) or self._leaving.get(name)
@@ -239,11 +243,12 @@ class Bindings:
                     route(event, queue, is_bound)
             yield GOES_ON
 
-    def _kind(self, events: list[bytes]) -> tuple[Table, Callable[[bytes, Queue, bool], None]]:
-        """The table of these events or masks, and the function that routes them."""
+    def _kind(self, events: list[bytes]) -> tuple[Table, Callable[[bytes, Queue, bool], None], int]:
+        """The table of these events or masks, the function that routes them, and for how many of
+        them before the time is looked at."""
         if events and events[0][:1] == MASK:
-            return self.masks_by_name, self._route_mask
-        return self.by_name, self._route
+            return self.masks_by_name, self._route_mask, STEP_BOUND_MASKS
+        return self.by_name, self._route, STEP_NAMES
 
     def _route(self, event: bytes, queue: Queue, is_bound: bool) -> None:
         if self._known:
@@ -259,29 +264,29 @@ class Bindings:
         (self.masks.bind if is_bound else self.masks.unbind)(mask[1:], queue)
         self._forget()
 
-    def _take_room(self, name: bytes, new: list[bytes], new_masks: list[bytes], count: int) -> None:
-        """Reserve memory for new bindings. Raise if a name must not be bound to these, or to so
-        many."""
+    def _check_new(
+        self, name: bytes, new: list[bytes], new_masks: list[bytes], count: int
+    ) -> Work[None]:
+        """Raise if a name must not be bound to these, or to so many."""
         if count > self.events_max:
             raise LimitExceeded(
                 "bindings_per_queue_max",
                 f"the limit of {self.events_max} bindings is reached (bindings_per_queue_max)",
             )
-        if not (new or new_masks):
-            return
-        if name not in self._queues and not any(self.bound(name)):
+        if (new or new_masks) and name not in self._queues and not any(self.bound(name)):
             self.metadata.check_names("queue", [name])
-        self.metadata.check_names("event", new)
-        self.metadata.check_names("mask", (mask[1:] for mask in new_masks))
-        size = sum(map(binding_bytes, new)) + sum(map(mask_bytes, new_masks))
-        self.metadata.check_room(len(name) + size)
-        self.metadata.bytes += size
+        for some in slices(new, STEP_NAMES):
+            self.metadata.check_names("event", some)
+            yield GOES_ON
+        for some in slices(new_masks, STEP_NAMES):
+            self.metadata.check_names("mask", (mask[1:] for mask in some))
+            yield GOES_ON
 
     def queue_made(self, queue: Queue) -> Work[None]:
         """Route the existing bindings of its name to it."""
         for events in map(list, self.bound(queue.name)):
-            table, route = self._kind(events)
-            for some in slices(events, STEP_NAMES):
+            table, route, step = self._kind(events)
+            for some in slices(events, step):
                 yield from self._settled()
                 bound = table.get(queue.name, NOTHING)
                 for event in some:
@@ -298,7 +303,6 @@ class Bindings:
         with self._named(name):
             self.by_name.pop(name, None)
             self.masks_by_name.pop(name, None)
-        self.metadata.bytes -= sum(map(binding_bytes, events)) + sum(map(mask_bytes, masks))
         try:
             if queue is not None:
                 yield from self._unroute(queue, events)
@@ -307,12 +311,14 @@ class Bindings:
                     del self._leaving[name]
             yield from self._settle(name, events)
             yield from self._settle(name, masks)
+            size = yield from _bytes_of(events, masks)
+            self.metadata.bytes -= size
         finally:
             self._done(name, place)
 
     def _unroute(self, queue: Queue, events: list[bytes]) -> Work[None]:
-        _, route = self._kind(events)
-        for some in slices(events, STEP_NAMES):
+        _, route, step = self._kind(events)
+        for some in slices(events, step):
             yield from self._settled()
             for event in some:
                 route(event, queue, False)
@@ -327,13 +333,13 @@ def _difference(
 ) -> Work[tuple[list[bytes], list[bytes]]]:
     """Events to bind and to unbind, after replacing, removing and adding. Without `replace` the
     cost does not depend on unchanged bindings."""
-    added = dict.fromkeys(add)
+    added = yield from _unique(add)
     if replace is None:
-        gone = [event for event in dict.fromkeys(remove) if event in bound and event not in added]
+        removed = yield from _unique(remove)
+        gone = [event for event in removed if event in bound and event not in added]
         yield GOES_ON
         return [event for event in added if event not in bound], gone
-    wanted = dict.fromkeys(replace)
-    yield GOES_ON
+    wanted = yield from _unique(replace)
     for event in remove:
         wanted.pop(event, None)
     wanted |= added
@@ -341,6 +347,27 @@ def _difference(
     new = [event for event in wanted if event not in bound]
     yield GOES_ON
     return new, [event for event in bound if event not in wanted]
+
+
+def _unique(events: Iterable[bytes]) -> Work[dict[bytes, None]]:
+    unique: dict[bytes, None] = {}
+    left = iter(events)
+    while some := dict.fromkeys(islice(left, STEP_NAMES)):
+        unique |= some
+        yield GOES_ON
+    return unique
+
+
+def _bytes_of(events: list[bytes], masks: list[bytes]) -> Work[int]:
+    """Memory of these bindings."""
+    size = 0
+    for some in slices(events, STEP_NAMES):
+        size += sum(map(binding_bytes, some))
+        yield GOES_ON
+    for some in slices(masks, STEP_BOUND_MASKS):
+        size += sum(map(mask_bytes, some))
+        yield GOES_ON
+    return size
 
 
 def _put(table: Table, name: bytes, new: Iterable[bytes], gone: Iterable[bytes]) -> None:

@@ -4,12 +4,13 @@ The one rule: a chunk is handled in one call, which never waits. What the turn d
 in `Connection.works` and `Connection.kept`, and is done before later lines of the connection.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from operator import length_hint
 
 from mqks.broker import permits
-from mqks.broker.actions import ACTIONS
+from mqks.broker.actions import ACTIONS, Doing
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Connection
 from mqks.broker.gathering import NO_GROUP, NOTHING
@@ -398,9 +399,12 @@ class Intake:
             action = ACTIONS.get(request.action)
             if action is None:
                 raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
-            if connection.permissions is not None:
-                permits.check(action.needs, self._broker, connection.permissions, request)
-            work = action.run(self._broker, connection, request)
+            may = connection.permissions
+            needed = None
+            if may is not None:
+                needed = permits.check(action.needs, self._broker, may, request)
+            run = partial(action.run, self._broker, connection, request)
+            work = run() if needed is None else _after(needed, run)
         except BadRequest as failure:
             self._refusals.refuse(connection, line, failure)
             return None
@@ -431,3 +435,10 @@ class Intake:
         else:
             text = told if isinstance(told, bytes) else b"%d" % told
             broker.pending.waiters.counts.append((connection, request.id, text))
+
+
+def _after(needed: Work[None], run: Callable[[], Doing]) -> Work[int | bytes | None]:
+    """A request whose permissions are checked in turns."""
+    yield from needed
+    work = run()
+    return None if work is None else (yield from work)

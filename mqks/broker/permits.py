@@ -4,11 +4,14 @@ The one rule: only connections with limited permissions are checked; a check cha
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from mqks.broker.turns import GOES_ON, Work
 from mqks.errors import NotAllowed
+from mqks.limits import WORDS_MAX
 from mqks.protocol.requests import (
+    Rebind,
     Request,
     parse_consume,
     parse_move,
@@ -25,14 +28,16 @@ from mqks.users import STRANGER, Permissions
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
 
-Needs = Callable[["Broker", Permissions, Request], None]
-"""Raises NotAllowed."""
+Needs = Callable[["Broker", Permissions, Request], Work[None] | None]
+"""Raises NotAllowed, or returns work that does."""
 
 
-def check(needs: Needs, broker: "Broker", permissions: Permissions, request: Request) -> None:
+def check(
+    needs: Needs, broker: "Broker", permissions: Permissions, request: Request
+) -> Work[None] | None:
     if permissions is STRANGER and needs is not nothing:
         raise NotAllowed("the connection is not authenticated; send auth first")
-    needs(broker, permissions, request)
+    return needs(broker, permissions, request)
 
 
 def nothing(broker: "Broker", permissions: Permissions, request: Request) -> None:
@@ -96,27 +101,31 @@ def consumer(broker: "Broker", permissions: Permissions, request: Request) -> No
         _consumer(broker, permissions, consumer_id)
 
 
-def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    wanted = parse_subscribe(request.rest)
-    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add], wanted.add_masks)
+def subscribe(broker: "Broker", permissions: Permissions, request: Request) -> Work[None]:
+    queue(broker, permissions, request)
+    yield from _bind(
+        permissions, (yield from parse_subscribe(request.rest, broker.bindings.events_max))
+    )
 
 
-def rebind(broker: "Broker", permissions: Permissions, request: Request) -> None:
-    wanted = parse_rebind(request.rest)
-    _bind(permissions, wanted.queue, [*(wanted.replace or ()), *wanted.add], wanted.add_masks)
+def rebind(broker: "Broker", permissions: Permissions, request: Request) -> Work[None]:
+    queue(broker, permissions, request)
+    yield from _bind(
+        permissions, (yield from parse_rebind(request.rest, broker.bindings.events_max))
+    )
 
 
-def consume(broker: "Broker", permissions: Permissions, request: Request) -> None:
+def consume(broker: "Broker", permissions: Permissions, request: Request) -> Work[None]:
     """It also ends a consumer that had this id before."""
-    wanted = parse_consume(request.rest)
-    if wanted.keep and wanted.queue in broker.queues:
-        _consume(permissions, wanted.queue)
-    else:
-        _bind(permissions, wanted.queue, [*wanted.events, *wanted.add], wanted.add_masks)
+    queue(broker, permissions, request)
+    wanted = yield from parse_consume(request.rest, broker.bindings.events_max)
+    binds = not (wanted.keep and wanted.queue in broker.queues)
+    changes = Rebind(wanted.queue, wanted.events, add=wanted.add, add_masks=wanted.add_masks)
+    yield from _bind(permissions, changes if binds else Rebind(wanted.queue))
     _consumer(broker, permissions, request.id)
 
 
-def tail(broker: "Broker", permissions: Permissions, request: Request) -> None:
+def tail(broker: "Broker", permissions: Permissions, request: Request) -> Work[None]:
     """It shows what can be read in the queue, or what a queue bound like this would get."""
     wanted = parse_tail(request.rest)
     if wanted.queue is not None:
@@ -124,12 +133,14 @@ def tail(broker: "Broker", permissions: Permissions, request: Request) -> None:
         _require(allowed, f"no permission to read {shown(wanted.queue)}")
     else:
         _require(permissions.consumes, "no permission to consume any queue")
-        _may_bind(permissions, wanted.events, wanted.masks)
+        yield from _may_bind(permissions, wanted.events, wanted.masks)
 
 
 def _first_word(request: Request) -> Iterator[bytes]:
-    """The word that the parsers take for the queue or the consumer: flags may precede it."""
-    words = (word for word in request.rest.split(b" ") if word and not word.startswith(b"--"))
+    """The word that the parsers take for the queue or the consumer: flags may precede it. They
+    refuse more words than are looked at, except of names: those are checked once more."""
+    some = request.rest.split(b" ", WORDS_MAX)
+    words = (word for word in some if word and not word.startswith(b"--"))
     return islice(words, 1)
 
 
@@ -145,19 +156,23 @@ def _consume(permissions: Permissions, name: bytes) -> None:
     _require(permissions.may_consume(name), f"no permission to consume {shown(name)}")
 
 
-def _bind(
-    permissions: Permissions, name: bytes, events: Iterable[bytes], masks: Iterable[bytes]
-) -> None:
-    _consume(permissions, name)
-    _may_bind(permissions, events, masks)
+def _bind(permissions: Permissions, wanted: Rebind) -> Work[None]:
+    _consume(permissions, wanted.queue)
+    yield from _may_bind(permissions, chain(wanted.replace or (), wanted.add), wanted.add_masks)
 
 
-def _may_bind(permissions: Permissions, events: Iterable[bytes], masks: Iterable[bytes]) -> None:
+def _may_bind(
+    permissions: Permissions, events: Iterable[bytes], masks: Iterable[bytes]
+) -> Work[None]:
+    """Name by name: a user may have many masks."""
     for event in events:
-        _require(permissions.may_bind(event), f"no permission to bind {shown(event)}")
+        if not permissions.may_bind(event):
+            raise NotAllowed(f"no permission to bind {shown(event)}")
+        yield GOES_ON
     for mask in masks:
-        allowed = permissions.may_bind_mask(mask)
-        _require(allowed, f"no permission to bind all events that {shown(mask)} matches")
+        if not permissions.may_bind_mask(mask):
+            raise NotAllowed(f"no permission to bind all events that {shown(mask)} matches")
+        yield GOES_ON
 
 
 def _require(allowed: bool, reason: str) -> None:

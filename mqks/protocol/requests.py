@@ -4,12 +4,12 @@ The one rule: a line that does not match the grammar of `docs/protocol.md` raise
 """
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from mqks.errors import BadRequest
+from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import (
     COUNT_MAX,
     CREDENTIALS_BYTES_MAX,
@@ -19,11 +19,18 @@ from mqks.limits import (
     MASKS_MAX,
     PEEK_ROWS_MAX,
     SEQ_MAX,
+    STEP_LINE_BYTES,
     TAIL_NAMES_MAX,
     TIME_S_MAX,
+    WORDS_MAX,
 )
 from mqks.protocol.masks import check_bound
 from mqks.protocol.meta import check_meta
+
+T = TypeVar("T")
+Parsing = Generator[bool, None, T]
+"""Parses in steps of about a millisecond, and yields False between them: a line may have 500,000
+names. `names_max` is the maximum of each kind of them."""
 
 ALL = b"--all"
 ONCE = b"--once"
@@ -194,16 +201,16 @@ def parse_request(line: bytes) -> Request:
     if confirm:
         rest = rest[len(CONFIRM) + 1 :]
     elif CONFIRM in rest and action in CONFIRM_ANYWHERE:
-        words = _arguments(rest)
+        words = _arguments(action.decode(), rest)
         confirm = CONFIRM in words
         rest = b" ".join(word for word in words if word != CONFIRM)
     elif action == b"publish" and rest[:2] == b"--" and b" --confirm " in rest:
-        flags, left = [], rest
-        while left[:2] == b"--":
-            flag, _, left = left.partition(b" ")
-            flags.append(flag)
-        confirm = CONFIRM in flags
-        rest = b" ".join([*(flag for flag in flags if flag != CONFIRM), left])
+        # Each flag may be given once, so `parse_publish` refuses more of them.
+        words = rest.split(b" ", len(PUBLISH_FLAGS) + 1)
+        count = next((at for at, word in enumerate(words) if word[:2] != b"--"), len(words))
+        flags = [word for word in words[:count] if word != CONFIRM]
+        confirm = len(flags) < count
+        rest = b" ".join([*flags, *words[count:]])
     return Request(request_id, action, confirm, rest)
 
 
@@ -233,23 +240,12 @@ def parse_publish(rest: bytes) -> Publish:
     )
 
 
-def parse_subscribe(rest: bytes) -> Rebind:
+def parse_subscribe(rest: bytes, names_max: int) -> Parsing[Rebind]:
     """What it changes: plain events replace, the others are added."""
-    arguments = iter(_arguments(rest))
-    request = Rebind(_queue("subscribe", arguments))
     events: list[bytes] = []
-    names, flag = events, b""
-    for argument in arguments:
-        if argument in (b"--add", b"--add-mask"):
-            if flag and not names:
-                break
-            names, flag = request.add if argument == b"--add" else request.add_masks, argument
-        else:
-            if argument[:2] == b"--":
-                _refuse_flag("subscribe", argument)
-            names.append(argument)
-    if flag and not names:
-        raise BadRequest(f"subscribe: {shown(flag)} needs at least one argument")
+    request = Rebind(b"")
+    sections = {b"": events, b"--add": request.add, b"--add-mask": request.add_masks}
+    request.queue = yield from _parse_names("subscribe", rest, names_max, sections)
     if not (events or request.add or request.add_masks):
         raise BadRequest(
             "subscribe: an event or a mask is missing, as in: subscribe orders order.new"
@@ -258,75 +254,115 @@ def parse_subscribe(rest: bytes) -> Rebind:
     return request
 
 
-def parse_consume(rest: bytes) -> Consume:
-    words, found = _pull("consume", rest, CONSUME_FLAGS)
-    arguments = iter(words)
-    request = Consume(_queue("consume", arguments))
-    events: list[bytes] | None = request.events
-    adds = masks = False
-    for argument in arguments:
+def parse_consume(rest: bytes, names_max: int) -> Parsing[Consume]:
+    request, found = Consume(b""), dict[bytes, Any]()
+
+    def ends_events(argument: bytes) -> bool:
         flag, equals, value = argument.partition(b"=")
-        if argument == b"--add":
-            events, adds = request.add, True
-        elif argument == b"--add-mask":
-            events, masks = request.add_masks, True
-        elif argument == b"--manual-ack":
-            request.manual_ack, events = True, None
+        if flag in CONSUME_FLAGS:
+            _take_flag("consume", argument, CONSUME_FLAGS, found)
+            return False
+        if argument == b"--manual-ack":
+            request.manual_ack = True
         elif flag == b"--delete-queue-when-unused":
-            request.rule, events = DeleteRule(_delay_s(value) if equals else None), None
+            request.rule = DeleteRule(_delay_s(value) if equals else None)
         else:
             _refuse_flag("consume", argument)
-            if events is None:
-                raise BadRequest(
-                    f"consume: unexpected argument {shown(argument)}; events precede the flags"
-                )
-            events.append(argument)
-    if adds and not request.add:
-        raise BadRequest("consume: --add needs at least one event")
+        return True
+
+    sections = {b"": request.events, b"--add": request.add, b"--add-mask": request.add_masks}
+    request.queue = yield from _parse_names("consume", rest, names_max, sections, ends_events)
     request.prefetch, request.backoff = found.get(PREFETCH, 0), found.get(BACKOFF)
     request.meta = META in found
     request.existing, request.keep = EXISTING in found, KEEP in found
     if found.keys() & {PREFETCH, BACKOFF} and not request.manual_ack:
         raise BadRequest("consume: --prefetch and --backoff need --manual-ack")
-    if masks and not request.add_masks:
-        raise BadRequest("consume: --add-mask needs at least one mask")
     return request
 
 
-def parse_rebind(rest: bytes) -> Rebind:
-    arguments = iter(_arguments(rest))
-    request = Rebind(_queue("rebind", arguments))
-    lists = {
+def parse_rebind(rest: bytes, names_max: int) -> Parsing[Rebind]:
+    request, replace = Rebind(b""), list[bytes]()
+    sections = {
+        b"": replace,
         b"--remove": request.remove,
         b"--remove-mask": request.remove_masks,
         b"--add": request.add,
         b"--add-mask": request.add_masks,
     }
-    replace: list[bytes] = []
-    names, flag, flags_seen = replace, b"", False
-    for argument in arguments:
-        if argument in lists:
-            if flag and not names:
-                break
-            names, flag, flags_seen = lists[argument], argument, True
-        else:
-            if argument[:2] == b"--":
-                _refuse_flag("rebind", argument)
-            names.append(argument)
-    if flag and not names:
-        raise BadRequest(f"rebind: {flag.decode()} needs at least one value")
+    request.queue = yield from _parse_names("rebind", rest, names_max, sections)
     if len(request.remove_masks) > MASKS_MAX:
         raise BadRequest(
             f"rebind: --remove-mask has {len(request.remove_masks)} masks, the limit is {MASKS_MAX}"
         )
-    if replace or not flags_seen:
+    if replace or not any(sections.values()):
         request.replace = replace
     return request
 
 
+def _parse_names(
+    action: str,
+    rest: bytes,
+    names_max: int,
+    sections: Mapping[bytes, list[bytes]],
+    ends_events: Callable[[bytes], bool] | None = None,
+) -> Parsing[bytes]:
+    """Return the queue, and add each name behind it to the section of the last flag, `b""` before
+    the first. `ends_events` parses another flag, and says whether a name must not follow it."""
+    queue: bytes | None = None
+    names: list[bytes] | None = sections[b""]
+    given: dict[bytes, None] = {}
+    for number, piece in enumerate(_pieces(rest)):
+        if number:
+            yield False
+        words = list(filter(None, piece.split(b" ")))
+        if queue is not None and names is not None and b"--" not in piece:
+            names += words
+            words = []
+        for word in words:
+            if word[:2] == b"--":
+                if queue is not None and word in sections:
+                    names, given[word] = sections[word], None
+                elif ends_events is None:
+                    _refuse_flag(action, word)
+                elif ends_events(word):
+                    if queue is None:
+                        _refuse_flag(action, word)
+                    names = None
+            elif queue is None:
+                queue = word
+            elif names is None:
+                raise BadRequest(
+                    f"{action}: unexpected argument {shown(word)}; events precede the flags"
+                )
+            else:
+                names.append(word)
+        if names and len(names) > names_max:
+            raise LimitExceeded(
+                "bindings_per_queue_max",
+                f"{action}: more than {names_max} names (bindings_per_queue_max)",
+            )
+    if queue is None:
+        raise BadRequest(f"{action}: the queue is missing")
+    for flag in given:
+        if not sections[flag]:
+            raise BadRequest(f"{action}: {flag.decode()} needs at least one value")
+    return queue
+
+
+def _pieces(rest: bytes) -> Iterator[bytes]:
+    """Whole words, so many that splitting them takes a millisecond."""
+    start = 0
+    while start < len(rest):
+        end = rest.find(b" ", start + STEP_LINE_BYTES)
+        if end < 0:
+            end = len(rest)
+        yield rest[start:end]
+        start = end + 1
+
+
 def parse_settle(action: str, rest: bytes) -> tuple[bytes, bytes]:
     """Arguments of ack and touch: consumer id, and message id or `--all`."""
-    return _one_or_all(action, "consumer id", _arguments(rest))
+    return _one_or_all(action, "consumer id", _arguments(action, rest))
 
 
 def parse_touch(rest: bytes) -> tuple[bytes, bytes]:
@@ -362,7 +398,7 @@ def parse_release(rest: bytes) -> Settle:
 
 def parse_scheduled(action: str, rest: bytes) -> tuple[bytes, bytes]:
     """Arguments of cancel and promote: queue, and message id or `--all`."""
-    return _one_or_all(action, "queue", _arguments(rest))
+    return _one_or_all(action, "queue", _arguments(action, rest))
 
 
 def _one_or_all(action: str, owner: str, words: list[bytes]) -> tuple[bytes, bytes]:
@@ -479,14 +515,18 @@ def policy_text(flag: bytes, value: object) -> bytes:
 
 def parse_name(action: str, rest: bytes) -> bytes:
     """The one argument of delete_consumer."""
-    name, *others = _names(action, "consumer id", rest)
-    if others:
-        raise BadRequest(f"{action}: unexpected argument {shown(others[0])}")
-    return name
+    names = _arguments(action, rest)
+    if not names:
+        raise BadRequest(f"{action}: the consumer id is missing")
+    for name in names:
+        _refuse_flag(action, name)
+    if len(names) > 1:
+        raise BadRequest(f"{action}: unexpected argument {shown(names[1])}")
+    return names[0]
 
 
 def parse_delete_queue(rest: bytes) -> tuple[bytes, DeleteRule | None]:
-    arguments = iter(_arguments(rest))
+    arguments = iter(_arguments("delete_queue", rest))
     queue, rule = _queue("delete_queue", arguments), None
     for argument in arguments:
         flag, equals, value = argument.partition(b"=")
@@ -510,7 +550,7 @@ def parse_words(
     words: list[bytes] = []
     found: dict[bytes, int] = {}
     texts: dict[bytes, bytes] = {}
-    for argument in _arguments(rest):
+    for argument in _arguments(action, rest):
         flag, equals, value = argument.partition(b"=")
         if equals and numbers and flag in numbers:
             found[flag] = parse_number(action, value, *numbers[flag])
@@ -545,7 +585,7 @@ def parse_auth(rest: bytes) -> tuple[bytes | None, bytes]:
         raise BadRequest(
             f"auth: the arguments have {len(rest)} bytes, the limit is {CREDENTIALS_BYTES_MAX}"
         )
-    words = _arguments(rest)
+    words = _arguments("auth", rest)
     if not 1 <= len(words) <= 2 or words[0].startswith(b"--"):
         raise BadRequest("auth: the arguments are not a token, or a user and a password")
     return (None if len(words) == 1 else words[0]), words[-1]
@@ -563,18 +603,11 @@ def parse_eval(rest: bytes) -> str:
     return source
 
 
-def _arguments(rest: bytes) -> list[bytes]:
-    return list(filter(None, rest.split(b" ")))
-
-
-def _names(action: str, what: str, rest: bytes) -> list[bytes]:
-    names = _arguments(rest)
-    if not names:
-        raise BadRequest(f"{action}: the {what} is missing")
-    if b"--" in rest:  # There may be 500,000 names.
-        for name in names:
-            _refuse_flag(action, name)
-    return names
+def _arguments(action: str, rest: bytes) -> list[bytes]:
+    words = rest.split(b" ", WORDS_MAX)
+    if len(words) > WORDS_MAX:
+        raise BadRequest(f"{action}: more than {WORDS_MAX} spaces")
+    return list(filter(None, words))
 
 
 def _queue(action: str, arguments: Iterator[bytes]) -> bytes:
@@ -617,11 +650,8 @@ def _pull(
     action: str, rest: bytes, flags: Mapping[bytes, Reader | None]
 ) -> tuple[list[bytes], dict[bytes, Any]]:
     """Remove these flags from the arguments, at any place; the others keep their order."""
-    words, found = _arguments(rest), dict[bytes, Any]()
-    if b"--" not in rest:  # There may be 500,000 names.
-        return words, found
-    others = []
-    for word in words:
+    others, found = [], dict[bytes, Any]()
+    for word in _arguments(action, rest):
         if word[:2] == b"--" and word.partition(b"=")[0] in flags:
             _take_flag(action, word, flags, found)
         else:
@@ -666,7 +696,7 @@ def _duration_us(value: bytes) -> int:
 def _name(value: bytes) -> bytes:
     if not value:
         raise BadRequest("the name is empty")
-    if not frozenset(value).isdisjoint(b" \t\r\n"):
+    if any(byte in value for byte in b" \t\r\n"):
         raise BadRequest(f"{shown(value)} is not a name: it contains white space")
     if value.startswith(b"--"):
         raise BadRequest(f"{shown(value)} is a flag, not a name")

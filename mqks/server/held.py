@@ -1,26 +1,42 @@
-"""A watchdog of the event loop: what blocks it for long is counted, and logged with its stack.
+"""A watchdog of the event loop: what blocks it for long is counted, and logged with its stack and
+the request that is being handled.
 
 The one rule: the event loop pays nothing. A timer on the loop counts about twenty ticks a second; a
 thread watches the count, and reads the loop's stack when the ticks stop for too long.
 """
 
 import asyncio
+import gc
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from mqks.broker import intake
+from mqks.broker.actions import ACTIONS
 from mqks.broker.broker import Broker
+from mqks.broker.connection import Connection
 from mqks.limits import LOOP_HELD_LINES_MAX
 from mqks.server import log
 
 ROOM: Final = str(Path(__file__).parents[1])
+INTAKE: Final = str(Path(intake.__file__))
 RUNNERS: Final = ("asyncio", "anyio", "uvloop")
 FRAMES_MAX: Final = 3
 TICK_S: Final = 0.05
 MINUTE_S: Final = 60.0
+
+
+class Handled(NamedTuple):
+    """The request that is being handled, and how many lines are handled with it."""
+
+    connection: str | None = None
+    client: str | None = None
+    action: str | None = None
+    line_bytes: int | None = None
+    lines: int | None = None
 
 
 class Seen(NamedTuple):
@@ -29,6 +45,7 @@ class Seen(NamedTuple):
 
     tick: int
     where: str
+    handled: Handled
     on_time: bool
 
 
@@ -50,15 +67,19 @@ class HeldWatch:
         self._lines = self._suppressed = 0
         """Since the first of this minute."""
         self._minute_s = 0.0
+        self._collected_s = self._collecting_s = 0.0
+        """CPU time of collections of garbage, and when the current one began."""
         self._next_tick()
 
     def __enter__(self) -> None:
         if self._held_s:
             self._thread.start()
             self._timer = self._loop.call_later(self._tick_s, self._tick)
+            gc.callbacks.append(self._collect)
 
     def __exit__(self, *failure: object) -> None:
         if self._held_s:
+            gc.callbacks.remove(self._collect)
             self._timer.cancel()
             self._ended.set()
             self._thread.join()
@@ -67,6 +88,7 @@ class HeldWatch:
 
     def _next_tick(self) -> None:
         self._ticks += 1
+        self._collected_s = 0.0
         self._cpu_s, self._due_s = time.thread_time(), time.monotonic() + self._tick_s
 
     def _tick(self) -> None:
@@ -76,17 +98,22 @@ class HeldWatch:
         self._next_tick()
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
+    def _collect(self, phase: str, _: dict[str, Any]) -> None:
+        if threading.get_ident() == self._loop_thread:
+            self._collected_s += (time.thread_time() - self._collecting_s) * (phase == "stop")
+            self._collecting_s = time.thread_time()
+
     def _look(self, late_s: float, cpu_s: float) -> None:
         seen = self._seen
         if seen is None or seen.tick != self._ticks:
-            seen = Seen(self._ticks, "", on_time=False)
+            seen = Seen(self._ticks, "", Handled(), on_time=False)
         is_held = cpu_s > self._held_s
         if is_held or seen.on_time:
             self._broker.loop_held += is_held
             self._broker.loop_late += 1
-            self._tell(late_s, cpu_s, seen.where)
+            self._tell(late_s, cpu_s, seen)
 
-    def _tell(self, late_s: float, cpu_s: float, where: str) -> None:
+    def _tell(self, late_s: float, cpu_s: float, seen: Seen) -> None:
         now_s = time.monotonic()
         if now_s > self._minute_s + MINUTE_S:
             self._minute_s, self._lines = now_s, 0
@@ -99,7 +126,13 @@ class HeldWatch:
             "loop_held",
             ms=round(late_s * 1000),
             cpu_ms=round(cpu_s * 1000),
-            where=where or "-",
+            gc_ms=round(self._collected_s * 1000),
+            where=seen.where or "-",
+            connection=seen.handled.connection,
+            client=seen.handled.client,
+            action=seen.handled.action,
+            line_bytes=seen.handled.line_bytes,
+            lines=seen.handled.lines,
             suppressed=suppressed,
         )
 
@@ -113,7 +146,8 @@ class HeldWatch:
             tick = self._ticks
             if woken_s - self._due_s > self._held_s and not self._has_seen(tick):
                 frame = sys._current_frames().get(self._loop_thread)
-                self._seen = Seen(tick, place(frame), on_time=slept_s < 2 * period_s)
+                on_time = slept_s < 2 * period_s
+                self._seen = Seen(tick, place(frame), handled(frame), on_time)
 
     def _has_seen(self, tick: int) -> bool:
         return self._seen is not None and self._seen.tick == tick
@@ -131,3 +165,24 @@ def place(frame: FrameType | None) -> str:
             break
         frame = frame.f_back
     return ",".join(places)
+
+
+def handled(frame: FrameType | None) -> Handled:
+    """The request whose handling has led to this frame."""
+    connection = line = lines = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(ROOM):
+            connection = connection or frame.f_locals.get("connection")
+        # What other modules call a line may be a message.
+        if frame.f_code.co_filename == INTAKE:
+            line = line or frame.f_locals.get("line")
+            lines = lines or frame.f_locals.get("lines")
+        frame = frame.f_back
+    found = Handled()
+    if isinstance(connection, Connection):
+        found = Handled(connection.address, log.client(connection.name))
+    if isinstance(line, bytes):
+        action = line.partition(b" ")[2].partition(b" ")[0]
+        known = log.name(action) if action in ACTIONS else None
+        found = found._replace(action=known, line_bytes=len(line))
+    return found._replace(lines=len(lines)) if isinstance(lines, list) else found

@@ -183,10 +183,11 @@ async def serve(
         broker.start_timers()
         if not await journal.store.hold_reserves():
             log.warning("no_ballast", reason="the disk has no space for the ballast file")
-        # Recovered objects stay: garbage collections need not visit them.
+        # Recovered objects stay: collections of garbage need not visit them. One of the middle
+        # generation visits at most 100,000 others: 20 ms.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
+        gc.set_threshold(10_000, 10, 1000)
         server = Server(
             settings,
             broker,
