@@ -3,9 +3,12 @@
 The one rule: nothing here looks at how long something took.
 """
 
+import importlib.util
 import json
 import math
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,7 +21,7 @@ import pytest
 from benchmarks import budget, client, footprint, process, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
-from benchmarks.run import main, measure, measure_all, medians, takes_part
+from benchmarks.run import arguments, main, measure, measure_all, medians, takes_part
 from benchmarks.servers import SERVERS
 from benchmarks.servers.base import TALKERS
 from benchmarks.servers.rabbitmq import (
@@ -243,6 +246,25 @@ def test_the_footprint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2**20 < own < installed
     assert empty > 2**20
     assert int(figures["message_counted_bytes"]) > len(footprint.PAYLOAD)
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("[!n]*.md")]
+
+
+def test_the_pages_name_commands_that_exist() -> None:
+    named = [
+        command
+        for page in PAGES
+        for command in re.findall(
+            r"python -m benchmarks(\S*\b)((?:(?: |\\\n +)[^`#\n\\]*)*)", page.read_text()
+        )
+    ]
+    assert len(named) > 10
+    for module, rest in named:
+        assert importlib.util.find_spec(f"benchmarks{module}"), module
+        if not module:
+            arguments(shlex.split(rest.replace("\\\n", " ")))
 
 
 def test_the_budget_has_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
