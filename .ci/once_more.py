@@ -1,5 +1,5 @@
-"""Runs tests: `python .ci/once_more.py NAMED PYTEST ARGUMENT…`. A test that fails is run once more, by
-itself, with the seed that it has printed; if it passes then, its name is added to the file NAMED.
+"""Runs tests: `python .ci/once_more.py NAMED PYTEST ARGUMENT…`. A test that fails is run once more,
+by itself, with the seed that it has printed; if it passes then, NAMED, a file, gets its name.
 
 The one rule: at most one test may pass only by itself, in all runs that share the file, and none of
 those that look for rare faults.
