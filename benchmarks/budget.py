@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
@@ -21,6 +22,20 @@ COUNT = 2000
 """Messages in one chunk: 256 KiB of 100-byte messages."""
 ROUNDS = 15
 PAYLOAD = b"x" * 100
+
+Round = Callable[[], int]
+"""Takes COUNT messages through a step once; returns the nanoseconds."""
+
+
+def chunk(template: bytes) -> bytes:
+    return b"".join(template % number for number in range(COUNT))
+
+
+PUBLISHES = chunk(b"m%d publish e " + PAYLOAD + b"\n")
+CONFIRMED = chunk(b"m%d publish --confirm e " + PAYLOAD + b"\n")
+EVENTS = [b"e%d" % number for number in range(10)]
+MIXED = b"".join(b"m%d publish e%d %b\n" % (n, n % 10, PAYLOAD) for n in range(COUNT))
+ACKS = chunk(b"a ack c m%d\n")
 
 
 class Bench:
@@ -59,9 +74,9 @@ class Bench:
         return lines
 
 
-def least(measure: Callable[[], int]) -> float:
-    """Nanoseconds a message; `measure` returns the nanoseconds of one round."""
-    return min(measure() for _ in range(ROUNDS)) / COUNT
+def least(once: Round) -> float:
+    """Nanoseconds a message."""
+    return min(once() for _ in range(ROUNDS)) / COUNT
 
 
 def timed(run: Callable[[], object]) -> int:
@@ -70,143 +85,152 @@ def timed(run: Callable[[], object]) -> int:
     return perf_counter_ns() - start
 
 
-def chunk(template: bytes) -> bytes:
-    return b"".join(template % number for number in range(COUNT))
-
-
-def budget() -> dict[str, float]:
-    """Step → nanoseconds a message."""
-    publishes = chunk(b"m%d publish e " + PAYLOAD + b"\n")
-    confirmed = chunk(b"m%d publish --confirm e " + PAYLOAD + b"\n")
-    acks = chunk(b"a ack c m%d\n")
-    figures = {}
-
+def split() -> Round:
     splitter = LineSplitter(2**20)
-    figures["chunk to lines"] = least(lambda: timed(lambda: splitter.feed(publishes)))
+    return lambda: timed(lambda: splitter.feed(PUBLISHES))
 
-    nowhere = Bench()
-    figures["publish, to no queue"] = least(lambda: timed(lambda: nowhere.receive(publishes)))
 
-    auto = Bench(b"c consume q e")
+def publish_to_no_queue() -> Round:
+    bench = Bench()
+    return lambda: timed(lambda: bench.receive(PUBLISHES))
 
-    def deliver() -> int:
-        spent = timed(lambda: auto.receive(publishes))
-        assert auto.flush() == COUNT
+
+def deliver() -> Round:
+    bench = Bench(b"c consume q e")
+
+    def measure() -> int:
+        spent = timed(lambda: bench.receive(PUBLISHES))
+        assert bench.flush() == COUNT
         return spent
 
-    figures["publish and deliver, auto-ack"] = least(deliver)
+    return measure
 
-    def into_queue(data: bytes) -> Callable[[], int]:
-        def measure() -> int:
-            bench = Bench(b"s subscribe q e")
-            return timed(lambda: bench.receive(data))
 
-        return measure
+def into_queues(data: bytes, *events: bytes) -> Round:
+    """Each event has a queue."""
 
-    figures["publish into a queue"] = least(into_queue(publishes))
-    figures["publish --confirm into a queue"] = least(into_queue(confirmed))
-
-    def mixed() -> int:
-        bench = Bench(*(b"s subscribe q%d e%d" % (each, each) for each in range(10)))
-        data = b"".join(
-            b"m%d publish e%d %b\n" % (number, number % 10, PAYLOAD) for number in range(COUNT)
-        )
+    def measure() -> int:
+        bench = Bench(*(b"s subscribe %b %b" % (event, event) for event in events))
         spent = timed(lambda: bench.receive(data))
-        assert {queue.ready for queue in bench.broker.queues.values()} == {COUNT // 10}
+        assert {queue.ready for queue in bench.broker.queues.values()} == {COUNT // len(events)}
         return spent
 
-    figures["ten events, mixed, into ten queues"] = least(mixed)
+    return measure
 
-    def journal() -> int:
+
+def journal() -> Round:
+    def measure() -> int:
         bench = Bench(b"s subscribe q e")
-        bench.receive(confirmed)
+        bench.receive(CONFIRMED)
+        return timed(lambda: write(bench))
 
-        def write() -> None:
-            changes = bench.broker.pending.take().entry.changes
-            head, texts = encode(
-                [
-                    Section(
-                        change.lane_id,
-                        change.next_seq,
-                        change.cursor,
-                        [Lines(run.first, 0, run.lines) for run in change.runs],
-                        change.acks,
-                        [],
-                    )
-                    for change in changes
-                ]
-            )
-            checksum(1, b"".join([head, *texts]))
+    return measure
 
-        return timed(write)
 
-    figures["encode a segment, with its checksum"] = least(journal)
+def write(bench: Bench) -> None:
+    sections = [
+        Section(
+            change.lane_id,
+            change.next_seq,
+            change.cursor,
+            [Lines(run.first, 0, run.lines) for run in change.runs],
+            change.acks,
+            [],
+        )
+        for change in bench.broker.pending.take().entry.changes
+    ]
+    head, texts = encode(sections)
+    checksum(1, b"".join([head, *texts]))
 
-    def confirm() -> int:
+
+def confirm() -> Round:
+    def measure() -> int:
         bench = Bench(b"s subscribe q e")
-        bench.receive(confirmed)
+        bench.receive(CONFIRMED)
         batch = bench.broker.pending.take()
         spent = timed(lambda: bench.broker.committed(batch))
         assert bench.flush() == COUNT
         return spent
 
-    figures["confirm"] = least(confirm)
+    return measure
 
-    manual = Bench(b"c consume q e --manual-ack")
-    spent_on_acks = []
 
-    def deliver_and_ack() -> int:
-        spent = timed(lambda: manual.receive(publishes))
-        assert manual.flush() == COUNT
-        spent_on_acks.append(timed(lambda: manual.receive(acks)))
-        manual.commit()
-        assert not manual.broker.consumers[b"c"].unacked
-        return spent
+def deliver_and_ack(which: int) -> Round:
+    bench = Bench(b"c consume q e --manual-ack")
 
-    figures["publish and deliver, manual ack"] = least(deliver_and_ack)
-    figures["ack"] = min(spent_on_acks) / COUNT
+    def measure() -> int:
+        on_delivery = timed(lambda: bench.receive(PUBLISHES))
+        assert bench.flush() == COUNT
+        on_acks = timed(lambda: bench.receive(ACKS))
+        bench.commit()
+        assert not bench.broker.consumers[b"c"].unacked
+        return (on_delivery, on_acks)[which]
 
-    fan = Bench(*(b"c%d consume q%d e" % (number, number) for number in range(10)))
+    return measure
 
-    def fan_out() -> int:
-        got = 0
-        start = perf_counter_ns()
-        fan.receive(publishes)
-        while got < 10 * COUNT:
-            got += fan.flush()
-        spent = perf_counter_ns() - start
-        fan.commit()
+
+def fan_out() -> Round:
+    bench = Bench(*(b"c%d consume q%d e" % (number, number) for number in range(10)))
+
+    def measure() -> int:
+        spent = timed(lambda: until(bench, 10 * COUNT, PUBLISHES))
+        bench.commit()
         return spent // 10
 
-    figures["fan-out to ten, a delivery"] = least(fan_out)
+    return measure
 
-    def backlog() -> int:
+
+def backlog() -> Round:
+    def measure() -> int:
         bench = Bench(b"s subscribe q e")
-        bench.receive(publishes)
+        bench.receive(PUBLISHES)
         bench.commit()
-        got = 0
-        start = perf_counter_ns()
-        bench.receive(b"c consume q\n")
-        while got < COUNT:
-            got += bench.flush()
-        return perf_counter_ns() - start
+        return timed(lambda: until(bench, COUNT, b"c consume q\n"))
 
-    figures["deliver from a backlog, auto-ack"] = least(backlog)
+    return measure
 
+
+def until(bench: Bench, count: int, data: bytes) -> None:
+    """Receive the data, and flush until so many lines have gone out."""
+    bench.receive(data)
+    while count > 0:
+        count -= bench.flush()
+
+
+def page() -> Round:
     lines = [b"m%d event=e " % number + PAYLOAD for number in range(COUNT)]
     head, texts = encode([Section(1, COUNT + 1, 1, [Lines(1, 0, lines)], [], [])])
     body = b"".join([head, *texts])
 
-    def page() -> int:
-        def read() -> None:
-            for section in decode(body):
-                for run in section.runs:
-                    assert len(run.lines(body)) == COUNT
+    def read() -> None:
+        for section in decode(body):
+            for run in section.runs:
+                assert len(run.lines(body)) == COUNT
 
-        return timed(read)
+    return lambda: timed(read)
 
-    figures["read a page back"] = least(page)
-    return figures
+
+STEPS: dict[str, Callable[[], Round]] = {
+    "chunk to lines": split,
+    "publish, to no queue": publish_to_no_queue,
+    "publish and deliver, auto-ack": deliver,
+    "publish into a queue": partial(into_queues, PUBLISHES, b"e"),
+    "publish --confirm into a queue": partial(into_queues, CONFIRMED, b"e"),
+    "ten events, mixed, into ten queues": partial(into_queues, MIXED, *EVENTS),
+    "encode a segment, with its checksum": journal,
+    "confirm": confirm,
+    "publish and deliver, manual ack": partial(deliver_and_ack, 0),
+    "ack": partial(deliver_and_ack, 1),
+    "fan-out to ten, a delivery": fan_out,
+    "deliver from a backlog, auto-ack": backlog,
+    "read a page back": page,
+}
+"""What makes the rounds of each."""
+
+
+def budget() -> dict[str, float]:
+    """Step → nanoseconds a message."""
+    return {name: least(make()) for name, make in STEPS.items()}
 
 
 def main() -> None:

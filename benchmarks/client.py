@@ -18,7 +18,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import anyio
@@ -29,8 +30,11 @@ from benchmarks.process import Running
 from benchmarks.servers import SERVERS
 
 QUEUE, EVENT = "q0", "e"
+AsyncTake = Callable[[mqks.AsyncConsumer, list[bytes], int], Awaitable[None]]
+BlockingTake = Callable[[mqks.BlockingConsumer, list[bytes], int], None]
 BARE_SCALE = 20
-"""The bare program gets so many times fewer messages, and so do those that hold few."""
+"""The bare program gets so many times fewer messages, and so do calls that wait for a confirm and
+consumers that hold few messages."""
 PREFETCHES = 1, 10, 100
 """Otherwise they hold as many messages as the server allows."""
 
@@ -38,17 +42,18 @@ Figures = dict[str, float]
 """Messages per second, by what was done."""
 
 
-class Stopwatch:
-    """Messages per second of what is done inside."""
+class Watch:
+    """What a program does, timed; `figures` tells how many messages a second that was."""
 
-    def __init__(self, figures: Figures, name: str, count: int) -> None:
-        self._figures, self._name, self._count = figures, name, count
+    def __init__(self, program: str) -> None:
+        self.figures: Figures = {}
+        self._program = program
 
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._figures[self._name] = self._count / (time.perf_counter() - self._began)
+    @contextmanager
+    def __call__(self, name: str, count: int) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.figures[f"{self._program} {name}"] = count / (time.perf_counter() - began)
 
 
 def payloads(count: int) -> list[bytes]:
@@ -61,27 +66,24 @@ def check(count: int, got: list[bytes]) -> None:
 
 
 def bare(port: int, count: int) -> Figures:
-    figures: Figures = {}
-    data = payloads(count)
-    publisher = Bare(port)
-    with Stopwatch(figures, "bare ping", count):
-        for payload in data:
-            publisher.ask(b"m ping " + payload, b"m ok " + payload)
-    with Stopwatch(figures, "bare publish", count):
-        for payload in data:
-            publisher.ask(b"m publish --confirm e " + payload, b"m ok ")
-    publisher.close()
+    count = max(count // BARE_SCALE, 1)
+    watch, data = Watch("bare"), payloads(count)
+    with closing(Bare(port)) as publisher:
+        with watch("ping", count):
+            for payload in data:
+                publisher.ask(b"m ping " + payload, b"m ok " + payload)
+        with watch("publish", count):
+            for payload in data:
+                publisher.ask(b"m publish --confirm e " + payload, b"m ok ")
     got: list[bytes] = []
-    consumer = Bare(port)
-    with Stopwatch(figures, "bare consume", count):
+    with closing(Bare(port)) as consumer, watch("consume", count):
         consumer.ask(b"c consume --confirm q0 --manual-ack", b"c ok ")
         while len(got) < count:
             words = consumer.delivery().split(b" ", 4)
             got.append(words[4])
             consumer.ask(b"a ack --confirm c " + words[2], b"a ok ")
-    consumer.close()
     check(count, got)
-    return figures
+    return watch.figures
 
 
 class Bare:
@@ -100,11 +102,8 @@ class Bare:
         for line in lines:
             (self._deliveries if b" event=" in line else self._replies).append(line)
 
-    def send(self, request: bytes) -> None:
-        self._socket.sendall(request + b"\n")
-
     def ask(self, request: bytes, answer: bytes) -> None:
-        self.send(request)
+        self._socket.sendall(request + b"\n")
         while not self._replies:
             self._receive()
         if (reply := self._replies.popleft()) != answer:
@@ -121,45 +120,40 @@ def async_client(port: int, count: int) -> Figures:
 
 
 async def _async_client(port: int, count: int) -> Figures:
-    figures: Figures = {}
-    data = payloads(count)
+    watch, data, few = Watch("async"), payloads(count), max(count // BARE_SCALE, 1)
     async with mqks.connect(f"mqks://127.0.0.1:{port}") as client:
-        with Stopwatch(figures, "async publish", count):
+
+        async def publish_many() -> None:
+            await client.publish_many((EVENT, payload) for payload in data)
+
+        async def consume(name: str, take: AsyncTake, count: int, prefetch: int = 0) -> None:
+            got: list[bytes] = []
+            # Leaving waits until the acks have arrived.
+            with watch(name, count):
+                async with client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer:
+                    await take(consumer, got, count)
+            check(count, got)
+
+        async def end_to_end(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_batches, consumer, got, count)
+                await publish_many()
+
+        with watch("publish", count):
             for payload in data:
                 await client.publish(EVENT, payload)
             await client.ping()
-        got: list[bytes] = []
-        with Stopwatch(figures, "async consume", count):
-            # Leaving waits until the acks have arrived.
-            async with client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer:
-                await _one_by_one(consumer, got, count)
-        check(count, got)
-        with Stopwatch(figures, "async publish_many", count):
-            await client.publish_many((EVENT, payload) for payload in data)
-        got = []
-        with Stopwatch(figures, "async batches", count):
-            async with client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer:
-                await _batches(consumer, got, count)
-        check(count, got)
-        got = []
-        with Stopwatch(figures, "async end to end", count):
-            async with (
-                client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
-                anyio.create_task_group() as tasks,
-            ):
-                tasks.start_soon(_batches, consumer, got, count)
-                await client.publish_many((EVENT, payload) for payload in data)
-        check(count, got)
-        count = max(count // BARE_SCALE, 1)
-        data = payloads(count)
+        await consume("consume", _one_by_one, count)
+        with watch("publish_many", count):
+            await publish_many()
+        await consume("batches", _batches, count)
+        await consume("end to end", end_to_end, count)
         for prefetch in PREFETCHES:
-            await client.publish_many((EVENT, payload) for payload in data)
-            got = []
-            with Stopwatch(figures, f"async prefetch {prefetch}", count):
-                async with client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer:
-                    await _one_by_one(consumer, got, count)
-            check(count, got)
-    return figures
+            with watch("publish, confirmed", few):
+                for payload in data[:few]:
+                    await client.publish(EVENT, payload, confirm=True)
+            await consume(f"prefetch {prefetch}", _one_by_one, few, prefetch)
+    return watch.figures
 
 
 async def _one_by_one(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -> None:
@@ -179,51 +173,42 @@ async def _batches(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -
 
 
 def blocking_client(port: int, count: int) -> Figures:
-    figures: Figures = {}
-    data = payloads(count)
+    watch, data, few = Watch("blocking"), payloads(count), max(count // BARE_SCALE, 1)
     with mqks.connect_blocking(f"mqks://127.0.0.1:{port}") as client:
-        with Stopwatch(figures, "blocking publish", count):
+
+        def publish_many() -> None:
+            client.publish_many((EVENT, payload) for payload in data)
+
+        def consume(name: str, take: BlockingTake, count: int, prefetch: int = 0) -> None:
+            got: list[bytes] = []
+            with (
+                watch(name, count),
+                client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer,
+            ):
+                take(consumer, got, count)
+            check(count, got)
+
+        def end_to_end(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:
+            thread = threading.Thread(target=_batches_blocking, args=(consumer, got, count))
+            thread.start()
+            publish_many()
+            thread.join()
+
+        with watch("publish", count):
             for payload in data:
                 client.publish(EVENT, payload)
             client.ping()
-        got: list[bytes] = []
-        with (
-            Stopwatch(figures, "blocking consume", count),
-            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
-        ):
-            _one_by_one_blocking(consumer, got, count)
-        check(count, got)
-        with Stopwatch(figures, "blocking publish_many", count):
-            client.publish_many((EVENT, payload) for payload in data)
-        got = []
-        with (
-            Stopwatch(figures, "blocking batches", count),
-            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
-        ):
-            _batches_in_thread(consumer, got, count)
-        check(count, got)
-        got = []
-        with (
-            Stopwatch(figures, "blocking end to end", count),
-            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
-        ):
-            thread = threading.Thread(target=_batches_in_thread, args=(consumer, got, count))
-            thread.start()
-            client.publish_many((EVENT, payload) for payload in data)
-            thread.join()
-        check(count, got)
-        count = max(count // BARE_SCALE, 1)
-        data = payloads(count)
+        consume("consume", _one_by_one_blocking, count)
+        with watch("publish_many", count):
+            publish_many()
+        consume("batches", _batches_blocking, count)
+        consume("end to end", end_to_end, count)
         for prefetch in PREFETCHES:
-            client.publish_many((EVENT, payload) for payload in data)
-            got = []
-            with (
-                Stopwatch(figures, f"blocking prefetch {prefetch}", count),
-                client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer,
-            ):
-                _one_by_one_blocking(consumer, got, count)
-            check(count, got)
-    return figures
+            with watch("publish, confirmed", few):
+                for payload in data[:few]:
+                    client.publish(EVENT, payload, confirm=True)
+            consume(f"prefetch {prefetch}", _one_by_one_blocking, few, prefetch)
+    return watch.figures
 
 
 def _one_by_one_blocking(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:
@@ -234,7 +219,7 @@ def _one_by_one_blocking(consumer: mqks.BlockingConsumer, got: list[bytes], coun
             break
 
 
-def _batches_in_thread(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:
+def _batches_blocking(consumer: mqks.BlockingConsumer, got: list[bytes], count: int) -> None:
     for batch in consumer.batches():
         got += [message.data for message in batch]
         consumer.ack(batch)
@@ -251,8 +236,6 @@ PROGRAMS: dict[str, Callable[[int, int], Figures]] = {
 
 def run(program: str, count: int) -> Figures:
     """One program against a fresh broker."""
-    if program == "bare":
-        count = max(count // BARE_SCALE, 1)
     with (
         tempfile.TemporaryDirectory(prefix="mqks-bench-") as directory,
         Running(SERVERS["mqks"], Path(directory)) as running,

@@ -7,7 +7,6 @@ before; replies are counted by searching for a mark and kept, to be checked when
 import select
 import socket
 import struct
-from collections.abc import Iterator, Sequence
 
 CHUNK_BYTES = 1 << 18
 ROOM_BYTES = 1 << 20
@@ -143,27 +142,19 @@ class Flow:
         )
 
     @property
-    def full(self) -> bool:
-        """Whether `take` must be called before the next `pull`."""
-        return self.filled + CHUNK_BYTES > len(self.raw)
+    def received(self) -> bytes:
+        """What has come."""
+        return bytes(self.room[: self.filled])
 
-    def cut(self) -> int:
+    @property
+    def complete(self) -> int:
         """Where the last complete reply ends."""
         at = self.raw.rfind(self.mark, 0, self.filled)
         return at + len(self.mark) if at >= 0 else 0
 
-    def take(self) -> bytes:
-        """What has come, up to the last complete reply; makes room for more."""
-        end = self.cut()
-        taken = bytes(self.room[:end])
-        rest = bytes(self.room[end : self.filled])
-        self.room[: len(rest)] = rest
-        self.filled = len(rest)
-        return taken
 
-
-def pump(flows: Sequence[Flow]) -> Iterator[Flow]:
-    """Drives connections until each is done, giving back a flow whenever it has moved.
+def run(*flows: Flow) -> None:
+    """Drives connections until each is done.
 
     Raises `Stalled` when nothing moves for `SILENCE_S` seconds.
     """
@@ -189,10 +180,3 @@ def pump(flows: Sequence[Flow]) -> Iterator[Flow]:
                 if flow.done:
                     epoll.unregister(fd)
                     del waiting[fd]
-                yield flow
-
-
-def run(*flows: Flow) -> None:
-    """Drives connections until each is done."""
-    for _ in pump(flows):
-        pass

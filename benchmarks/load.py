@@ -24,13 +24,12 @@ clock = time.monotonic
 
 @dataclass(slots=True)
 class Report:
-    """What a load program tells: seconds of the clock, and seconds or counts one by one."""
+    """What a load program tells: seconds of the clock, and those of each message."""
 
     began: float
     ended: float
     cpu_s: float
     times: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
 
     @property
     def took(self) -> float:
@@ -115,17 +114,12 @@ def hear(line: "Connection[Any, Any]") -> Any:
 def publish(
     server: Server, port: int, gate: Gate, messages: Messages, window: int | None = None
 ) -> Report:
-    """Publishes over one connection per publisher, until the last message is confirmed."""
-    flows = [
-        server.publisher(server.connect(port), messages.of(publisher), window)
-        for publisher in messages.publishers
-    ]
+    """Publishes over one connection, until the last message is confirmed."""
+    flow = server.publisher(server.connect(port), messages, window)
     gate()
     with clocked() as report:
-        run(*flows)
-    for publisher, flow in zip(messages.publishers, flows, strict=True):
-        raw = bytes(flow.room[: flow.filled])
-        server.check_confirms(raw, messages.of(publisher), window)
+        run(flow)
+    server.check_confirms(flow.received, messages, window)
     return report
 
 
@@ -156,9 +150,8 @@ def consume(
             open_all(flows)
         run(*flows)
     for flow in flows:
-        raw = bytes(flow.room[: flow.filled])
-        server.check_no_refusal(raw)
-        messages.check(server.payloads(raw, messages.payload_bytes))
+        server.check_no_refusal(flow.received)
+        messages.check(server.payloads(flow.received, messages.payload_bytes))
     return report
 
 

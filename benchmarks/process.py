@@ -9,10 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -21,39 +18,12 @@ from benchmarks.servers.base import Server
 
 START_S = 120.0
 POLL_S = 0.001
-SAMPLE_S = 0.005
 
 
 def allow_open_files() -> None:
     """Lets this process and its children have as many connections as the system grants it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-class Most:
-    """The largest value seen."""
-
-    seen = 0
-
-
-@contextmanager
-def sampled(value: Callable[[], int]) -> Iterator[Most]:
-    """Looks at a value again and again while its body runs."""
-    most = Most()
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(SAMPLE_S):
-            most.seen = max(most.seen, value())
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        thread.join()
-        most.seen = max(most.seen, value())
 
 
 def spawn(command: list[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -78,6 +48,7 @@ class Running:
         self.server = server
         self.directory = directory
         self.starts = 0
+        self._cpu_s_before, self._peak_bytes_before = 0.0, 0
         allow_open_files()
         self.start()
 
@@ -119,6 +90,7 @@ class Running:
     def end(self, how: signal.Signals) -> None:
         """Sends a signal and waits until the process is gone."""
         if self.process.poll() is None:
+            self._cpu_s_before, self._peak_bytes_before = self.cpu_s, self.peak_bytes
             os.killpg(self.process.pid, how)
             self.process.wait(timeout=60)
 
@@ -127,41 +99,25 @@ class Running:
         with self.server.connect(self.port) as sock:
             self.server.declare(sock, queues, manual_ack)
 
-    def resident_bytes(self, field: str = "VmRSS") -> int:
-        """Its resident memory now, or the most it ever was for `VmHWM`."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
-
     def written_bytes(self) -> int:
         """What it has had written to disks since it was started."""
         told = Path(f"/proc/{self.process.pid}/io").read_text()
         [found] = re.findall(r"^write_bytes: (\d+)$", told, re.MULTILINE)
         return int(found)
 
+    @property
     def cpu_s(self) -> float:
-        """The processor time it has used since it was started."""
-        return cpu_s(self.process.pid)
-
-    def disk_bytes(self) -> int:
-        """What its data takes on disk."""
-        files = [path.lstat() for path in (self.directory / "data").rglob("*") if path.is_file()]
-        return sum(file.st_blocks * 512 for file in files)
+        """The processor time of all its starts, of the user and of the system."""
+        return self._cpu_s_before + self._used()[0]
 
     @property
-    def database(self) -> Path:
-        """The database of MQKS."""
-        return self.directory / "data" / "mqks.db"
+    def peak_bytes(self) -> int:
+        """The most resident memory of all its starts."""
+        return max(self._peak_bytes_before, self._used()[1])
 
-    def wal_bytes(self) -> int:
-        """The size of its WAL; 0 for a server that has none."""
-        try:
-            return self.database.with_name("mqks.db-wal").stat().st_size
-        except FileNotFoundError:
-            return 0
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used, of the user and of the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def _used(self) -> tuple[float, int]:
+        place = Path(f"/proc/{self.process.pid}")
+        fields = (place / "stat").read_text().rpartition(")")[2].split()
+        peak = re.search(r"^VmHWM:\s+(\d+) kB", (place / "status").read_text(), re.MULTILINE)
+        ticks = int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK"), int(peak[1]) * 1024 if peak else 0

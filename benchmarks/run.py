@@ -25,8 +25,7 @@ from benchmarks.process import Running
 from benchmarks.servers import SERVERS
 from benchmarks.servers.base import Server
 from benchmarks.servers.mqks import Mqks
-from benchmarks.work import Figures, Size, Work
-from benchmarks.works import WORKS
+from benchmarks.works import WORKS, Figures, Size, Work
 
 REFERENCE = "redis"
 CEILING = "ceiling"
@@ -44,11 +43,11 @@ def measure(server: Server, work: Work, size: Size) -> Figures:
         tempfile.TemporaryDirectory(prefix="mqks-bench-") as directory,
         Running(server, Path(directory)) as running,
     ):
-        before_s = running.cpu_s()
+        before_s = running.cpu_s
         figures = work.run(running, size.scaled(server.scale))
-        # Not of several processes, one after the other or at a time.
-        if running.starts == 1 and running.process.poll() is None and not server.is_cluster:
-            figures["server_cpu_s"] = running.cpu_s() - before_s
+        if not server.is_cluster:
+            figures["server_cpu_s"] = running.cpu_s - before_s
+            figures["server_peak_bytes"] = running.peak_bytes
         return figures
 
 
@@ -82,7 +81,7 @@ def measure_all(
 
 def takes_part(server: Server, name: str) -> bool:
     """Whether this work can be done with this server."""
-    return name not in server.skips and (not WORKS[name].mqks_only or type(server) is Mqks)
+    return name not in server.skips
 
 
 def tell(value: float) -> str:
@@ -169,7 +168,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--count", type=int, help="messages, instead of the work's own number")
     parser.add_argument("--payload-bytes", type=int, help="instead of the work's own, mostly 100")
-    parser.add_argument("--peers", type=int, help="publishers in fan_in and fairness")
     parser.add_argument(
         "--serve-flags",
         type=shlex.split,
@@ -205,9 +203,7 @@ def size_of(work: Work, chosen: argparse.Namespace) -> Size:
     size = work.tiny if chosen.tiny else work.full
     if chosen.payload_bytes:
         size = replace(size, payload_bytes=chosen.payload_bytes)
-    if chosen.count:
-        size = replace(size, count=chosen.count)
-    return replace(size, peers=chosen.peers) if chosen.peers and size.peers > 1 else size
+    return replace(size, count=chosen.count) if chosen.count else size
 
 
 def main(argv: Sequence[str] | None = None) -> None:

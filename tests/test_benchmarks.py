@@ -3,26 +3,25 @@
 The one rule: nothing here looks at how long something took.
 """
 
+import importlib.util
 import json
 import math
 import os
+import re
+import shlex
 import socket
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from benchmarks import bare, fenced, footprint, process, scale, takeovers, talk
+from benchmarks import budget, client, footprint, process, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
-from benchmarks.process import Running
-from benchmarks.run import main, measure, measure_all, medians, takes_part
-from benchmarks.scale import Costs, Talk, expect, probe, sizes
+from benchmarks.run import arguments, main, measure, measure_all, medians, takes_part
 from benchmarks.servers import SERVERS
 from benchmarks.servers.base import TALKERS
 from benchmarks.servers.rabbitmq import (
@@ -36,14 +35,11 @@ from benchmarks.servers.rabbitmq import (
     frame,
 )
 from benchmarks.servers.sink import FAULTS, Sink
-from benchmarks.work import Size
-from benchmarks.works import WORKS, paging, scale_consumers, scale_copies, wal_reader
+from benchmarks.works import WORKS, Size
 from tests.forks import Forked
 
 MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
 PLAYED = sorted(name for name in WORKS if takes_part(Sink(), name))
-DIFFERENCES = "_each_bytes"
-"""Too small in a tiny run to be told from chance."""
 QUICK = "stream", "confirm", "talkers_100"
 
 
@@ -66,14 +62,6 @@ def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "spawn", spawn)
 
 
-@pytest.fixture(autouse=True)
-def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for work in (paging, wal_reader):
-        monkeypatch.setattr(work, "REST_S", 0)
-    for part in (scale, scale_consumers, scale_copies):
-        monkeypatch.setattr(part, "ROUNDS", 3)
-
-
 def skip_without_compiler(name: str) -> None:
     if name in TALKERS and (reason := talk.missing()):
         pytest.skip(reason)
@@ -85,8 +73,7 @@ def test_work_against_mqks(name: str) -> None:
     figures = measure(MQKS, WORKS[name], WORKS[name].tiny)
     assert figures
     figures.pop("server_cpu_s", None)  # It is counted in hundredths of a second.
-    told = {key: value for key, value in figures.items() if not key.endswith(DIFFERENCES)}
-    assert all(value > 0 and math.isfinite(value) for value in told.values()), figures
+    assert all(value > 0 and math.isfinite(value) for value in figures.values()), figures
 
 
 @pytest.mark.parametrize("name", some(PLAYED))
@@ -101,24 +88,13 @@ def test_payload_size_is_kept(payload_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", some(["stream", "confirm", "fanout", "latency", "fan_in", "talkers_100", "big_10k"])
+    "name", some(["stream", "confirm", "fanout", "latency", "talkers_100", "big_10k"])
 )
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"none"}))
 def test_wrong_delivery_is_noticed(name: str, fault: str) -> None:
     skip_without_compiler(name)
     with pytest.raises((Wrong, Stalled)):
         measure(Sink(fault), WORKS[name], WORKS[name].tiny)
-
-
-@pytest.mark.slow
-def test_sockets_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    skip_without_compiler("talkers_100")
-    few = ["--connections", "10", "--count", "100", "--rounds", "1"]
-    bare.main([*few, "--loops", "1", "2"])
-    head, row, cpu = capsys.readouterr().out.splitlines()
-    assert head.split("\t")[:4] == ["confirms per second", "bare", "bare, 2 loops", "mqks"]
-    assert all(float(rate.replace(",", "")) > 0 for rate in row.split("\t")[1:])
-    assert len(cpu.split("\t")) == len(row.split("\t"))
 
 
 def test_refused_publish_is_noticed() -> None:
@@ -151,8 +127,8 @@ def test_ratio_is_taken_within_each_run() -> None:
 
 
 def test_ratio_to_nothing_is_not_told() -> None:
-    runs = {("paging", "redis"): [{"wal": 0.0}], ("paging", "mqks"): [{"wal": 2.0}]}
-    assert medians(runs, to="redis")["paging"]["wal"]["mqks"] == {"median": 2.0}
+    runs = {("stream", "redis"): [{"cpu": 0.0}], ("stream", "mqks"): [{"cpu": 2.0}]}
+    assert medians(runs, to="redis")["stream"]["cpu"]["mqks"] == {"median": 2.0}
 
 
 def test_serve_flags_reach_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,49 +158,12 @@ def test_work_against_rabbitmq(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", ["acked", "confirm", "confirm_one"])
-@pytest.mark.parametrize("server", ["mqks-postgres", "rabbitmq-cluster"])
-def test_work_against_several_machines(server: str, work: str) -> None:
-    if reason := SERVERS[server].missing():
+@pytest.mark.parametrize("name", ["acked", "confirm_one", "confirm_10k"])
+def test_work_with_postgresql(name: str) -> None:
+    server = SERVERS["mqks-postgres"]
+    if reason := server.missing():
         pytest.skip(reason)
-    assert measure(SERVERS[server], WORKS[work], WORKS[work].tiny)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("server", "waiting", "silent"),
-    [
-        ("mqks", 1_000, {"kill", "stop"}),
-        ("mqks-postgres", 1_000, {"kill", "stop", "switch"}),
-        ("rabbitmq-cluster", 0, {"kill", "stop"}),
-    ],
-)
-def test_take_overs(server: str, waiting: int, silent: set[str]) -> None:
-    if reason := SERVERS[server].missing():
-        pytest.skip(reason)
-    figures = takeovers.run(server, ["kill", "stop", "switch"], waiting)
-    assert {fault for fault in figures if figures[fault]["silent_s"] > 0} == silent
-
-
-@pytest.mark.slow
-def test_a_message_lost_in_a_take_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Purging(takeovers.OneBroker):
-        def heal(self) -> None:
-            with self._connected() as client:
-                client.purge(takeovers.PROBE)
-
-    monkeypatch.setitem(takeovers.PLACES, "mqks", Purging)
-    with pytest.raises(RuntimeError, match="has lost"):
-        takeovers.run("mqks", ["kill"], 0)
-
-
-@pytest.mark.slow
-def test_confirms_beside_commits(capsys: pytest.CaptureFixture[str]) -> None:
-    if reason := SERVERS["mqks-postgres"].missing():
-        pytest.skip(reason)
-    fenced.main(["--count", "20", "--rounds", "2"])
-    _, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == ["commit", "confirm"]
+    assert measure(server, WORKS[name], WORKS[name].tiny)
 
 
 def rabbitmq_confirms(*frames: tuple[int, bool]) -> Confirmed:
@@ -264,56 +203,6 @@ def test_rabbitmq_refusal_is_noticed() -> None:
     raw = frame(METHOD, CHANNEL_CLOSE + b"\x01\x94\x09NOT_FOUND\0\0\0\0")
     with pytest.raises(Wrong, match="NOT_FOUND"):
         RABBITMQ.check_no_refusal(frame(BODY, b"payload") + raw)
-
-
-def test_sizes_go_up_by_ten() -> None:
-    assert sizes(10_000) == [100, 1_000, 10_000]
-    assert sizes(1_000, steps=4) == [1, 10, 100, 1_000]
-
-
-def test_costs_tell_medians_growth_and_what_each_takes() -> None:
-    costs = Costs()
-    for size, times in {10: [1e-6, 9e-6, 2e-6], 1_000: [3e-6]}.items():
-        for seconds in times:
-            costs.took("ack", size, seconds)
-        costs.tell("resident", size, 5_000 + 2 * size, "bytes")
-    assert costs.figures() == pytest.approx(
-        {
-            "ack_at_10_us": 2.0,
-            "ack_at_1000_us": 3.0,
-            "resident_at_10_bytes": 5_020,
-            "resident_at_1000_bytes": 7_000,
-            "ack_large_to_small": 1.5,
-        }
-    )
-    assert costs.each_bytes() == 2
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(MQKS, tmp_path) as running:
-        yield running
-
-
-def test_probe_notices_what_is_not_as_it_should_be(running: Running) -> None:
-    with Talk(running.port) as talk:
-        assert talk.ask(b"s subscribe --confirm probe probe") == b"s ok "
-        talk.sock.sendall(b"m publish probe early\n")
-        assert talk.ask(b"p ping x") == b"p ok x"
-    with pytest.raises(Wrong, match="early"):
-        probe(running.port, Costs(), 1)
-    with pytest.raises(Wrong, match=r"len\(state\.queues\) is 1 instead of 2"):
-        expect(running.port, b"len(state.queues)", 2)
-
-
-def test_wal_reader_keeps_its_view(tmp_path: Path) -> None:
-    file = tmp_path / "mqks.db"
-    with closing(sqlite3.connect(file, isolation_level=None)) as writer:
-        writer.execute("pragma journal_mode = wal")
-        writer.execute("create table t(x)")
-        with wal_reader.reader(file):
-            writer.execute("create table u(x)")
-        assert writer.execute("select count(*) from sqlite_schema").fetchone() == (2,)
 
 
 def test_command_skips_what_is_not_installed(
@@ -357,3 +246,42 @@ def test_the_footprint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2**20 < own < installed
     assert empty > 2**20
     assert int(figures["message_counted_bytes"]) > len(footprint.PAYLOAD)
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("[!n]*.md")]
+
+
+def test_the_pages_name_commands_that_exist() -> None:
+    named = [
+        command
+        for page in PAGES
+        for command in re.findall(
+            r"python -m benchmarks(\S*\b)((?:(?: |\\\n +)[^`#\n\\]*)*)", page.read_text()
+        )
+    ]
+    assert len(named) > 10
+    for module, rest in named:
+        assert importlib.util.find_spec(f"benchmarks{module}"), module
+        if not module:
+            arguments(shlex.split(rest.replace("\\\n", " ")))
+
+
+def test_the_budget_has_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "ROUNDS", 1)
+    assert all(figure > 0 for figure in budget.budget().values())
+
+
+@pytest.mark.slow
+def test_the_clients_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    client.main(["--count", "300", "--runs", "1"])
+    rows = [line[:30].rstrip(" 0123456789,.") for line in capsys.readouterr().out.splitlines()[1:]]
+    works = "publish", "publish, confirmed", "consume", "publish_many", "batches", "end to end"
+    both = {f"{skin} {work}" for skin in ("async", "blocking") for work in (*works, "prefetch")}
+    assert set(rows) == {"bare ping", "bare publish", "bare consume"} | both
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"none"}))
+def test_what_a_client_gets_wrong_is_noticed(fault: str) -> None:
+    with pytest.raises(Wrong):
+        client.check(10, FAULTS[fault](client.payloads(10), 5))

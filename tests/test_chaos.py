@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,23 +29,18 @@ from tests.chaos.plan import plan
 from tests.chaos.play import Chaos, chaos
 from tests.chaos.server import check_log
 from tests.chaos.ward import QUEUE, Book, Holder
-
-
-def seed() -> int:
-    number = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-    print(f"TEST_SEED={number}")
-    return number
+from tests.seeds import printed_seed
 
 
 @pytest.mark.slow
 def test_lives_of_servers(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, seed(), lives=12, seconds=20)
+    figures = chaos(tmp_path, printed_seed(), lives=12, seconds=20)
     assert figures.counts["published"]
 
 
 @pytest.mark.slow
 def test_lives_of_servers_with_all_texts_in_files(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, seed(), lives=12, seconds=20, texts=True)
+    figures = chaos(tmp_path, printed_seed(), lives=12, seconds=20, texts=True)
     assert figures.counts["published"]
 
 

@@ -16,7 +16,7 @@ import mqks
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["modules"]
-BESIDE = "tests", "docs", "examples", "benchmarks", ".ci", "migrations"
+BESIDE = "tests", "docs", "examples", "benchmarks", "tools", ".ci", "migrations"
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:

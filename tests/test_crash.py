@@ -7,7 +7,6 @@ The clients keep their own record, and only that decides what was lost, doubled 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import sqlite3
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.line_client import LineClient
+from tests.seeds import printed_seed
 from tests.server_process import ServerProcess
 from tests.waiting import until
 
@@ -286,9 +286,7 @@ def wal_bytes(db: Path) -> int:
 
 @pytest.mark.parametrize("lives", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_nothing_confirmed_is_lost_in_crashes(tmp_path: Path, lives: int) -> None:
-    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-    print(f"TEST_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(printed_seed())
     db = tmp_path / "mqks.db"
     record = Record()
     stamps = itertools.count()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -14,6 +12,7 @@ import pytest
 from mqks.commands import main
 from tests import damage
 from tests.line_client import LineClient
+from tests.seeds import printed_seed
 from tests.server_process import ServerProcess, refusal
 
 DAMAGED = 65
@@ -256,9 +255,7 @@ def test_a_database_of_another_program_is_refused(db: Path) -> None:
 @pytest.mark.parametrize("cases", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_nothing_goes_by_without_a_word(cases: int, tmp_path: Path) -> None:
     """`python -m tests.damage 10000` does the same at length."""
-    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-    print(f"TEST_SEED={seed}")
-    figures = damage.run(tmp_path, cases, seed)
+    figures = damage.run(tmp_path, cases, printed_seed())
     assert figures.failures == []
     outcomes: Counter[str] = sum(figures.outcomes.values(), Counter())
     assert outcomes.total() == cases

@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -25,6 +24,7 @@ from tests.fuzz.reduce import failure_of, kind_of, reduced
 from tests.fuzz.steps import CORPUS, Step, load, read, save, written
 from tests.fuzz.tcp import fuzz_over_tcp
 from tests.fuzz.world import play
+from tests.seeds import printed_seed
 
 CORPUS_FILE = CORPUS / "broker.txt"
 BROKER = load(CORPUS_FILE)
@@ -37,12 +37,6 @@ MANY_LINES = 200_000
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session logs each error that nobody waits for."""
     monkeypatch.setattr(logging.getLogger("mqks.client"), "disabled", True)
-
-
-def fresh_seed() -> int:
-    seed = Random().randrange(10**6)
-    print("seed", seed)
-    return seed
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -64,7 +58,7 @@ def test_stories_are_steps() -> None:
 
 
 def run_mass(lines: int) -> None:
-    mass = Mass(BROKER, fresh_seed())
+    mass = Mass(BROKER, printed_seed())
     mass.run(lines)
     for entry, failure in mass.found:
         failure.add_note(written(entry)[-2000:])
@@ -82,7 +76,7 @@ def test_many_mutated_lines() -> None:
 
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_expressions(count: int) -> None:
-    expressions = Expressions(fresh_seed())
+    expressions = Expressions(printed_seed())
     for _ in range(count):
         expressions.one()
     assert expressions.found == []
@@ -92,7 +86,7 @@ def test_mutated_expressions(count: int) -> None:
 def test_mutated_replies(count: int) -> None:
     for entry in client.seeds():
         client.play(entry)
-    mass = client.ClientMass(client.seeds(), fresh_seed())
+    mass = client.ClientMass(client.seeds(), printed_seed())
     for number in range(count):
         mass.episode(number)
     for entry, failure in mass.found:
@@ -102,7 +96,7 @@ def test_mutated_replies(count: int) -> None:
 
 @pytest.mark.slow
 def test_over_tcp(tmp_path: Path) -> None:
-    lines, failures = fuzz_over_tcp(tmp_path, 10.0, fresh_seed())
+    lines, failures = fuzz_over_tcp(tmp_path, 10.0, printed_seed())
     assert lines
     assert failures == []
 

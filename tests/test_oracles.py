@@ -21,7 +21,6 @@ from benchmarks.process import Running
 from benchmarks.servers import SERVERS
 from benchmarks.servers.rabbitmq import (
     BASIC_ACK,
-    BASIC_REJECT,
     BODY,
     CONFIRM_SELECT,
     END,
@@ -36,7 +35,6 @@ from benchmarks.servers.rabbitmq import (
     call,
     frame,
     receive,
-    table,
     word,
 )
 
@@ -52,6 +50,21 @@ PERSISTENT, EXPIRING = b"\x10\0\2", b"\x11\0\2"
 opened: list[socket.socket] = []
 GET, GET_OK, GET_EMPTY = b"\0\x3c\0\x46", b"\0\x3c\0\x47", b"\0\x3c\0\x48"
 QUORUM = {"queue_type": b"quorum"}
+BASIC_REJECT = b"\0\x3c\0\x5a"
+
+
+def table(**values: bytes | int) -> bytes:
+    """A field table; underscores in a name stand for hyphens."""
+    fields = b"".join(
+        word(b"x-" + name.replace("_", "-").encode())
+        + (
+            struct.pack(">ci", b"I", value)
+            if isinstance(value, int)
+            else struct.pack(">cI", b"S", len(value)) + value
+        )
+        for name, value in values.items()
+    )
+    return struct.pack(">I", len(fields)) + fields
 
 
 def until(there: Callable[[], Any]) -> Any:

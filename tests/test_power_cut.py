@@ -15,6 +15,7 @@ import pytest
 
 from mqks.testing import Broker
 from tests import disk_log, power_cut, unsynced
+from tests.seeds import printed_seed
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
 from tests.waiting import WAIT_S
@@ -24,9 +25,7 @@ STEPS = 600
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-    print(f"TEST_SEED={seed}")
-    return seed
+    return printed_seed()
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.unasync import TARGETS, blocking, target
+from tools.unasync import TARGETS, blocking, target
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_blocking_client_is_written_from_the_async_one(name: str) -> None:
-    assert target(name).read_text() == blocking(name), "run: python -m tests.unasync"
+    assert target(name).read_text() == blocking(name), "run: python -m tools.unasync"

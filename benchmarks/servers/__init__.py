@@ -4,7 +4,7 @@ from benchmarks.servers.base import Server
 from benchmarks.servers.beanstalkd import Beanstalkd
 from benchmarks.servers.mqks import Mqks, MqksOnPostgres
 from benchmarks.servers.nats import Nats
-from benchmarks.servers.rabbitmq import Rabbitmq, RabbitmqCluster
+from benchmarks.servers.rabbitmq import Rabbitmq
 from benchmarks.servers.redis import Redis
 from benchmarks.servers.sink import Sink
 
@@ -19,6 +19,5 @@ SERVERS: dict[str, Server] = {
         Beanstalkd(),
         Sink(),
         MqksOnPostgres(),
-        RabbitmqCluster(),
     )
 }

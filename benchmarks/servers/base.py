@@ -4,36 +4,16 @@ The one rule: a server object holds settings alone, so that it can be handed to 
 the load programs; its process is held by `benchmarks.process.Running`.
 """
 
-import copy
 import re
 import shutil
 import socket
 import subprocess
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from benchmarks.flow import Flow, connect
 from benchmarks.messages import Messages, Wrong
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a work wants of queue and messages beside the plain; only some servers grant it."""
-
-    ttl_s: int = 0
-    """Each message dies after so long."""
-    delay_s: int = 0
-    """Each message joins the queue so long after it was published."""
-    prefetch: int = 0
-    """Consumers hold so many at most."""
-    kills: bool = False
-    """Consumers reject each message as dead, in place of an ack; it goes to a dead-letter queue."""
-
-
-POLICIES = frozenset({"stream_ttl", "prefetch", "delayed", "dead_letters"})
-"""The works that wish for something."""
 
 TALKERS = frozenset(
     {"talkers_100", "talkers_1000", "talkers_10k", "big_10k", "big_100k", "big_900k"}
@@ -54,16 +34,9 @@ class Server(ABC):
     refusal: ClassVar[bytes]
     scale: float = 1.0
     is_cluster = False
-    """It is several servers, and compared only when it is named."""
+    """It is several processes, and compared only when it is named."""
     skips: frozenset[str] = frozenset()
     """The works it cannot do, or that tell nothing about it."""
-    wish = Wish()
-
-    def wished(self, wish: Wish) -> Self:
-        """The same server, used for this."""
-        wished = copy.copy(self)
-        wished.wish = wish
-        return wished
 
     # Its process
 
@@ -120,14 +93,9 @@ class Server(ABC):
         number: int = 0,
         queue: int = 0,
         manual_ack: bool = False,
-        room_bytes: int | None = None,
     ) -> Flow:
         """Takes messages off a queue. With `manual_ack` each is acked once it has come, and the
         flow is done when the last ack was taken."""
-
-    def redriver(self, sock: socket.socket, messages: Messages) -> Flow:
-        """Puts all dead letters back into the queue where they died."""
-        raise NotImplementedError
 
     @abstractmethod
     def payloads(self, raw: bytes, payload_bytes: int) -> list[bytes]:

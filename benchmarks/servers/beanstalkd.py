@@ -20,32 +20,26 @@ class Reserves(Flow):
     """Reserves kept ahead of the jobs; each job is deleted once it has come."""
 
     parsed = 0
-    reserved = AHEAD
-    done_with = b"delete %b\r\n"
 
     def open(self) -> None:
-        self.offer(RESERVE * min(self.reserved, self.expected))
+        self.offer(RESERVE * min(AHEAD, self.expected))
 
     def count(self, since: int) -> None:
         before = self.replies
         super().count(since)
-        end = super().cut()
+        end = self.complete
         jobs = re.findall(rb"RESERVED (\d+) ", self.room[self.parsed : end])
         self.parsed = max(self.parsed, end)
         # No reserve may be left over: behind one that waits, no delete is read.
         more = self._reserves(self.replies) - self._reserves(before)
         ending = b"list-tube-used\r\n" if before < self.replies == self.expected else b""
-        self.offer(b"".join([self.done_with % job for job in jobs]) + RESERVE * more + ending)
+        self.offer(b"".join([b"delete %b\r\n" % job for job in jobs]) + RESERVE * more + ending)
 
     def _reserves(self, replies: int) -> int:
-        return min(replies + self.reserved, self.expected)
+        return min(replies + AHEAD, self.expected)
 
     def allow(self) -> None:
         self.limit = len(self.requests)
-
-    def cut(self) -> int:
-        self.parsed = 0
-        return super().cut()
 
 
 class Beanstalkd(Server):
@@ -55,7 +49,7 @@ class Beanstalkd(Server):
     program = "beanstalkd"
     version_flags: ClassVar[list[str]] = ["-v"]
     scale = 0.02
-    skips = frozenset({"fanout", "fanout_900k", "stream_ttl"})
+    skips = frozenset({"fanout"})
 
     def command(self, directory: Path, port: int) -> list[str]:
         return [self.program, "-l", "127.0.0.1", "-p", str(port), "-b", str(directory), "-f", "0"]
@@ -67,8 +61,7 @@ class Beanstalkd(Server):
         """The default tube is there already."""
 
     def publisher(self, sock: socket.socket, messages: Messages, window: int | None = None) -> Flow:
-        put = b"put 1 %d 600 %d\r\n%b\r\n"
-        put %= self.wish.delay_s, messages.payload_bytes, messages.payload
+        put = b"put 1 0 600 %d\r\n%b\r\n" % (messages.payload_bytes, messages.payload)
         return Flow(
             sock,
             messages.fill(put),
@@ -86,23 +79,14 @@ class Beanstalkd(Server):
         number: int = 0,
         queue: int = 0,
         manual_ack: bool = False,
-        room_bytes: int | None = None,
     ) -> Flow:
-        flow = Reserves(
+        return Reserves(
             sock,
             mark=MARK + b"\r\n",
             expected=messages.total,
             until=b"USING default\r\n",
-            room_bytes=room_bytes or (messages.payload_bytes + 60) * messages.total + 4096,
+            room_bytes=(messages.payload_bytes + 60) * messages.total + 4096,
         )
-        flow.reserved = self.wish.prefetch or AHEAD
-        if self.wish.kills:
-            flow.done_with = b"bury %b 1\r\n"
-        return flow
-
-    def redriver(self, sock: socket.socket, messages: Messages) -> Flow:
-        kick, told = b"kick %d\r\n", b"KICKED %d\r\n"
-        return Flow(sock, kick % messages.total, until=told % messages.total, expected=1)
 
     def payloads(self, raw: bytes, payload_bytes: int) -> list[bytes]:
         return re.findall(rb"RESERVED \d+ %d\r\n(.{%d})\r\n" % (payload_bytes, payload_bytes), raw)

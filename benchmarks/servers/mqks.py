@@ -70,16 +70,9 @@ class Mqks(Server):
     def declare(self, sock: socket.socket, queues: int, manual_ack: bool) -> None:
         for queue in range(queues):
             ask(sock, b"s subscribe --confirm q%d %b\n" % (queue, EVENT))
-            if self.wish.kills:
-                ask(sock, b"s set_queue --confirm q%d --dead-letters=dead\n" % queue)
-
-    def _publish_flags(self) -> bytes:
-        wish = self.wish
-        ttl, delay = b"--ttl=%d " % wish.ttl_s, b"--delay=%d " % wish.delay_s
-        return ttl * bool(wish.ttl_s) + delay * bool(wish.delay_s)
 
     def publisher(self, sock: socket.socket, messages: Messages, window: int | None = None) -> Flow:
-        plain = b"# publish " + self._publish_flags() + EVENT + b" " + messages.payload + b"\n"
+        plain = b"# publish " + EVENT + b" " + messages.payload + b"\n"
         confirmed = plain.replace(b"publish", b"publish --confirm")
         if window is None:
             [confirm] = messages.last.each(CONFIRM)
@@ -106,13 +99,9 @@ class Mqks(Server):
         number: int = 0,
         queue: int = 0,
         manual_ack: bool = False,
-        room_bytes: int | None = None,
     ) -> Flow:
         name = b"c%04d" % number
-        action = b"reject" if self.wish.kills else b"ack"
-        arguments = name + b" # --dead\n" if self.wish.kills else name + b" #\n"
-        ack = b"a %b %b" % (action, arguments)
-        last = b"a %b --confirm %b" % (action, arguments)
+        ack, last = b"a ack %b #\n" % name, b"a ack --confirm %b #\n" % name
         acks = messages.fill(ack, last=last) if manual_ack else b""
         delivery = DELIVERY % name + messages.payload + b"\n"
         flow = Consumer(
@@ -123,17 +112,11 @@ class Mqks(Server):
             mark=MARK + b"\n",
             expected=messages.total,
             until=ALL_ACKED if acks else b"",
-            room_bytes=room_bytes or messages.width(delivery) * messages.total + 4096,
+            room_bytes=messages.width(delivery) * messages.total + 4096,
         )
         line = self.consume_line(name, queue, messages)
-        flags = b" --manual-ack" * manual_ack
-        flags += b" --prefetch=%d" % self.wish.prefetch if self.wish.prefetch else b""
-        flow.greeting = line + flags + b"\n", name + b" ok \n"
+        flow.greeting = line + b" --manual-ack" * manual_ack + b"\n", name + b" ok \n"
         return flow
-
-    def redriver(self, sock: socket.socket, messages: Messages) -> Flow:
-        told = b"r ok %d\n" % messages.total
-        return Flow(sock, b"r redrive --confirm dead\n", until=told, expected=1)
 
     def payloads(self, raw: bytes, payload_bytes: int) -> list[bytes]:
         # The message id must be the payload's own number.
@@ -162,4 +145,4 @@ class MqksOnPostgres(Mqks):
         return super().missing() or (None if installations() else "PostgreSQL is not installed")
 
     def command(self, directory: Path, port: int) -> list[str]:
-        return [self.program, "-m", "benchmarks.clusters", "mqks", "--port", "0"]
+        return [self.program, "-m", "benchmarks.servers.postgres", "--port", "0"]

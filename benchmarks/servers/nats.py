@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from benchmarks.flow import Flow, Stalled, ask, connect
 from benchmarks.messages import MARK, Messages
-from benchmarks.servers.base import POLICIES, Server
+from benchmarks.servers.base import Server
 
 BATCH = 1_000
 BATCHES_AHEAD = 3
@@ -51,7 +51,7 @@ class Pulls(Flow):
 
     def ack(self, last: bool) -> None:
         """Acks every delivery that has become complete, the very last so that it is answered."""
-        end = super().cut()
+        end = self.complete
         subjects = re.findall(rb"\$JS\.ACK\S+", self.room[self.parsed : end])
         self.parsed = end
         acks = [b"PUB %b 4\r\n+ACK\r\n" % subject for subject in subjects]
@@ -62,17 +62,12 @@ class Pulls(Flow):
     def allow(self) -> None:
         self.limit = len(self.requests)
 
-    def cut(self) -> int:
-        self.parsed = 0
-        return super().cut()
-
 
 class Nats(Server):
     name = "nats"
     promise = "fsync each 2 minutes"
     refusal: ClassVar[bytes] = b'"error"'
     program = "nats-server"
-    skips = POLICIES
 
     def command(self, directory: Path, port: int) -> list[str]:
         place = ["--addr", "127.0.0.1", "--port", str(port)]
@@ -137,14 +132,13 @@ class Nats(Server):
         number: int = 0,
         queue: int = 0,
         manual_ack: bool = False,
-        room_bytes: int | None = None,
     ) -> Flow:
         flow = Pulls(
             sock,
             mark=MARK + b"\r\n",
             expected=messages.total,
             until=b" 0\r\n\r\n" if manual_ack else b"",
-            room_bytes=room_bytes or (messages.payload_bytes + ACKED_BYTES) * messages.total + 4096,
+            room_bytes=(messages.payload_bytes + ACKED_BYTES) * messages.total + 4096,
         )
         flow.number, flow.queue, flow.manual_ack = number, queue, manual_ack
         return flow

@@ -7,14 +7,13 @@ since the one it would start by itself outlives it.
 
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.flow import UNLIMITED, Flow, Stalled, connect, free_port
 from benchmarks.messages import MARK, PLACE, Messages, Wrong
-from benchmarks.servers.base import POLICIES, TALKERS, Server
+from benchmarks.servers.base import TALKERS, Server
 
 METHOD, HEADER, BODY = 1, 2, 3
 END = b"\xce"
@@ -24,8 +23,6 @@ ACK = struct.Struct(">BHI4sQ?s")
 PREFETCH = 2_000
 DELIVERY_BYTES = 100
 """More than the frames of any delivery beside its payload."""
-DEATH_BYTES = 400
-"""And of the header that tells how it died."""
 
 # Class and method, as they stand at the beginning of a method frame.
 CONNECTION_CLOSE, CHANNEL_CLOSE = b"\0\x0a\0\x32", b"\0\x14\0\x28"
@@ -34,17 +31,12 @@ CHANNEL_OPEN = b"\0\x14\0\x0a"
 EXCHANGE_DECLARE, QUEUE_DECLARE, QUEUE_BIND = (b"\0\x28\0\x0a", b"\0\x32\0\x0a", b"\0\x32\0\x14")
 QOS, CONSUME, PUBLISH = b"\0\x3c\0\x0a", b"\0\x3c\0\x14", b"\0\x3c\0\x28"
 BASIC_ACK, CONFIRM_SELECT = b"\0\x3c\0\x50", b"\0\x55\0\x0a"
-BASIC_REJECT = b"\0\x3c\0\x5a"
 QOS_OK = b"\0\x3c\0\x0b"
 
 NO_TABLE = b"\0\0\0\0"
 DURABLE, NO_ACK = b"\2", b"\2"
 PERSISTENT = b"\x10\0\2"
 """The one property that is sent: delivery-mode 2."""
-FORMED = "the cluster is formed"
-"""Printed by `benchmarks.clusters` when clients may connect."""
-EXPIRING = b"\x11\0\2"
-"""Two: behind it comes the expiration, a short string of milliseconds."""
 
 
 def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
@@ -54,20 +46,6 @@ def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
 def word(text: bytes) -> bytes:
     """A short string."""
     return bytes([len(text)]) + text
-
-
-def table(**values: bytes | int) -> bytes:
-    """A field table; underscores in a name stand for hyphens."""
-    fields = b"".join(
-        word(b"x-" + name.replace("_", "-").encode())
-        + (
-            struct.pack(">ci", b"I", value)
-            if isinstance(value, int)
-            else struct.pack(">cI", b"S", len(value)) + value
-        )
-        for name, value in values.items()
-    )
-    return struct.pack(">I", len(fields)) + fields
 
 
 def frames(raw: bytes) -> Iterator[tuple[int, bytes]]:
@@ -134,52 +112,13 @@ class Consumer(Flow):
         call(self.sock, self.greeting)
 
 
-class Redriver(Flow):
-    """Publishes each message that comes, and acks it when that is confirmed; the numbers of both
-    are the same."""
-
-    greeting: bytes
-    head: bytes
-    parsed = 0
-    acked = 0
-
-    def open(self) -> None:
-        call(self.sock, self.greeting)
-
-    def count(self, since: int) -> None:
-        out, end = [], self.expected
-        while self.parsed + HEAD.size <= self.filled:
-            kind, _, size = HEAD.unpack_from(self.raw, self.parsed)
-            after = self.parsed + HEAD.size + size + len(END)
-            if after > self.filled:
-                break
-            payload = self.raw[self.parsed + HEAD.size : after - len(END)]
-            if kind == BODY:
-                out.append(self.head + payload + END)
-            elif kind == METHOD and payload[:4] == BASIC_ACK:
-                number, multiple = struct.unpack_from(">Q?", payload, 4)
-                self.acked += number - self.acked if multiple else 1
-                out.append(ACK.pack(1, 1, 13, BASIC_ACK, number, multiple, END))
-                if self.acked == end:
-                    out.append(frame(METHOD, QOS + struct.pack(">IHB", 0, 0, 0)))
-            elif kind == METHOD and payload[:4] in (CONNECTION_CLOSE, CHANNEL_CLOSE):
-                raise Wrong(f"refused: {bytes(payload)[:200]!r}")
-            self.parsed = after
-        self.replies = self.acked
-        if out:
-            self.offer(b"".join(out))
-
-    def allow(self) -> None:
-        self.limit = len(self.requests)
-
-
-def environment(directory: Path, node: str, port: int, mapper: int) -> dict[str, str]:
-    """What a node needs: its files are in `directory`, and `mapper` is the port of epmd."""
+def environment(directory: Path, port: int) -> dict[str, str]:
+    """What a node needs whose files are in `directory`."""
     return {
         "HOME": str(directory),  # of the cookie
         "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "ERL_EPMD_PORT": str(mapper),
-        "RABBITMQ_NODENAME": node,
+        "ERL_EPMD_PORT": str(free_port()),
+        "RABBITMQ_NODENAME": "bench@localhost",
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODE_PORT": str(port),
         "RABBITMQ_DIST_PORT": str(free_port()),
@@ -200,17 +139,14 @@ class Rabbitmq(Server):
     refusal: ClassVar[bytes] = CHANNEL_CLOSE
     program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
     scale = 0.3
-    queue_arguments = NO_TABLE
-    """How queues are declared."""
-    skips = frozenset({"fairness", "paging"}) | TALKERS
+    skips = TALKERS
 
     def version(self) -> str:
         homes = Path(self.program).parents[1].glob("lib/rabbitmq_server-*")
         return next((home.name.partition("-")[2] for home in homes), "unknown")
 
     def command(self, directory: Path, port: int) -> list[str]:
-        node = environment(directory, "bench@localhost", port, free_port())
-        told = [f"{name}={value}" for name, value in node.items()]
+        told = [f"{name}={value}" for name, value in environment(directory, port).items()]
         return ["env", *told, "sh", "-c", 'epmd & exec "$0"', self.program]
 
     def connect(self, port: int) -> socket.socket:
@@ -232,47 +168,21 @@ class Rabbitmq(Server):
         return QOS + struct.pack(">IHB", 0, prefetch, 0)
 
     def declare(self, sock: socket.socket, queues: int, manual_ack: bool) -> None:
-        self._declare_exchange(sock, b"e")
+        exchange = word(b"e") + word(b"fanout") + DURABLE + NO_TABLE
+        call(sock, EXCHANGE_DECLARE + b"\0\0" + exchange)
         for queue in range(queues):
-            dead = table(dead_letter_exchange=b"", dead_letter_routing_key=b"dead")
-            self._declare_queue(
-                sock, b"q%d" % queue, dead if self.wish.kills else self.queue_arguments
-            )
-            self._bind(sock, b"q%d" % queue, b"e")
-        if self.wish.kills:
-            self._declare_queue(sock, b"dead", NO_TABLE)
-        if self.wish.delay_s:
-            waits = table(message_ttl=self.wish.delay_s * 1000, dead_letter_exchange=b"e")
-            self._declare_exchange(sock, b"d")
-            self._declare_queue(sock, b"delay", waits)
-            self._bind(sock, b"delay", b"d")
-
-    def _declare_exchange(self, sock: socket.socket, name: bytes) -> None:
-        call(sock, EXCHANGE_DECLARE + b"\0\0" + word(name) + word(b"fanout") + DURABLE + NO_TABLE)
-
-    def _declare_queue(self, sock: socket.socket, name: bytes, about: bytes) -> None:
-        call(sock, QUEUE_DECLARE + b"\0\0" + word(name) + DURABLE + about)
-
-    def _bind(self, sock: socket.socket, queue: bytes, exchange: bytes) -> None:
-        names = word(queue) + word(exchange)
-        call(sock, QUEUE_BIND + b"\0\0" + names + b"\0\0" + NO_TABLE)
-
-    def _publish_head(self, size: int, exchange: bytes, key: bytes = b"") -> bytes:
-        """All frames of a publish but for the payload and its end."""
-        properties = PERSISTENT
-        if self.wish.ttl_s:
-            properties = EXPIRING + word(b"%d" % (self.wish.ttl_s * 1000))
-        head = frame(METHOD, PUBLISH + b"\0\0" + word(exchange) + word(key) + b"\0")
-        head += frame(HEADER, struct.pack(">HHQ", 60, 0, size) + properties)
-        head += HEAD.pack(BODY, 1, size)
-        if PLACE in head:
-            raise ValueError(f"payloads of {size} bytes cannot be built: a length holds {PLACE!r}")
-        return head
+            name = word(b"q%d" % queue)
+            call(sock, QUEUE_DECLARE + b"\0\0" + name + DURABLE + NO_TABLE)
+            call(sock, QUEUE_BIND + b"\0\0" + name + word(b"e") + b"\0\0" + NO_TABLE)
 
     def publisher(self, sock: socket.socket, messages: Messages, window: int | None = None) -> Flow:
         call(sock, CONFIRM_SELECT + b"\0")
         size = messages.payload_bytes
-        head = self._publish_head(size, b"d" if self.wish.delay_s else b"e")
+        head = frame(METHOD, PUBLISH + b"\0\0" + word(b"e") + b"\0\0")
+        head += frame(HEADER, struct.pack(">HHQ", 60, 0, size) + PERSISTENT)
+        head += HEAD.pack(BODY, 1, size)
+        if PLACE in head:
+            raise ValueError(f"payloads of {size} bytes cannot be built: a length holds {PLACE!r}")
         request = head + messages.payload + END
         flow = Confirmed(
             sock,
@@ -293,19 +203,15 @@ class Rabbitmq(Server):
         number: int = 0,
         queue: int = 0,
         manual_ack: bool = False,
-        room_bytes: int | None = None,
     ) -> Flow:
         acks, until = b"", b""
         if manual_ack:
-            call(sock, self.qos(self.wish.prefetch or PREFETCH))
+            call(sock, self.qos(PREFETCH))
             numbers = range(1, messages.total + 1)
-            # A reject that does not put back looks like an ack that is not for several.
-            method = BASIC_REJECT if self.wish.kills else BASIC_ACK
-            acks = b"".join(ACK.pack(1, 1, 13, method, n, False, END) for n in numbers)
+            acks = b"".join(ACK.pack(1, 1, 13, BASIC_ACK, n, False, END) for n in numbers)
             # Behind the last ack goes a request whose answer tells that it was taken.
             acks += frame(METHOD, self.qos(0))
             until = frame(METHOD, QOS_OK)
-        frames_bytes = DELIVERY_BYTES + DEATH_BYTES * bool(self.wish.delay_s)
         flow = Consumer(
             sock,
             acks,
@@ -314,26 +220,11 @@ class Rabbitmq(Server):
             mark=MARK + END,
             expected=messages.total,
             until=until,
-            room_bytes=room_bytes
-            or (messages.payload_bytes + frames_bytes) * messages.total + 4096,
+            room_bytes=(messages.payload_bytes + DELIVERY_BYTES) * messages.total + 4096,
         )
         flags = b"\0" if manual_ack else NO_ACK
         names = word(b"q%d" % queue) + word(b"c%d" % number)
         flow.greeting = CONSUME + b"\0\0" + names + flags + NO_TABLE
-        return flow
-
-    def redriver(self, sock: socket.socket, messages: Messages) -> Flow:
-        call(sock, CONFIRM_SELECT + b"\0")
-        call(sock, self.qos(PREFETCH))
-        frames_bytes = messages.payload_bytes + DELIVERY_BYTES + DEATH_BYTES + ACK.size
-        flow = Redriver(
-            sock,
-            expected=messages.total,
-            until=frame(METHOD, QOS_OK),
-            room_bytes=frames_bytes * messages.total + 4096 + (1 << 20),
-        )
-        flow.head = self._publish_head(messages.payload_bytes, b"", b"q0")
-        flow.greeting = CONSUME + b"\0\0" + word(b"dead") + word(b"r") + b"\0" + NO_TABLE
         return flow
 
     def payloads(self, raw: bytes, payload_bytes: int) -> list[bytes]:
@@ -343,20 +234,3 @@ class Rabbitmq(Server):
         for kind, payload in frames(raw):
             if kind == METHOD and payload[:4] in (CONNECTION_CLOSE, CHANNEL_CLOSE):
                 raise Wrong(f"refused: {payload[:200]!r}")
-
-
-class RabbitmqCluster(Rabbitmq):
-    """Three nodes, and quorum queues."""
-
-    name = "rabbitmq-cluster"
-    promise = "written and synced by two of three nodes"
-    is_cluster = True
-    scale = 0.1
-    queue_arguments = table(queue_type=b"quorum")
-    skips = Rabbitmq.skips | POLICIES
-
-    def command(self, directory: Path, port: int) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.clusters", "rabbitmq", str(directory), str(port)]
-
-    def listening(self, log: Path, port: int) -> int | None:
-        return port if FORMED in log.read_text(errors="replace") else None

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from benchmarks.flow import UNLIMITED, Flow, Stalled, ask
 from benchmarks.messages import Messages
-from benchmarks.servers.base import POLICIES, Server
+from benchmarks.servers.base import Server
 
 FIRST_ID = 1_000_000_000
 BATCH = 1_000
@@ -71,15 +71,10 @@ class Reads(Flow):
     def allow(self) -> None:
         self.limit = len(self.requests)
 
-    def cut(self) -> int:
-        end, self.parsed = self.parsed, 0
-        return end
-
 
 class Redis(Server):
     refusal: ClassVar[bytes] = b"-ERR"
     program = "redis-server"
-    skips = POLICIES
 
     def __init__(self, name: str, fsync: str) -> None:
         self.name = name
@@ -124,7 +119,6 @@ class Redis(Server):
         number: int = 0,
         queue: int = 0,
         manual_ack: bool = False,
-        room_bytes: int | None = None,
     ) -> Flow:
         entry_bytes = len(ENTRY % messages.payload_bytes) + messages.payload_bytes + 2
         flow = Reads(
@@ -132,7 +126,7 @@ class Redis(Server):
             ahead=UNLIMITED,
             expected=messages.total,
             until=b"+PONG\r\n" if manual_ack else b"",
-            room_bytes=room_bytes or (entry_bytes + 60) * messages.total + 4096,
+            room_bytes=(entry_bytes + 60) * messages.total + 4096,
         )
         flow.group, flow.consumer = b"g%d" % queue, b"c%d" % number
         flow.manual_ack, flow.entry_bytes = manual_ack, entry_bytes

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.flow import Flow, Stalled, ask
 from benchmarks.messages import MARK, Messages
-from benchmarks.servers.base import POLICIES
 from benchmarks.servers.mqks import ALL_ACKED, CONFIRM, DELIVERY, Mqks
 
 Deliveries = list[bytes]
@@ -31,7 +30,7 @@ FAULTS: dict[str, Callable[[Deliveries, int], Deliveries]] = {
 class Sink(Mqks):
     """The server of that name, for the works it can play."""
 
-    skips = frozenset({"backlog", "fairness", "paging"}) | POLICIES
+    skips = frozenset({"backlog"})
 
     def __init__(self, fault: str = "none") -> None:
         super().__init__("sink")

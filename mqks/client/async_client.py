@@ -1,7 +1,7 @@
 """The async client, on anyio. `blocking.py` is the same client for threads, generated from here.
 
 The code must also work on threads if `async` and `await` are removed. The differences are in
-`async_connection.py` and `blocking_connection.py`. `python -m tests.unasync` generates the blocking
+`async_connection.py` and `blocking_connection.py`. `python -m tools.unasync` generates the blocking
 client.
 
 The one rule: a session is used only while its lock is held. Tasks of one event loop need no lock.

@@ -1,6 +1,6 @@
 """The async client with spans. `blocking_traced.py` is the same for threads, generated from here.
 
-`python -m tests.unasync` generates the other one. `connect` returns this client for options with
+`python -m tools.unasync` generates the other one. `connect` returns this client for options with
 `tracing`.
 
 The one rule: what a span says is decided in `tracing.py`.

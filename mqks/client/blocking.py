@@ -1,6 +1,6 @@
 """The blocking client, on threads. Any thread may call.
 
-Generated from `async_client.py` by `python -m tests.unasync`: edit that file.
+Generated from `async_client.py` by `python -m tools.unasync`: edit that file.
 
 The one rule: a session is touched with its lock held.
 """

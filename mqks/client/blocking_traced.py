@@ -1,6 +1,6 @@
 """The blocking client with spans.
 
-Generated from `async_traced.py` by `python -m tests.unasync`: edit that file.
+Generated from `async_traced.py` by `python -m tools.unasync`: edit that file.
 
 The one rule: what a span says is decided in `tracing.py`.
 """

@@ -1,4 +1,4 @@
-"""The blocking client, written from the async one: `python -m tests.unasync`.
+"""The blocking client, written from the async one: `python -m tools.unasync`.
 
 The one rule: words are replaced, nothing else; what differs otherwise stands in the two
 `*_connection.py`.
@@ -17,14 +17,14 @@ STYLE = Path(__file__).parents[1] / "pyproject.toml"
 DOCSTRINGS = {
     "async_client": '''"""The blocking client, on threads. Any thread may call.
 
-Generated from `async_client.py` by `python -m tests.unasync`: edit that file.
+Generated from `async_client.py` by `python -m tools.unasync`: edit that file.
 
 The one rule: a session is touched with its lock held.
 """
 ''',
     "async_traced": '''"""The blocking client with spans.
 
-Generated from `async_traced.py` by `python -m tests.unasync`: edit that file.
+Generated from `async_traced.py` by `python -m tools.unasync`: edit that file.
 
 The one rule: what a span says is decided in `tracing.py`.
 """

@@ -1,0 +1,1 @@
+"""What writes parts of the package from others; not in the wheel."""
