@@ -29,15 +29,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mqks.broker import stats
 from mqks.broker.broker import Broker
-from mqks.errors import AddressUnavailable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.page.app import SECURITY, Page
 from mqks.server import log
-from mqks.server.gate import shown
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
 from mqks.server.steps import done
-from mqks.settings import PAGE_PORT, Settings, is_loopback
+from mqks.settings import Settings, is_loopback
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
@@ -141,6 +139,7 @@ async def _slices(broker: Broker) -> AsyncIterator[bytes]:
 
 
 async def serve(
+    sock: socket.socket,
     settings: Settings,
     broker: Broker,
     journal: Journal,
@@ -148,17 +147,9 @@ async def serve(
     open_inside: Callable[[str, bool], Awaitable[ByteStream]],
     users: Callable[[], Sequence[Mapping[str, object]]],
     connections_max: int,
-    task_status: TaskStatus[str],
-    logged: str = "",
 ) -> None:
-    """Answer until cancelled; `why_not_ready` returns a reason, or an empty string; `open_inside`
-    opens a connection to the broker; `users` returns names and permissions. The task status is
-    started with the address, which is logged unless it was `logged` before.
-
-    Raises AddressUnavailable, unless nobody has asked for this port.
-    """
-    if (sock := _listen(settings, task_status)) is None:
-        return
+    """Answer on this socket until cancelled; `why_not_ready` returns a reason, or an empty string;
+    `open_inside` opens a connection to the broker; `users` returns names and permissions."""
     page = None
     if settings.page != "off":
         page = Page(
@@ -168,22 +159,18 @@ async def serve(
             limits=settings.public(),
         )
     app = _app(settings, broker, journal, why_not_ready, page)
-    await _answer(sock, app, page, connections_max, task_status, logged)
+    async with anyio.create_task_group() as tasks:
+        if page:
+            await tasks.start(_keep_page, page)
+        try:
+            await _answer(sock, app, connections_max)
+        finally:
+            tasks.cancel_scope.cancel()
 
 
-async def serve_standby(
-    settings: Settings,
-    why: Callable[[], str],
-    connections_max: int,
-    *,
-    task_status: TaskStatus[str],
-) -> None:
-    """The same for a broker that waits for the journal; `why` says what for.
-
-    Raises AddressUnavailable, unless nobody has asked for this port.
-    """
-    if (sock := _listen(settings, task_status)) is not None:
-        await _answer(sock, _standby_app(why), None, connections_max, task_status)
+async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:
+    """The same for a broker that waits for the journal; `why` says what for."""
+    await _answer(sock, _standby_app(why), connections_max)
 
 
 def _standby_app(why: Callable[[], str]) -> Starlette:
@@ -206,16 +193,8 @@ async def _healthz(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def _answer(
-    sock: socket.socket,
-    app: Starlette,
-    page: Page | None,
-    connections_max: int,
-    task_status: TaskStatus[str],
-    logged: str = "",
-) -> None:
-    host, port = sock.getsockname()[:2]
-    own = _for_its_own_site(app)
+async def _answer(sock: socket.socket, app: Starlette, connections_max: int) -> None:
+    host, own = sock.getsockname()[0], _for_its_own_site(app)
     server = _Uvicorn(
         Config(
             # Beyond loopback nobody can know its names.
@@ -233,19 +212,11 @@ async def _answer(
             access_log=False,
         )
     )
-    address = f"http://{shown(host, port)}"
-    if address != logged:
-        log.event("listening", address=address)
-    async with anyio.create_task_group() as tasks:
-        if page:
-            await tasks.start(_keep_page, page)
-        task_status.started(address)
-        try:
-            await server.serve([sock])
-        finally:
-            with anyio.CancelScope(shield=True):
-                await server.shutdown([sock])
-            tasks.cancel_scope.cancel()
+    try:
+        await server.serve([sock])
+    finally:
+        with anyio.CancelScope(shield=True):
+            await server.shutdown([sock])
 
 
 async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
@@ -299,24 +270,3 @@ def _foreign(scope: Scope) -> Response:
         query = scope["query_string"].decode("latin-1")
         text += f' <a href="{html.escape(f"{asked}?{query}" if query else asked)}">Open it here</a>'
     return HTMLResponse(text, 403, SECURITY)
-
-
-def _listen(settings: Settings, task_status: TaskStatus[str]) -> socket.socket | None:
-    """None if the port is taken that nobody has asked for."""
-    port = PAGE_PORT if settings.http_port is None else settings.http_port
-    try:
-        return _bind(settings.http_host, port)
-    except AddressUnavailable as failure:
-        if settings.http_port is not None:
-            raise
-        log.warning("no_page", reason=failure)
-        task_status.started("")
-        return None
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise AddressUnavailable(f"can't listen on {host}:{port}: {error.strerror}") from error

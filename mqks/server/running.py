@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 
 import anyio
@@ -105,9 +104,6 @@ async def serve(
     # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
-    if settings.has_http:
-        # Loaded only where it is wanted, and before there are clients that it would hold up.
-        import_module("mqks.server.http")
     log.event("starting", version=__version__, db=str(settings.db))
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)

@@ -7,12 +7,14 @@ large chunk it is flushed at once, so that a consumer works while its publisher 
 import asyncio
 import logging
 import secrets
+import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
+from typing import Any
 
 import anyio
 from anyio.abc import ByteStream, TaskStatus
@@ -27,7 +29,7 @@ from mqks.broker.shared import Fetch
 from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
-from mqks.server import inside, log, silence, tls
+from mqks.server import http_port, inside, log, silence, tls
 from mqks.server.client import LINGER_S, Client, Hold
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
@@ -532,10 +534,9 @@ class Server:
             return silence.WHY
         return "journal stalls" if self._writer.stalls else ""
 
-    async def _serve_http(self, *, task_status: TaskStatus[str]) -> None:
-        from mqks.server import http
-
+    async def _answer_http(self, http: Any, sock: socket.socket) -> None:
         await http.serve(
+            sock,
             self.settings,
             self._broker,
             self._journal,
@@ -543,8 +544,6 @@ class Server:
             self.open_inside,
             lambda: self._broker.access.users.shown,
             self._http_connections_max,
-            task_status,
-            self._http_logged,
         )
 
     def reload(self) -> None:
@@ -620,7 +619,8 @@ class Server:
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
                 if self.settings.has_http:
-                    await tasks.start(self._serve_http)
+                    serve_http = partial(http_port.serve, logged=self._http_logged)
+                    await tasks.start(serve_http, self.settings, self._answer_http)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
                 )

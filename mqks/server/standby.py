@@ -5,15 +5,15 @@ asks that it waits, and for whom.
 """
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
 
 from mqks.journal.journal import Journal
-from mqks.server import log
+from mqks.server import http_port, log
 from mqks.server.notify import Notify
 from mqks.settings import Settings
 
@@ -103,12 +103,14 @@ class Standby:
     async def _become_standby(self, tasks: TaskGroup) -> None:
         """It has started as far as service managers are concerned."""
         if self._settings.has_http:
-            from mqks.server import http
-
-            serve = partial(http.serve_standby, self._settings, self.why)
-            self.http_address = await tasks.start(serve, self._http_connections_max)
+            self.http_address = await tasks.start(
+                http_port.serve, self._settings, self._answer_http
+            )
         tasks.start_soon(self._notify.feed_watchdog, self._progress)
         self._notify.tell("READY=1")
 
     def _progress(self) -> int | None:
         return None if self._store.waits else self._journal.next_segment
+
+    async def _answer_http(self, http: Any, sock: socket.socket) -> None:
+        await http.serve_standby(sock, self.why, self._http_connections_max)

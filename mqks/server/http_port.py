@@ -1,0 +1,57 @@
+"""The HTTP port: opened at the start; what answers there is loaded with the first connection.
+
+The one rule: a broker whose HTTP port nobody uses pays for a socket only. The web page, its
+templates and its server are a quarter of the memory of an empty broker.
+"""
+
+import socket
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import Any
+
+import anyio
+from anyio.abc import TaskStatus
+
+from mqks.errors import AddressUnavailable
+from mqks.server import log
+from mqks.server.gate import shown
+from mqks.settings import PAGE_PORT, Settings
+
+Answer = Callable[[Any, socket.socket], Awaitable[None]]
+"""Answers on a socket until it is cancelled, given the module `mqks.server.http`."""
+
+
+async def serve(
+    settings: Settings, answer: Answer, *, logged: str = "", task_status: TaskStatus[str]
+) -> None:
+    """Answer until cancelled. The task status is started with the address, which is logged unless
+    it was `logged` before.
+
+    Raises AddressUnavailable, unless nobody has asked for this port.
+    """
+    try:
+        sock = _bind(settings.http_host, settings.http_port)
+    except AddressUnavailable as failure:
+        if settings.http_port is not None:
+            raise
+        log.warning("no_page", reason=failure)
+        task_status.started("")
+        return
+    with sock:
+        address = f"http://{shown(*sock.getsockname()[:2])}"
+        if address != logged:
+            log.event("listening", address=address)
+        task_status.started(address)
+        await anyio.wait_readable(sock)
+        # In a thread: the event loop would stand still for 0.1 s.
+        http = await anyio.to_thread.run_sync(import_module, "mqks.server.http")
+        await answer(http, sock)
+
+
+def _bind(host: str, port: int | None) -> socket.socket:
+    port = PAGE_PORT if port is None else port
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise AddressUnavailable(f"can't listen on {host}:{port}: {error.strerror}") from error
