@@ -289,8 +289,9 @@ class Bindings:
                         route(event, queue, True)
                 yield GOES_ON
 
-    def remove_all(self, name: bytes, queue: Queue | None) -> Work[None]:
-        """Remove all bindings of a name; `queue` had this name, and is deleted."""
+    def remove_all(self, name: bytes, queue: Queue | None) -> Work[bool]:
+        """Remove all bindings of a name; `queue` had this name, and is deleted. Return whether
+        there were any."""
         if queue is not None:
             self._leaving[name] = queue
         place = yield from self._wait(name)
@@ -307,6 +308,7 @@ class Bindings:
                     del self._leaving[name]
             yield from self._settle(name, events)
             yield from self._settle(name, masks)
+            return bool(events or masks)
         finally:
             self._done(name, place)
 
