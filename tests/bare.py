@@ -25,7 +25,7 @@ class BareWorld:
             on_error=lambda record: True,
         )
         self.intake = Intake(self.broker)
-        self._disk = Disk()
+        self.disk = Disk()
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
         self._closed: set[str] = set()
@@ -84,12 +84,12 @@ class BareWorld:
             broker.shared.expelled = []
             if broker.pending:
                 batch = broker.pending.take()
-                self._disk.write(batch.entry)
+                self.disk.write(batch.entry)
                 broker.committed(batch)
             fetches, broker.shared.fetches = broker.shared.fetches, []
             for queue, numbers, then in fetches:
                 if not queue.deleted:
-                    then(self._disk.fetch(queue.id, numbers))
+                    then(self.disk.fetch(queue.id, numbers))
 
     @property
     def _has_work(self) -> bool:

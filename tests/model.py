@@ -282,13 +282,15 @@ class Model:
         self._end(ended)
 
     def delete_queue(self, name: str) -> None:
-        self.bindings.pop(name, None)
-        if self.queues.pop(name, None):
+        unbound, queue = self.bindings.pop(name, None), self.queues.pop(name, None)
+        if queue:
             for consumer in self.attached:
                 if consumer.queue == name and consumer.unacked:
                     consumer.unacked.clear()
                     self._forget_held_back(consumer)
                     self._deliver_held_back()
+        if unbound or (queue and queue.rule is not None):
+            self._update(name, None)
 
     def delete_when_unused(self, name: str, rule: str) -> None:
         queue = self.queues.get(name)

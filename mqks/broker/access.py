@@ -55,19 +55,18 @@ class Access:
         near = sum(source == each.source != b"" for each in self.logins)
         if len(self.logins) < LOGINS_WAITING_MAX and near < LOGINS_WAITING_PER_ADDRESS_MAX:
             self.logins.append(Login(connection, request, name, secret, source))
-            connection.kept = []
+            connection.awaits_login = True
         else:
             # The password is not wrong, so refuse the connection: the client may try later.
             self._broker.limits_reached["logins_waiting_max"] += 1
             reason = f"{near or LOGINS_WAITING_MAX} passwords wait to be checked; try again"
             self._broker.refusals.expel(connection, reason)
 
-    def verified(self, login: Login, user: Known | None) -> bytes:
-        """Apply the result; return the bytes received meanwhile, to be handled now, unless the
-        connection is `expelled`."""
+    def verified(self, login: Login, user: Known | None) -> None:
+        """Apply the result. The connection's lines wait for its next turn, unless it is
+        `expelled`."""
         connection, request = login.connection, login.request
-        kept = b"".join(connection.kept or ())
-        connection.kept = None
+        connection.awaits_login, connection.overrun = False, True
         try:
             self.authenticate(connection, user)
         except BadRequest as failure:
@@ -76,7 +75,6 @@ class Access:
             if request.confirm:
                 connection.unconfirmed += 1
                 self._broker.pending.waiters.confirms.append((connection, [request.id]))
-        return kept
 
     def authenticate(self, connection: Connection, user: Known | None) -> None:
         """Give a connection the permissions of a user; None means wrong credentials."""

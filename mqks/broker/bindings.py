@@ -294,8 +294,9 @@ class Bindings:
                         route(event, queue, True)
                 yield GOES_ON
 
-    def remove_all(self, name: bytes, queue: Queue | None) -> Work[None]:
-        """Remove all bindings of a name; `queue` had this name, and is deleted."""
+    def remove_all(self, name: bytes, queue: Queue | None) -> Work[bool]:
+        """Remove all bindings of a name; `queue` had this name, and is deleted. Return whether
+        there were any."""
         if queue is not None:
             self._leaving[name] = queue
         place = yield from self._wait(name)
@@ -313,6 +314,7 @@ class Bindings:
             yield from self._settle(name, masks)
             size = yield from _bytes_of(events, masks)
             self.metadata.bytes -= size
+            return bool(events or masks)
         finally:
             self._done(name, place)
 

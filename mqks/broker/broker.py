@@ -579,9 +579,11 @@ class Broker:
         self.turns.add(self.delete_queue(queue.name))
 
     def delete_queue(self, name: bytes) -> Work[None]:
-        """Delete messages, bindings and policy; consumers stay attached to the name."""
-        queue = self.queues.pop(name, None)
+        """Delete messages, bindings and policy; consumers stay attached to the name, and get an
+        update if there were bindings or a delete rule."""
+        queue, ruled = self.queues.pop(name, None), False
         if queue is not None:
+            ruled = queue.policy.delete_when_unused is not None
             self._stop_timer(queue)
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
@@ -589,9 +591,9 @@ class Broker:
                 self.orphans[name] = queue
             else:
                 self.metadata.bytes -= queue_bytes(name)
-        yield from self.bindings.remove_all(name, queue)
-        if queue is not None and queue.consumers:
-            self._outdate(queue)
+        unbound = yield from self.bindings.remove_all(name, queue)
+        if unbound or ruled:
+            yield from self.tell_update(name)
 
     # -- time
 

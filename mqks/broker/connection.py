@@ -41,14 +41,17 @@ class Connection(Resting):
     __slots__ = (
         "address",
         "auth_failures",
+        "awaits_login",
+        "chunks",
         "closed",
         "consumers",
         "eval_steps",
         "expelled",
         "first_error",
+        "handled",
         "id",
-        "kept",
         "last_error_us",
+        "lines",
         "local",
         "name",
         "on_go_on",
@@ -108,11 +111,16 @@ class Connection(Resting):
         """None: it may do everything."""
         self.works: deque[Work[None]] = deque()
         """Unfinished work of its lines: the next lines wait for it."""
-        self.kept: list[bytes] | None = None
-        """While this is a list, lines are not handled but stored in it: they wait for the result of
-        `auth` or for the next turn, or are no longer needed."""
+        self.lines: list[bytes] = []
+        """Those of the current chunk, of which `handled` are done. A line with a tab has a space
+        before it."""
+        self.handled = 0
+        self.chunks: list[bytes] = []
+        """What has come in since, not split yet: after a login a line may be longer."""
+        self.awaits_login = False
+        """Its lines wait for the result of `auth`."""
         self.overrun = False
-        """Its turn is over: the stored lines are handled in its next turn."""
+        """Its turn is over: its lines wait for its next turn."""
         self.expelled = False
         """It must be closed; the error reply is written."""
         self.first_error: ErrorRecord | None = None
@@ -144,8 +152,9 @@ class Connection(Resting):
             self.rest(Slow.OUTBOX)
 
     @property
-    def awaits_login(self) -> bool:
-        return self.kept is not None and not self.overrun
+    def waits(self) -> bool:
+        """Whether its lines wait, or are no longer needed."""
+        return self.overrun or self.awaits_login or self.expelled
 
     def once_id(self, message_id: bytes) -> bytes:
         """The stored form of an id published with `--once`. Users have separate ids, so that nobody

@@ -1,12 +1,12 @@
 """Handles a chunk: splits it into lines, runs their requests, and writes their replies.
 
 The one rule: a chunk is handled in one call, which never waits. What the turn does not finish stays
-in `Connection.works` and `Connection.kept`, and is done before later lines of the connection.
+in `Connection.works`, `lines` and `chunks`, and is done before later bytes of the connection. Each
+chunk is split once, and each line taken from it once, whatever number of turns that takes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import chain, islice
 from operator import length_hint
 
 from mqks.broker import permits
@@ -77,74 +77,58 @@ class Intake:
         in the same turn: those of many connections are published in one step."""
         self.publishes = False
         self._turns.begin()
-        if connection.works:
-            assert connection.kept is not None
-            connection.kept.append(data)
+        if data and not connection.expelled:
+            connection.chunks.append(data)
+        if connection.works or connection.awaits_login:
             return
-        if connection.overrun:
-            data = b"".join([*(connection.kept or ()), data])
-            connection.kept, connection.overrun = None, False
-        start = 0
-        while connection.permissions is STRANGER and connection.kept is None and start < len(data):
-            # Line by line: the next one may follow a login.
-            end = data.find(b"\n", start) + 1 or len(data)
-            self._receive(connection, data[start:end])
-            start = end
-            connection.stranger_lines += data[end - 1] == NEWLINE
-            if connection.stranger_lines >= STRANGER_LINES_MAX and connection.kept is None:
+        connection.overrun, connection.eval_steps = False, None
+        while not connection.waits:
+            if connection.lines:
+                self._handle(connection)
+            elif connection.splitter.too_long is not None:
+                self._refuse_too_long(connection)
+            elif (
+                connection.permissions is STRANGER
+                and connection.stranger_lines >= STRANGER_LINES_MAX
+            ):
                 reason = f"{STRANGER_LINES_MAX} lines without authentication"
                 self._refusals.expel(connection, reason)
-        if connection.kept is not None:
-            connection.kept.append(data[start:])
-        elif start < len(data) or connection.splitter.too_long is not None:
-            self._receive(connection, data[start:] if start else data)
-        if connection.expelled:
-            connection.kept = []
-
-    def _receive(self, connection: Connection, data: bytes) -> None:
-        splitter = connection.splitter
-        connection.eval_steps = None
-        lines = splitter.feed(data)
-        if splitter.has_tab:
-            # Rare, and an error for lines with a tab: handled outside the hot loop.
-            remaining = iter(lines)
-            for line in remaining:
-                if b"\t" in line:
-                    failure = BadRequest("the request contains a tab; JSON writes it as \\t")
-                    self._refusals.refuse(connection, line, failure)
-                    if connection.kept is None and self._turns.over:
-                        self._break_off(connection, remaining)
-                else:
-                    self._handle(connection, [line])
-                if connection.kept is not None:
-                    self._keep(connection, remaining)
-        else:
-            self._handle(connection, lines)
-        if connection.kept is not None:
-            connection.kept.append(splitter.take_tail())
-        elif splitter.too_long is not None:
-            reason = f"the line is longer than {splitter.line_bytes_max} bytes (line_bytes_max)"
-            # A line without an id is reported as empty, not with its first megabyte.
-            line = splitter.too_long if b" " in splitter.too_long else b""
-            self._refusals.refuse(connection, line, LineTooLong("line_bytes_max", reason))
-
-    @classmethod
-    def _break_off(cls, connection: Connection, lines: Iterable[bytes]) -> None:
-        """Keep the rest of the lines for the connection's next turn."""
-        later, connection.kept = connection.kept or [], []
-        cls._keep(connection, lines)
-        connection.kept += later
-        connection.overrun = True
+            elif connection.chunks:
+                connection.lines = self._split(connection)
+            else:
+                break
 
     @staticmethod
-    def _keep(connection: Connection, lines: Iterable[bytes]) -> None:
-        """Keep these lines, with a line end that is removed again."""
-        assert connection.kept is not None
-        connection.kept += [line + b"\r\n" for line in lines]
+    def _split(connection: Connection) -> list[bytes]:
+        """Split what has come in: of a stranger one line, as the next one may follow a login."""
+        splitter, chunks = connection.splitter, connection.chunks
+        data = b"".join(chunks)
+        chunks.clear()
+        if connection.permissions is STRANGER:
+            line, newline, later = data.partition(b"\n")
+            data = line + newline
+            if later:
+                chunks.append(later)
+            connection.stranger_lines += len(newline)
+        lines = splitter.feed(data)
+        if splitter.has_tab:
+            # Rare, and an error: the hot loop leaves a line without an id to `_request`.
+            lines = [b" " + line if b"\t" in line else line for line in lines]
+        return lines
 
-    def _handle(self, connection: Connection, lines: list[bytes]) -> None:
-        """One plain loop over the lines of a chunk. It gathers publishes, or acks to one consumer,
-        or rejects, until another kind of line follows, and then does them in one step.
+    def _refuse_too_long(self, connection: Connection) -> None:
+        splitter = connection.splitter
+        reason = f"the line is longer than {splitter.line_bytes_max} bytes (line_bytes_max)"
+        # A line without an id is reported as empty, not with its first megabyte.
+        line = splitter.too_long or b""
+        self._refusals.refuse(
+            connection, line if b" " in line else b"", LineTooLong("line_bytes_max", reason)
+        )
+
+    def _handle(self, connection: Connection) -> None:
+        """One plain loop over the lines of a chunk, or over those that earlier turns have left. It
+        gathers publishes, or acks to one consumer, or rejects, until another kind of line follows,
+        and then does them in one step.
 
         `event` is NOTHING while acks or rejects are gathered, `acker` while publishes are. Lines
         that are rare or wrong are left to `_request`.
@@ -155,16 +139,18 @@ class Intake:
         publishing, gathering = self._publishing, self._publishing.gathering
         if self._gathered and connection.permissions is not self._permissions:
             self.finish()
-        publishing.works, publishing.lines = works, len(lines)
+        lines, start = connection.lines, connection.handled
+        publishing.works, publishing.lines = works, len(lines) - start
         groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         confirms: list[bytes] = []
         others: list[bytes] = []
         event, middle, ids, bodies = NO_GROUP
         acker, acked = NOTHING, list[bytes]()
-        start, end, gathered = 0, LINES_MAX, self._gathered
-        while start < len(lines):
-            is_wide, block = False, iter(lines[start:end] if start or end < len(lines) else lines)
+        end, gathered = start + LINES_MAX, self._gathered
+        while True:
+            end = min(end, len(lines))
+            is_last, block = False, iter(lines[start:end] if end - start < len(lines) else lines)
             for line in block:
                 try:
                     request_id, action, argument, rest = line.split(b" ", 3)
@@ -193,9 +179,7 @@ class Intake:
                                 group, rest = publishing.flagged_group(may, argument, rest)
                             else:
                                 group = publishing.group(may, argument)
-                            is_wide = gathering.width > WIDE or bool(works)
-                            if turns.over:
-                                self._break_off(connection, chain(block, islice(lines, end, None)))
+                            is_last = gathering.width > WIDE or bool(works) or turns.over
                         event, middle, ids, bodies = group
                     if (
                         event is not NOTHING
@@ -207,7 +191,7 @@ class Intake:
                         if not once or publishing.is_new(connection, request_id):
                             ids.append(request_id)
                             bodies.append(request_id + middle + rest)
-                        if is_wide:
+                        if is_last:
                             break
                         continue
                 elif (is_ack := action == b"ack") or action == b"reject":
@@ -229,8 +213,7 @@ class Intake:
                         self._flush(acker, acked)
                         event, acked = NOTHING, []
                         acker = NOTHING if works else self._acker(connection, argument)
-                        if turns.over:
-                            self._break_off(connection, chain(block, islice(lines, end, None)))
+                        is_last = turns.over
                     if (
                         acker is not NOTHING
                         and rest >= PLAIN
@@ -241,17 +224,25 @@ class Intake:
                         acked.append(rest)
                         if confirm:
                             others.append(request_id)
+                        if is_last:
+                            break
                         continue
                 self._flush(acker, acked)
                 event, acker, acked = NOTHING, NOTHING, []
-                request = self._line(connection, line, chain(block, islice(lines, end, None)), room)
+                if not self._proceed(connection):
+                    # The line comes after these works.
+                    connection.overrun, end = True, end - 1
+                    break
+                request = self._line(connection, line, room)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
+                if connection.waits:
+                    break
             # After many lines, or one for many queues, check how much has been gathered.
-            end = min(end, len(lines)) - length_hint(block)
+            end -= length_hint(block)
             gathered += end - start
             start = end
-            if start == len(lines) or connection.kept is not None:
+            if start == len(lines) or connection.waits:
                 break
             if (
                 works
@@ -260,11 +251,9 @@ class Intake:
             ):
                 self._flush(acker, acked)
                 event, acker, acked, gathered = NOTHING, NOTHING, [], 0
-                if not self._proceed(connection) or self._outruns_journal:
-                    self._break_off(connection, lines[start:])
-                    break
-            if turns.over:
-                self._break_off(connection, lines[start:])
+                connection.overrun = not self._proceed(connection) or self._outruns_journal
+            if connection.overrun or turns.over:
+                connection.overrun = True
                 break
             end = start + max(1, min(LINES_MAX, gathering.copies_max // gathering.width - gathered))
         if (
@@ -277,6 +266,9 @@ class Intake:
             self._flush(acker, acked)
         else:
             self._gathered, self._permissions = gathered, connection.permissions
+        if start == len(lines) or connection.expelled:
+            connection.lines, start = [], 0
+        connection.handled = start
         self._end(connection, confirms, others)
 
     def _acker(self, connection: Connection, key: bytes) -> bytes:
@@ -290,13 +282,8 @@ class Intake:
     def _outruns_journal(self) -> bool:
         return self._broker.pending.records > self._broker.settings.batch_records_max
 
-    def _line(
-        self, connection: Connection, line: bytes, later: Iterator[bytes], room: int
-    ) -> Request | None:
+    def _line(self, connection: Connection, line: bytes, room: int) -> Request | None:
         """Handle a single line; return its request if it is to be confirmed with the chunk."""
-        if not self._proceed(connection):
-            self._break_off(connection, chain([line], later))
-            return None
         # What comes before this line is published. If its ids waited for the end of the chunk, a
         # publish --once that takes several turns would wait for them, and they for it.
         publishing = self._publishing
@@ -306,14 +293,11 @@ class Intake:
         queued = self._broker.queued
         request = self._request(connection, line) if line else None
         self.publishes |= self._broker.queued != queued
-        if connection.kept is not None:
-            self._keep(connection, later)
-        elif (
+        connection.overrun = not connection.waits and (
             not self._proceed(connection)
             or self._turns.over
             or connection.outbox_bytes > max(0, room)
-        ):
-            self._break_off(connection, later)
+        )
         return request
 
     def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
@@ -325,8 +309,7 @@ class Intake:
             works.append(self._complete(connection, confirms, others, once_ids))
             publishing.once_unfinished += once_ids != []
             self._turns.add(self._proceed_later(connection))
-            if connection.kept is None:
-                self._break_off(connection, ())
+            connection.overrun = not connection.expelled
         elif confirms or others or once_ids:
             self._remember(connection, confirms, others, once_ids)
 
@@ -393,6 +376,10 @@ class Intake:
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """Handle one request off the fast path; None if it failed, or has no plain confirm now.
         Only here and in `_perform` an error becomes a reply."""
+        if b"\t" in line:
+            failure = BadRequest("the request contains a tab; JSON writes it as \\t")
+            self._refusals.refuse(connection, line[1:], failure)
+            return None
         try:
             request = parse_request(line)
             self._broker.metadata.check_names("id", [request.id])

@@ -67,7 +67,9 @@ class Refusals:
                 failure = Expelled(f"{STRANGER_ERRORS_MAX} errors without authentication")
         if isinstance(failure, Expelled):
             # Not the exception itself: its traceback would keep the chunk in memory.
-            connection.kept, connection.overrun, connection.expelled = [], False, True
+            connection.overrun, connection.expelled = False, True
+            connection.lines, connection.handled = [], 0
+            connection.chunks.clear()
 
     def expel(self, connection: Connection, reason: str) -> None:
         """Close a connection for a reason that is not a single request."""

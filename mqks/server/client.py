@@ -62,6 +62,8 @@ class Client(Resting, asyncio.Protocol):
         self._is_new = True
         """Nothing has come from it."""
         self._tls = False
+        self._at_end = False
+        """It has closed its sending side."""
         self.ended = False
         """It sends no more, and is closed when its confirms are sent."""
         self.lingers = False
@@ -100,11 +102,11 @@ class Client(Resting, asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:
-        # What came before the end.
+        self._at_end = True
+        # What came before the end; of that, what a turn leaves comes before the end, too.
         self._server.handle_chunks()
-        # TLS has no half-closed connections, and reports the end also while reading is paused:
-        # the remaining work is then done when the connection is lost.
-        if not self.ended and not (self._tls and self.connection.overrun):
+        # TLS has no half-closed connections: there the rest is done when the connection is lost.
+        if not (self.ended or self.connection.waits or self.connection.works):
             self._server.end_of_stream(self)
         return not self._tls
 
@@ -190,3 +192,5 @@ class Client(Resting, asyncio.Protocol):
             self.transport.resume_reading()
             if self.connection.overrun:
                 self._server.receive(self, b"")
+            if self._at_end:
+                self.eof_received()

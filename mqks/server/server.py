@@ -270,7 +270,7 @@ class Server:
         self._expelled(client)
 
     def _auth_timeout(self, client: Client) -> None:
-        if client.connection.kept is not None:
+        if client.connection.waits:
             # Its password is being verified, or waits for that.
             self._await_auth(client)
             return
@@ -307,12 +307,10 @@ class Server:
             return
         if client.stranger:
             self._gate.add_stranger(client, partial(self._crowded_out, client))
-        client.resume(Hold.AUTH)
-        kept = self._broker.access.verified(login, user)
+        self._broker.access.verified(login, user)
         if client.connection.expelled:
             self._expelled(client)
-        else:
-            self.receive(client, kept)
+        client.resume(Hold.AUTH)
 
     def _expelled(self, client: Client) -> None:
         client.lingers = True

@@ -331,7 +331,7 @@ def _living(queue: Queue) -> dict[int, bytes | None]:
     return living
 
 
-def digest(broker: Broker) -> object:
+def digest(broker: Broker) -> tuple[object, ...]:
     """All that a request may change; errors and what is told of them aside."""
     shared, counters = broker.shared, broker.shared.counters
     waiters = broker.pending.waiters

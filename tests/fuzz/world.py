@@ -226,8 +226,7 @@ class World(AbstractContextManager["World"]):
         return (
             data.find(b"\n") == len(data) - 1
             and not connection.splitter.tail_bytes
-            and not connection.overrun
-            and connection.kept is None
+            and not connection.waits
             and connection.splitter.too_long is None
         )
 
@@ -394,11 +393,11 @@ class World(AbstractContextManager["World"]):
         if peer is None or peer.ended:
             return
         # No password is right: verifying one takes 30 ms, and is another thread's.
-        kept = self.broker.access.verified(login, None)
+        self.broker.access.verified(login, None)
         if login.connection.expelled:
             self._look_at(peer)
         else:
-            self._receive(peer, kept)
+            self._receive(peer, b"")
 
     def _read(self) -> None:
         """Every answer is that there is nothing."""
