@@ -400,7 +400,7 @@ class Intake:
             connection.works.append(self._perform(connection, request, line, work))
             return None
         # A login that is not verified yet, or was refused, is not confirmed now.
-        return None if connection.awaits_login else request
+        return None if connection.awaits_login or connection.expelled else request
 
     def _perform(
         self, connection: Connection, request: Request, line: bytes, work: Work[int | bytes | None]

@@ -217,7 +217,7 @@ class Server:
             connection, size = client.connection, len(data)
             changes, unconfirmed = pending.changes, connection.unconfirmed
             intake.add(connection, data)
-            if client.stranger or connection.awaits_login:
+            if client.stranger or connection.awaits_login or connection.expelled:
                 self._look_at_auth(client)
             confirms = connection.unconfirmed > unconfirmed
             if intake.publishes:
