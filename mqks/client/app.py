@@ -18,6 +18,7 @@ import anyio
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
+from mqks.client.keywords import strict
 from mqks.client.messages import Message
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
@@ -52,6 +53,7 @@ class _Service:
     backoff: Backoff | None
 
 
+@strict()
 class App:
     """A service. A stop waits at most `stop_timeout_s` for unfinished messages. The default
     `client_name` is PROGRAM@HOST:PID.

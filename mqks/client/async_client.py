@@ -18,6 +18,7 @@ from typing import Any, Self, Unpack
 from mqks.client import requests, urls
 from mqks.client.async_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
+from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -36,6 +37,7 @@ REASON_S = 2.0
 """How long a refused call waits for the reason."""
 
 
+@strict("publish")
 class AsyncClient:
     """A connected client. `connect` creates it.
 
@@ -219,8 +221,10 @@ class AsyncClient:
         - `meta`: attributes. Consumers get them if they ask for them.
         - `to`: put the message only into the queue of this name, whatever its bindings.
         """
-        session = self._session
-        flags = requests.publish_flags(terms) if terms else b""
+        session, flags = self._session, b""
+        if terms:
+            check(terms, AsyncClient.publish)
+            flags = requests.publish_flags(terms)
         if confirm:
             ids = [b""]
 
@@ -580,6 +584,7 @@ class AsyncClient:
         return requests.decoded(await self._request(requests.request(action, arguments), timeout_s))
 
 
+@strict("receive")
 class AsyncMessages:
     """A consumer or a tail, for `async with`, then `async for`.
 
@@ -708,6 +713,7 @@ class AsyncMessages:
                 yield batch
 
 
+@strict()
 class AsyncConsumer(AsyncMessages):
     """A consumer. `consume` creates it."""
 
@@ -746,6 +752,7 @@ class AsyncTail(AsyncMessages):
                 self.on_dropped(update)
 
 
+@checking
 def connect(
     url: urls.Urls | None = None, options: Options | None = None, *, client_name: str | None = None
 ) -> AsyncClient:

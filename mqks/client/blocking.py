@@ -16,6 +16,7 @@ from typing import Any, Self, Unpack
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
+from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -34,6 +35,7 @@ REASON_S = 2.0
 """How long a refused call waits for the reason."""
 
 
+@strict("publish")
 class BlockingClient:
     """A connected client. `connect_blocking` creates it.
 
@@ -217,8 +219,10 @@ class BlockingClient:
         - `meta`: attributes. Consumers get them if they ask for them.
         - `to`: put the message only into the queue of this name, whatever its bindings.
         """
-        session = self._session
-        flags = requests.publish_flags(terms) if terms else b""
+        session, flags = self._session, b""
+        if terms:
+            check(terms, BlockingClient.publish)
+            flags = requests.publish_flags(terms)
         if confirm:
             ids = [b""]
 
@@ -578,6 +582,7 @@ class BlockingClient:
         return requests.decoded(self._request(requests.request(action, arguments), timeout_s))
 
 
+@strict("receive")
 class BlockingMessages:
     """A consumer or a tail, for `with`, then `for`.
 
@@ -706,6 +711,7 @@ class BlockingMessages:
                 yield batch
 
 
+@strict()
 class BlockingConsumer(BlockingMessages):
     """A consumer. `consume` creates it."""
 
@@ -744,6 +750,7 @@ class BlockingTail(BlockingMessages):
                 self.on_dropped(update)
 
 
+@checking
 def connect_blocking(
     url: urls.Urls | None = None, options: Options | None = None, *, client_name: str | None = None
 ) -> BlockingClient:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
+from mqks.client.keywords import strict
 from mqks.client.requests import Backoff, decoded, is_number, reject, seconds
 
 Settle = Callable[["Message", bytes], None]
@@ -36,6 +37,7 @@ class Letter(NamedTuple):
     died: float
 
 
+@strict()
 class Message:
     """One delivery to a consumer."""
 
