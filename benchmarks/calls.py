@@ -134,7 +134,7 @@ def blocking(work: str, port: int, data: list[bytes]) -> Seconds:
                 return seconds
             case "receive":
                 publisher = Publisher(port)
-                with client.consume(QUEUE) as consumer:
+                with client.consume(QUEUE, auto_ack=True) as consumer:
                     for payload in data:
                         began = perf_counter()
                         publisher.publish(payload)
@@ -143,7 +143,7 @@ def blocking(work: str, port: int, data: list[bytes]) -> Seconds:
                         got.append(message.data)
                 publisher.close()
             case _:
-                with client.consume(QUEUE, manual_ack=True, prefetch=1) as consumer:
+                with client.consume(QUEUE, prefetch=1) as consumer:
                     message = consumer.receive(60)
                     got.append(message.data)
                     for _ in data[1:]:
@@ -176,7 +176,7 @@ async def asynchronous(work: str, port: int, data: list[bytes]) -> Seconds:
                 return seconds
             case "receive":
                 publisher = Publisher(port)
-                async with client.consume(QUEUE) as consumer:
+                async with client.consume(QUEUE, auto_ack=True) as consumer:
                     for payload in data:
                         began = perf_counter()
                         publisher.publish(payload)
@@ -185,7 +185,7 @@ async def asynchronous(work: str, port: int, data: list[bytes]) -> Seconds:
                         got.append(message.data)
                 publisher.close()
             case _:
-                async with client.consume(QUEUE, manual_ack=True, prefetch=1) as consumer:
+                async with client.consume(QUEUE, prefetch=1) as consumer:
                     message = await consumer.receive(60)
                     got.append(message.data)
                     for _ in data[1:]:

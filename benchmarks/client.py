@@ -131,20 +131,20 @@ async def _async_client(port: int, count: int) -> Figures:
         got: list[bytes] = []
         with Stopwatch(figures, "async consume", count):
             # Leaving waits until the acks have arrived.
-            async with client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer:
+            async with client.consume(QUEUE, prefetch=0) as consumer:
                 await _one_by_one(consumer, got, count)
         check(count, got)
         with Stopwatch(figures, "async publish_many", count):
             await client.publish_many((EVENT, payload) for payload in data)
         got = []
         with Stopwatch(figures, "async batches", count):
-            async with client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer:
+            async with client.consume(QUEUE, prefetch=0) as consumer:
                 await _batches(consumer, got, count)
         check(count, got)
         got = []
         with Stopwatch(figures, "async end to end", count):
             async with (
-                client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
+                client.consume(QUEUE, prefetch=0) as consumer,
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(_batches, consumer, got, count)
@@ -156,7 +156,7 @@ async def _async_client(port: int, count: int) -> Figures:
             await client.publish_many((EVENT, payload) for payload in data)
             got = []
             with Stopwatch(figures, f"async prefetch {prefetch}", count):
-                async with client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer:
+                async with client.consume(QUEUE, prefetch=prefetch) as consumer:
                     await _one_by_one(consumer, got, count)
             check(count, got)
     return figures
@@ -189,7 +189,7 @@ def blocking_client(port: int, count: int) -> Figures:
         got: list[bytes] = []
         with (
             Stopwatch(figures, "blocking consume", count),
-            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
+            client.consume(QUEUE, prefetch=0) as consumer,
         ):
             _one_by_one_blocking(consumer, got, count)
         check(count, got)
@@ -198,14 +198,14 @@ def blocking_client(port: int, count: int) -> Figures:
         got = []
         with (
             Stopwatch(figures, "blocking batches", count),
-            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
+            client.consume(QUEUE, prefetch=0) as consumer,
         ):
             _batches_in_thread(consumer, got, count)
         check(count, got)
         got = []
         with (
             Stopwatch(figures, "blocking end to end", count),
-            client.consume(QUEUE, manual_ack=True, prefetch=0) as consumer,
+            client.consume(QUEUE, prefetch=0) as consumer,
         ):
             thread = threading.Thread(target=_batches_in_thread, args=(consumer, got, count))
             thread.start()
@@ -219,7 +219,7 @@ def blocking_client(port: int, count: int) -> Figures:
             got = []
             with (
                 Stopwatch(figures, f"blocking prefetch {prefetch}", count),
-                client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer,
+                client.consume(QUEUE, prefetch=prefetch) as consumer,
             ):
                 _one_by_one_blocking(consumer, got, count)
             check(count, got)

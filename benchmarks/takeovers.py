@@ -155,7 +155,7 @@ class OneBroker(Place):
 
     def left(self) -> set[bytes]:
         found = set()
-        with self._connected() as client, client.consume(PROBE) as consumer:
+        with self._connected() as client, client.consume(PROBE, auto_ack=True) as consumer:
             client.publish(PROBE, LAST)
             while (message := consumer.receive(WAIT_S)).data != LAST:
                 found.add(message.data)

@@ -113,7 +113,7 @@ class App:
         held = concurrency if prefetch is None else prefetch
         if not isinstance(events, str | bytes):
             events = tuple(events)
-        requests.consume(queue, events, add, True, delete_when_unused, add_mask, held)
+        requests.consume(queue, events, add, False, delete_when_unused, add_mask, held)
 
         def register(work: Work) -> Work:
             service = _Service(
@@ -190,7 +190,6 @@ class App:
             add_mask=service.add_mask,
             replace=service.replace,
             create=True,
-            manual_ack=True,
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,
             meta=True,

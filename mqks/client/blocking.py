@@ -379,7 +379,7 @@ class BlockingClient:
         queue: str,
         events: Iterable[str] = (),
         *,
-        manual_ack: bool = False,
+        auto_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         meta: bool = False,
@@ -391,7 +391,8 @@ class BlockingClient:
           queue. With `replace`, `events` replace all bindings, for every consumer of the queue.
         - `create`: create the queue if it does not exist. The default is to create it if events or
           masks are given; otherwise, entering the consumer raises RequestFailed.
-        - `manual_ack`: messages must be acked. Without it, the server acks them on delivery.
+        - `auto_ack`: the server acks messages when it sends them, and those that the program has
+          not handled when it ends are lost. Otherwise each must be acked, or it is redelivered.
         - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
           the server allows: faster, but other consumers of the queue may get nothing.
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
@@ -401,7 +402,7 @@ class BlockingClient:
         arguments = requests.consume(
             queue,
             events,
-            manual_ack=manual_ack,
+            auto_ack=auto_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             meta=meta,
@@ -630,8 +631,7 @@ class BlockingMessages:
         self._client._leave(self._connection)
 
     def stop(self) -> None:
-        """End the iteration. With `manual_ack`, messages that were not yet received return to the
-        queue."""
+        """End the iteration. Messages that were not yet received return to the queue."""
         with self._connection.lock:
             self._is_stopping = True
             self._connection.notify()
@@ -656,7 +656,8 @@ class BlockingMessages:
                 self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopIteration
-            if not session.ready:
+            session.is_awaited = not session.ready
+            if session.is_awaited:
                 session.raise_if_closed()
                 self._connection.resume()
             return bool(session.ready)

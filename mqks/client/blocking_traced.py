@@ -108,7 +108,7 @@ class TracedClient(BlockingClient):
         queue: str,
         events: Iterable[str] = (),
         *,
-        manual_ack: bool = False,
+        auto_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         meta: bool = False,
@@ -117,7 +117,7 @@ class TracedClient(BlockingClient):
         arguments = requests.consume(
             queue,
             events,
-            manual_ack=manual_ack,
+            auto_ack=auto_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             meta=True,  # Traces are in the attributes.

@@ -120,7 +120,7 @@ class Message:
         """The message is done. Sent together with other acks, a moment later.
 
         Only the first ack, reject or release counts. After a reconnect it has no effect, since the
-        message has returned to its queue. Raises InvalidRequest without `manual_ack`.
+        message has returned to its queue. Raises InvalidRequest with `auto_ack`.
         """
         self._settle_once(b"ack")
 
@@ -149,20 +149,20 @@ class Message:
     def touch(self) -> None:
         """Start its ack timeout again; it stays unacked."""
         if self._settle is None:
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
         self._settle(self, b"touch")
 
     def _settle_once(self, action: bytes) -> None:
         settle, self._settle = self._settle, settled
         if settle is None:
             self._settle = None
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
         settle(self, action)
 
     def process(self) -> "Processing":
         """For `async with` or `with`: acks at the end, rejects on an exception and raises it."""
         if self._settle is None:
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
         return Processing(self)
 
     def __repr__(self) -> str:
