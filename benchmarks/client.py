@@ -130,7 +130,7 @@ async def _async_client(port: int, count: int) -> Figures:
             got: list[bytes] = []
             # Leaving waits until the acks have arrived.
             with watch(name, count):
-                async with client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer:
+                async with client.consume(QUEUE, prefetch=prefetch) as consumer:
                     await take(consumer, got, count)
             check(count, got)
 
@@ -183,7 +183,7 @@ def blocking_client(port: int, count: int) -> Figures:
             got: list[bytes] = []
             with (
                 watch(name, count),
-                client.consume(QUEUE, manual_ack=True, prefetch=prefetch) as consumer,
+                client.consume(QUEUE, prefetch=prefetch) as consumer,
             ):
                 take(consumer, got, count)
             check(count, got)

@@ -16,9 +16,7 @@ COUNT = 20_000
 
 async def main() -> None:
     async with mqks.connect() as client:
-        async with client.consume(
-            "readings", events=["reading"], manual_ack=True, prefetch=0
-        ) as consumer:
+        async with client.consume("readings", events=["reading"], prefetch=0) as consumer:
             began = perf_counter()
             confirmed = await client.publish_many(("reading", {"n": n}) for n in range(COUNT))
             total = handled = 0

@@ -8,7 +8,7 @@ import threading
 import mqks
 
 with mqks.connect_blocking() as client:
-    with client.consume("numbers", events=["number"], manual_ack=True) as consumer:
+    with client.consume("numbers", events=["number"]) as consumer:
 
         def publish() -> None:
             for number in range(10):

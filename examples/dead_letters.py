@@ -9,7 +9,7 @@ prices = {"tea": 3}
 
 with mqks.connect_blocking() as client:
     client.set_queue("shop", retries=2, dead_letters="shop.dead")
-    with client.consume("shop", events=["shop.order"], manual_ack=True) as consumer:
+    with client.consume("shop", events=["shop.order"]) as consumer:
         client.publish("shop.order", "coffee")
         client.publish("shop.order", "tea", confirm=True)
 
@@ -23,7 +23,7 @@ with mqks.connect_blocking() as client:
                     print(f"{message.text}: no price, try {message.retry + 1}")
 
         sell(3)
-        with client.consume("shop.dead", manual_ack=True, meta=True) as dead_letters:
+        with client.consume("shop.dead", meta=True) as dead_letters:
             dead = dead_letters.receive(timeout_s=10)
             if dead.letter is not None:
                 print(f"dead: {dead.text}, {dead.letter.reason} in {dead.letter.queue}")

@@ -21,7 +21,7 @@ async def main() -> None:
             print(f"scheduled: {scheduled.text}")
 
         await client.publish("remind", "the next", confirm=True, id="r3", delay_s=0.1)
-        async with client.consume("reminders", manual_ack=True) as consumer:
+        async with client.consume("reminders") as consumer:
             for early in (None, "r1"):
                 if early:
                     await client.promote("reminders", early)

@@ -11,7 +11,7 @@ import mqks
 async def main() -> None:
     async with mqks.connect() as client:
         events = ["example.hello"]
-        async with client.consume("hello-example", events, manual_ack=True) as consumer:
+        async with client.consume("hello-example", events) as consumer:
             await client.publish("example.hello", "world", confirm=True)
             await client.publish("example.hello", {"to": ["everybody", "else"]})
             for _ in range(2):

@@ -34,6 +34,7 @@ The one rule: the message is a single line for the person who must act on it. Th
 exit code when the exception ends the process, as in BSD's sysexits.h.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 Limit = Literal[
@@ -178,3 +179,11 @@ def reason(error: OSError) -> str:
     """The reason of an OSError, with its file if there is one."""
     text = error.strerror or str(error) or type(error).__name__
     return text if error.filename is None else f"{error.filename}: {text}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of an error about a name that does not exist: the nearest one that does."""
+    from difflib import get_close_matches  # here, since most processes need none
+
+    near = get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -12,13 +12,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from mqks.errors import BadRequest, ConfigurationError
+from mqks.errors import BadRequest, ConfigurationError, did_you_mean
 from mqks.limits import QUEUE_TABLES_MAX
 from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import POLICY_FIELDS, policy_value
@@ -717,8 +716,7 @@ def _known(settings: Mapping[str, T], key: str) -> T | str:
         return settings[key]
     if new := _renamed(key):
         return f"this setting was renamed. Write {new}"
-    near = get_close_matches(key, settings, n=1)
-    return f"unknown setting; did you mean {near[0]}?" if near else "unknown setting"
+    return "unknown setting" + did_you_mean(key, settings)
 
 
 def _renamed(key: str) -> str:

@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,10 @@ async def consumers(client: Any) -> list[str]:
 
 
 async def test_data_of_every_kind_arrives(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         sent: list[Any] = ["text  with spaces ", "", b"\xff\r\x00", {"a": ["b\t\n", 1, None]}, 17]
         ids = [await client.publish("e", data) for data in sent]
         text, empty, raw, value, number = await take(consumer, len(sent))
@@ -91,14 +94,20 @@ async def test_data_of_every_kind_arrives(connect: Any, mqks_broker: Broker) -> 
 
 
 async def test_publish_takes_an_id_and_confirms(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         assert await client.publish("e", "x", confirm=True, id="mine") == "mine"
         assert (await consumer.receive(WAIT_S)).id == "mine"
 
 
 async def test_many_are_confirmed_and_keep_their_order(connect: Any, mqks_broker: Broker) -> None:
     count = 25_000
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         assert await client.publish_many(("e", n) for n in range(count)) == count
         got: list[int] = []
         batch: list[Any]
@@ -117,7 +126,7 @@ async def test_no_messages_are_confirmed_too(connect: Any, mqks_broker: Broker) 
 
 async def test_process_acks_or_rejects(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish("e", "x")
             with pytest.raises(RuntimeError):
                 async with (await consumer.receive(WAIT_S)).process():
@@ -138,7 +147,7 @@ async def test_an_outage_is_logged_once(
     caplog.set_level(logging.INFO, "mqks.client")
     async with (
         connect(mqks_broker.url, QUICK) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
         client.consume("q2", ["e2"]),
     ):
         for outages in range(1, 3):
@@ -196,7 +205,7 @@ async def test_what_is_interrupted_has_not_failed(
 ) -> None:
     async with connect(mqks_broker.url) as client:
         await client.set_queue("q", retries=1, dead_letters="dead")
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish("e", "x")
             await interrupt(await consumer.receive(WAIT_S))
             assert (await consumer.receive(WAIT_S)).retry == 0
@@ -204,7 +213,7 @@ async def test_what_is_interrupted_has_not_failed(
 
 async def test_what_is_not_acked_comes_back(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish_many(("e", n) for n in range(10))
             got = await take(consumer, 6)
             consumer.ack(got[:3])
@@ -216,8 +225,41 @@ async def test_what_is_not_acked_comes_back(connect: Any, mqks_broker: Broker) -
             assert [m.json() for m in await take(consumer, 6)] == [4, 5, 6, 7, 8, 9]
 
 
-async def test_ack_needs_manual_ack(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+async def test_a_loop_that_is_left_loses_nothing(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish_many(("e", n) for n in range(1000))
+        async with client.consume("q") as consumer:
+            async for message in consumer:
+                message.ack()
+                break
+        async with client.consume("q") as consumer:
+            async for _ in consumer.batches():
+                break
+        with suppress(RuntimeError):
+            async with client.consume("q", prefetch=0) as consumer:
+                async for message in consumer:
+                    raise RuntimeError(message.id)
+        left = await client.peek("q", limit=1000)
+        assert [message.data for message in left] == [b"%d" % n for n in range(1, 1000)]
+
+
+async def test_manual_ack_is_the_contrary_of_auto_ack(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        for given in (True, False):
+            with pytest.warns(DeprecationWarning, match="auto_ack=True") as warned:
+                consumer = client.consume("q", ["e"], manual_ack=given)
+            assert connect is not SKINS["async"] or warned[0].filename == __file__
+            async with consumer:
+                [row] = json.loads(await client.request("stats", "consumers"))
+                assert row["manual_ack"] is given
+
+
+async def test_no_ack_with_auto_ack(connect: Any, mqks_broker: Broker) -> None:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         await client.publish("e", "x")
         message = await consumer.receive(WAIT_S)
         for act in (message.ack, message.reject, message.process, lambda: consumer.ack([message])):
@@ -228,7 +270,9 @@ async def test_ack_needs_manual_ack(connect: Any, mqks_broker: Broker) -> None:
 async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
     updates: list[Update] = []
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["a.1", "b"], delete_when_unused=5) as consumer:
+        async with client.consume(
+            "q", ["a.1", "b"], delete_when_unused=5, auto_ack=True
+        ) as consumer:
             consumer.on_update = updates.append
             await consumer.rebind(add=["c"], remove=["b"], remove_mask=["*.1"])
             await consumer.rebind(replace=["d", "e"])
@@ -251,7 +295,7 @@ async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
 async def test_add_and_delete_queue(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
         await client.subscribe("q", ["a"])
-        async with client.consume("q", add=["b"]) as consumer:
+        async with client.consume("q", add=["b"], auto_ack=True) as consumer:
             await client.publish("a", "1")
             await client.publish("b", "2")
             assert [m.data for m in await take(consumer, 2)] == [b"1", b"2"]
@@ -277,7 +321,7 @@ async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
         for wrong in ({"ttl_s": 0}, {"retries": -1}, {"backoff": (2, 1)}, {"dead_letters": "a b"}):
             with pytest.raises(InvalidRequest):
                 await client.set_queue("q", **wrong)
-        with pytest.raises(InvalidRequest, match="has no field ttl"):
+        with pytest.raises(TypeError, match="'ttl'; did you mean ttl_s"):
             await client.set_queue("q", ttl=5)
 
 
@@ -309,7 +353,7 @@ async def test_names_may_have_control_characters(
 ) -> None:
     async with connect(mqks_broker.url) as client:
         await client.subscribe(name, [name])
-        async with client.consume(name, manual_ack=True) as consumer:
+        async with client.consume(name) as consumer:
             for number in range(4):
                 await client.publish(name, str(number), id=name)
             found = await take(consumer, 4)
@@ -478,14 +522,14 @@ async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broke
             ("q", {"events": 5}, "a list of names is needed, not 5"),
             (
                 "q",
-                {"manual_ack": True, "prefetch": "5"},
+                {"prefetch": "5"},
                 "prefetch must be a whole number, not '5'",
             ),
             ("q", {"delete_when_unused": "5"}, "a number of seconds, True or False is needed"),
         ):
             with pytest.raises(TypeError, match=re.escape(told)):
                 client.consume(queue, **options)
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish("e", "x")
             with pytest.raises(TypeError, match=r"for one message, use message\.ack\(\)"):
                 consumer.ack(await consumer.receive(WAIT_S))
@@ -504,7 +548,7 @@ def test_a_blocking_client_without_with(mqks_broker: Broker) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(client.ping, "abcdefgh")] == [*"abcdefgh"]
     assert len(json.loads(client.request("stats", "connections"))) == 1
-    with client.consume("q", ["e"]) as consumer:
+    with client.consume("q", ["e"], auto_ack=True) as consumer:
         client.publish("e", "x")
         assert consumer.receive(WAIT_S).text == "x"
     client.publish("e", "last")
@@ -637,7 +681,7 @@ async def test_an_exception_passes_as_it_is(connect: Any, mqks_broker: Broker) -
 
 async def test_stop_ends_the_iteration(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish_many([("e", "x")] * 10)
             async for message in consumer:
                 message.ack()
@@ -648,7 +692,10 @@ async def test_stop_ends_the_iteration(connect: Any, mqks_broker: Broker) -> Non
 
 
 async def test_receive_has_a_timeout(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout_s=0.01)
 
@@ -705,7 +752,7 @@ async def test_confirmed_publishes_outlive_lost_connections(
         proxy.delay_s = 0.0
         assert proxy.accepted > 1
         firsts: dict[str, int] = {}
-        async with client.consume("q") as consumer:
+        async with client.consume("q", auto_ack=True) as consumer:
             async for batch in consumer.batches():
                 for message in batch:
                     assert firsts.setdefault(message.id, message.json()) == message.json()
@@ -717,7 +764,7 @@ async def test_confirmed_publishes_outlive_lost_connections(
 @pytest.mark.parametrize("how", ["cut", "half_close"])
 async def test_a_consumer_starts_again_as_last_told(connect: Any, proxy: Proxy, how: str) -> None:
     async with connect(proxy.url, QUICK) as client:
-        async with client.consume("q", ["old"], manual_ack=True) as consumer:
+        async with client.consume("q", ["old"]) as consumer:
             await client.rebind("q", replace=["new"])
             await client.publish("new", "1", confirm=True)
             first = await consumer.receive(WAIT_S)
@@ -788,7 +835,7 @@ async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
     connect: Any, mqks_broker: Broker, proxy: Proxy
 ) -> None:
     async with connect(proxy.url, QUICK) as client, connect(mqks_broker.url) as other:
-        async with client.consume("q", ["a"]) as consumer:
+        async with client.consume("q", ["a"], auto_ack=True) as consumer:
             await client.rebind("q", add=["b"])
             await client.publish("b", "1")
             assert (await consumer.receive(WAIT_S)).data == b"1"
@@ -801,7 +848,7 @@ async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
                     await anyio.sleep(0.01)
         await other.delete_queue("q")
         await client.subscribe("q", ["a"])
-        async with client.consume("q") as consumer:
+        async with client.consume("q", auto_ack=True) as consumer:
             proxy.is_frozen = True
             await other.delete_queue("q")
             proxy.cut()
@@ -815,7 +862,7 @@ async def test_a_consumer_whose_id_another_connection_uses_ends_with_an_error(
     connect: Any, mqks_broker: Broker
 ) -> None:
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish("e", "x", confirm=True)
             message = await consumer.receive(WAIT_S)
             with LineClient(("127.0.0.1", mqks_broker.port)) as other:
@@ -857,7 +904,7 @@ async def test_consume_creates_a_queue_that_it_binds_or_is_told_to(
 async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker) -> None:
     async with (
         connect(mqks_broker.url, QUICK) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         mqks_broker.stop()
         answers: list[str] = []
@@ -876,7 +923,10 @@ async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker)
 
 
 async def test_silence_is_noticed(connect: Any, proxy: Proxy) -> None:
-    async with connect(proxy.url, QUICK) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(proxy.url, QUICK) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         connections = proxy.accepted
         earlier = await consumers(client)
         proxy.is_frozen = True
@@ -929,7 +979,7 @@ async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy)
                 await anyio.sleep(0.01)
         proxy.is_frozen = False
         assert await client.publish("e", "last", confirm=True, id="last") == "last"
-        async with client.consume("q") as consumer:
+        async with client.consume("q", auto_ack=True) as consumer:
             assert (await consumer.receive(WAIT_S)).text == "last"  # Nothing was sent again.
 
 
@@ -960,8 +1010,8 @@ async def test_a_slow_consumer_holds_back_only_itself(connect: Any, mqks_broker:
     options = Options(buffer_bytes_max=100_000)
     async with (
         connect(mqks_broker.url, options) as client,
-        client.consume("slow", ["e"]) as slow,
-        client.consume("fast", ["e"]) as fast,
+        client.consume("slow", ["e"], auto_ack=True) as slow,
+        client.consume("fast", ["e"], auto_ack=True) as fast,
     ):
         await client.publish_many([("e", data)] * count)
         assert len(await take(fast, count)) == count
@@ -974,7 +1024,7 @@ async def test_a_slow_consumer_holds_back_only_itself(connect: Any, mqks_broker:
 async def test_leaving_while_held_back(connect: Any, mqks_broker: Broker) -> None:
     options = Options(buffer_bytes_max=1_000, close_timeout_s=WAIT_S)
     async with connect(mqks_broker.url, options) as client:
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish_many([("e", "x" * 1000)] * 10_000)
             (await consumer.receive(WAIT_S)).ack()
         assert await ready(client, "q") == 9_999
@@ -1027,7 +1077,7 @@ async def test_tls(connect: Any, tls_proxy: Proxy, authority: trustme.CA) -> Non
     authority.configure_trust(context)
     options = Options(ssl_context=context)
     async with connect(f"mqkss://localhost:{tls_proxy.port}", options) as client:
-        async with client.consume("q", ["e"], manual_ack=True, prefetch=0) as consumer:
+        async with client.consume("q", ["e"], prefetch=0) as consumer:
             assert await client.publish_many([("e", "x" * 1000)] * 2_000) == 2_000
             got = await take(consumer, 2_000)
             consumer.ack(got)
@@ -1169,7 +1219,7 @@ async def test_batches_go_out_while_later_ones_are_still_to_come(
 
     async with (
         connect(mqks_broker.url) as client,
-        client.consume("q", ["e"]) as consumer,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(publish, client)
@@ -1196,7 +1246,10 @@ async def test_any_action_that_is_answered_with_one_line(connect: Any, mqks_brok
 
 
 async def test_batches_end_when_nothing_comes(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         await client.publish("e", "x", confirm=True)
         [message] = await anext(consumer.batches(None, WAIT_S))
         assert message.text == "x"
@@ -1231,7 +1284,10 @@ async def test_of_several_servers_the_one_that_accepts_is_used(
 ) -> None:
     urls = [mqks_broker.url, refusing] if is_first else [refusing, mqks_broker.url]
     for several in (urls, ",".join(urls)):
-        async with connect(several) as client, client.consume("q", ["e"]) as consumer:
+        async with (
+            connect(several) as client,
+            client.consume("q", ["e"], auto_ack=True) as consumer,
+        ):
             assert client.server == mqks_broker.url.removeprefix("mqks://")
             await client.publish("e", "x", confirm=True)
             assert (await consumer.receive(WAIT_S)).text == "x"
@@ -1270,7 +1326,7 @@ async def test_a_client_goes_over_to_the_next_server(
         async with (
             connect(other.url) as witness,
             connect([first.url, other.url], QUICK) as client,
-            client.consume("q", ["e"]) as consumer,
+            client.consume("q", ["e"], auto_ack=True) as consumer,
         ):
             await client.publish("e", "one", confirm=True)
             assert (await consumer.receive(WAIT_S)).text == "one"

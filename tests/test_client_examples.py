@@ -103,7 +103,7 @@ def test_an_example_leaves_the_queues_of_the_readme_alone(name: str, mqks_broker
     with connect_blocking(mqks_broker.url) as client, ExitStack() as consuming:
         for queue, events in HELLO_WORLD.items():
             client.subscribe(queue, events)
-            consuming.enter_context(client.consume(queue, manual_ack=True))
+            consuming.enter_context(client.consume(queue))
         before = client.request("stats", "queues")
 
         test_example(name, mqks_broker)

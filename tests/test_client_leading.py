@@ -294,7 +294,7 @@ def test_many_threads_get_their_own_answers(
             done.result(WAIT_S)
         client.ping()
         got: list[str] = []
-        with client.consume("q", manual_ack=True) as consumer:
+        with client.consume("q") as consumer:
             while len(got) < count * each:
                 message = consumer.receive(WAIT_S)
                 got.append(message.text)
@@ -307,7 +307,7 @@ def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecut
     count = 2_000
     got: list[str] = []
     with connect_blocking(mqks_broker.url) as client:
-        with client.consume("q", ["e"], manual_ack=True, prefetch=20) as consumer:
+        with client.consume("q", ["e"], prefetch=20) as consumer:
 
             def take() -> None:
                 for message in consumer:
@@ -326,7 +326,10 @@ def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecut
 
 
 def test_stop_ends_a_receive_that_reads(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
-    with connect_blocking(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    with (
+        connect_blocking(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         message = threads.submit(consumer.receive, WAIT_S)
         until(leads(consumer))
         consumer.stop()
@@ -389,7 +392,7 @@ def test_who_is_interrupted_before_it_reads_leads_no_more(
 
     with (
         connect_blocking(mqks_broker.url, QUICK) as client,
-        client.consume("q", ["e"]) as consumer,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         waiting = threads.submit(consumer.receive, WAIT_S)
         until(leads(consumer))
@@ -406,7 +409,10 @@ def test_who_is_interrupted_before_it_reads_leads_no_more(
 
 
 def test_a_signal_handler_may_stop_a_consumer(mqks_broker: Broker) -> None:
-    with connect_blocking(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    with (
+        connect_blocking(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         before = signal.signal(signal.SIGUSR1, lambda number, frame: consumer.stop())
         thread = when(leads(consumer))
         assert list(consumer) == []
@@ -484,7 +490,7 @@ def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
         with connect_blocking(mqks_broker.url, QUICK) as client:
             client.subscribe("q", ["e"])
             client.publish_many([("e", n) for n in range(count)])
-            with client.consume("q", manual_ack=True, prefetch=0) as consumer:
+            with client.consume("q", prefetch=0) as consumer:
                 for _ in range(300):
                     with suppress(Interrupted):
                         armed = True
@@ -497,7 +503,7 @@ def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
                     client.publish("e", "one more", confirm=True)
             # What an exception took away between the queue and the program was not acked.
             client.publish("e", "end", confirm=True)
-            with client.consume("q", manual_ack=True) as consumer:
+            with client.consume("q") as consumer:
                 for message in consumer:
                     got.add(message.text)
                     message.ack()

@@ -114,7 +114,7 @@ def test_an_async_client_keeps_its_name_when_it_connects_again(server: ServerPro
     async def main() -> None:
         async with (
             connect(server.url, client_name="web-1") as client,
-            client.consume("q", ["e"], manual_ack=True) as consumer,
+            client.consume("q", ["e"]) as consumer,
         ):
             server.kill()
             await anyio.to_thread.run_sync(server.start)

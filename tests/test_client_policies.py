@@ -58,7 +58,7 @@ async def test_attributes_of_every_kind_arrive(connect: Any, mqks_broker: Broker
     meta = {"a b": "x&y=z,%\t\n", "ä": "", "traceparent": "00-1-2-01", "\udcff": "/~"}
     async with (
         connect(mqks_broker.url) as client,
-        client.consume("q", ["e,meta=x"], meta=True) as consumer,
+        client.consume("q", ["e,meta=x"], meta=True, auto_ack=True) as consumer,
     ):
         await client.publish("e,meta=x", "data", meta=meta)
         await client.publish_many([("e,meta=x", "100%")], meta=meta)
@@ -73,7 +73,10 @@ async def test_attributes_of_every_kind_arrive(connect: Any, mqks_broker: Broker
 
 
 async def test_attributes_are_told_to_those_who_ask(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
         await client.publish("e", "data", meta={"k": "v"})
         message = await consumer.receive(WAIT_S)
         assert (message.meta, message.text, message.event) == ({}, "data", "e")
@@ -164,7 +167,7 @@ async def test_a_consumer_holds_no_more_than_its_prefetch(
     connect: Any, mqks_broker: Broker
 ) -> None:
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], manual_ack=True, prefetch=2) as consumer:
+        async with client.consume("q", ["e"], prefetch=2) as consumer:
             await client.publish_many(("e", n) for n in range(4))
             first = await consumer.receive(WAIT_S)
             await consumer.receive(WAIT_S)
@@ -172,7 +175,7 @@ async def test_a_consumer_holds_no_more_than_its_prefetch(
                 await consumer.receive(0.05)
             first.ack()
             assert (await consumer.receive(WAIT_S)).json() == 2
-        for options in ({"prefetch": 2}, {"prefetch": -1, "manual_ack": True}):
+        for options in ({"prefetch": 2, "auto_ack": True}, {"prefetch": -1}):
             with pytest.raises(InvalidRequest):
                 client.consume("q", **options)
 
@@ -184,11 +187,11 @@ async def test_how_many_messages_a_consumer_holds_unless_told(
         await client.subscribe("q", ["e"])
         await client.publish_many(("e", n) for n in range(100))
         for options, expected in (({}, PREFETCH), ({"prefetch": 0}, 100), ({"prefetch": 3}, 3)):
-            async with client.consume("q", manual_ack=True, **options) as consumer:
+            async with client.consume("q", **options) as consumer:
                 await consumer.receive(WAIT_S)
                 held = "[len(m) for m in state.messages_by_consumer_ids.values()]"
                 assert await client.evaluate(held) == f"[{expected}]"
-        async with client.consume("q", prefetch=0) as consumer:
+        async with client.consume("q", prefetch=0, auto_ack=True) as consumer:
             assert [(await consumer.receive(WAIT_S)).json() for _ in range(100)] == [*range(100)]
 
 
@@ -200,7 +203,7 @@ async def test_workers_of_different_speed_share_fairly(mqks_broker: Broker) -> N
         await client.subscribe("q", ["e"])
 
         async def work(name: str, *, is_slow: bool) -> None:
-            async with client.consume("q", manual_ack=True, prefetch=1) as consumer:
+            async with client.consume("q", prefetch=1) as consumer:
                 async for message in consumer:
                     if is_slow:
                         await done.wait()
@@ -224,7 +227,7 @@ async def test_workers_of_different_speed_share_fairly(mqks_broker: Broker) -> N
 
 async def test_prefetch_and_meta_outlive_the_connection(connect: Any, proxy: Proxy) -> None:
     async with connect(proxy.url, QUICK) as client:
-        how: Any = {"manual_ack": True, "prefetch": 1, "meta": True}
+        how: Any = {"prefetch": 1, "meta": True}
         async with client.consume("q", ["e"], **how) as consumer:
             await client.rebind("q", replace=["f"])
             await client.publish_many([("f", n) for n in range(2)], meta={"k": "v"})
@@ -240,7 +243,7 @@ async def test_prefetch_and_meta_outlive_the_connection(connect: Any, proxy: Pro
 async def test_messages_that_come_back(connect: Any, mqks_broker: Broker) -> None:
     async with (
         connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], manual_ack=True, prefetch=1) as consumer,
+        client.consume("q", ["e"], prefetch=1) as consumer,
     ):
         await client.publish_many(("e", n) for n in range(3))
         (await consumer.receive(WAIT_S)).release()
@@ -259,7 +262,7 @@ async def test_messages_that_come_back(connect: Any, mqks_broker: Broker) -> Non
 async def test_touch_keeps_a_message(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
         await client.set_queue("q", ack_timeout_s=1)
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish_many([("e", "touched"), ("e", "forgotten")])
             touched, forgotten = [await consumer.receive(WAIT_S) for _ in range(2)]
             while True:
@@ -279,13 +282,13 @@ async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broke
     began = time.time() - 1
     async with connect(mqks_broker.url) as client:
         await client.set_queue("a b".replace(" ", "%"), retries=1, dead_letters="dead")
-        async with client.consume("a%b", ["e", "f"], manual_ack=True, meta=True) as consumer:
+        async with client.consume("a%b", ["e", "f"], meta=True) as consumer:
             for event in ("e", "f", "e"):
                 await client.publish(event, "x", meta={"k": "v"})
             (await consumer.receive(WAIT_S)).reject()
             (await consumer.receive(WAIT_S)).reject(dead=True)
             (await consumer.receive(WAIT_S)).reject()
-            async with client.consume("dead", manual_ack=True, meta=True) as letters:
+            async with client.consume("dead", meta=True) as letters:
                 letter = await letters.receive(WAIT_S)
                 assert (letter.meta, letter.retry) == ({"k": "v"}, 0)
                 assert letter.letter is not None
@@ -383,7 +386,7 @@ async def test_a_call_that_nobody_is_bound_to(connect: Any, mqks_broker: Broker)
 async def test_a_call_that_nobody_answers(connect: Any, mqks_broker: Broker) -> None:
     """The request does not wait longer than its caller; a late reply goes nowhere."""
     async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], manual_ack=True, meta=True) as consumer:
+        async with client.consume("q", ["e"], meta=True) as consumer:
             with pytest.raises(ConfirmTimeout):
                 await client.call("e", "x", 0.3)
             request = await consumer.receive(WAIT_S)

@@ -417,7 +417,29 @@ def test_a_consumer_that_was_not_confirmed_starts_again_as_it_was() -> None:
     )
 
 
-def test_messages_without_manual_ack_outlive_the_connection() -> None:
+def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def messages_of_two(*, is_acking: bool, is_waiting: bool = True) -> list[str]:
+        caplog.clear()
+        subject = consumer(b"q --manual-ack --prefetch=2", keep_alive_s=10)
+        up(subject)
+        subject.take()
+        subject.receive(b"c-2 ok \nc-2 ok m event=e x\nc-2 ok n event=e x\n", 0.0)
+        for message in subject.take_ready(None):
+            if is_acking:
+                message.ack()
+        subject.is_awaited = is_waiting
+        for now_s in (1.0, 11.0, 12.0):
+            assert subject.tick(now_s)
+        return caplog.messages
+
+    assert messages_of_two(is_acking=True) == []
+    assert messages_of_two(is_acking=False, is_waiting=False) == []
+    assert messages_of_two(is_acking=False) == [
+        "q: none of 2 messages is acked, and the server sends no more (prefetch)"
+    ]
+
+
+def test_messages_with_auto_ack_outlive_the_connection() -> None:
     subject = consumer(b"q e")
     up(subject)
     subject.take()
@@ -624,11 +646,13 @@ def test_requests_are_written_as_the_protocol_says() -> None:
     subscribe, consume = requests.subscribe, requests.consume
     assert subscribe("q", ["e"], ["a.*"]) == b"subscribe --confirm q --add e --add-mask a.*"
     assert subscribe("q", ["e"], replace=True) == b"subscribe --confirm q e"
-    assert consume("q", add_mask=["a.*", "**"]) == b"q --add-mask a.* **"
-    assert consume("q", ["e"], ["f"], create=False) == b"q --add e f --existing"
-    assert consume("q", ["e"], ["f"], replace=True) == b"q e --add f"
-    assert consume("q") == b"q --existing"
-    assert consume("q", create=True) == b"q"
+    assert consume("q", add_mask=["a.*", "**"], prefetch=0) == b"q --add-mask a.* ** --manual-ack"
+    assert consume("q", ["e"], ["f"], create=False) == (
+        b"q --add e f --existing --manual-ack --prefetch=10"
+    )
+    assert consume("q", ["e"], ["f"], replace=True, auto_ack=True) == b"q e --add f"
+    assert consume("q", auto_ack=True) == b"q --existing"
+    assert consume("q", create=True, auto_ack=True) == b"q"
     for replaced in (subscribe, consume):
         with pytest.raises(InvalidRequest, match="at least one event"):
             replaced("q", [], add_mask=["a.*"], replace=True)
@@ -656,7 +680,7 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         b"--ack-timeout=30"
     )
     assert requests.set_queue("q", {}) == b"set_queue --confirm q"
-    assert consume("q", ["e"], delete_when_unused=0) == (
+    assert consume("q", ["e"], delete_when_unused=0, auto_ack=True) == (
         b"q --add e --delete-queue-when-unused=0.0"
     )
 

@@ -141,8 +141,8 @@ async def test_publish_process_publish_process_is_one_trace(
 ) -> None:
     async with (
         connect(mqks_broker.url, TRACING) as client,
-        client.consume("orders", ["order.new"], manual_ack=True) as orders,
-        client.consume("mails", ["mail.due"], manual_ack=True) as mails,
+        client.consume("orders", ["order.new"]) as orders,
+        client.consume("mails", ["mail.due"]) as mails,
     ):
         order_id = await client.publish("order.new", {"no": 17}, confirm=True)
         async with (await orders.receive(WAIT_S)).process() as message:
@@ -189,8 +189,8 @@ async def test_publish_process_publish_process_is_one_trace(
 def test_the_same_of_the_blocking_client(mqks_broker: Broker, spans: Spans) -> None:
     with (
         connect_blocking(mqks_broker.url, TRACING) as client,
-        client.consume("orders", ["order.new"], manual_ack=True) as orders,
-        client.consume("mails", ["mail.due"], manual_ack=True) as mails,
+        client.consume("orders", ["order.new"]) as orders,
+        client.consume("mails", ["mail.due"]) as mails,
     ):
         client.publish("order.new", {"no": 17})
         with orders.receive(WAIT_S).process() as message:
@@ -312,7 +312,7 @@ async def test_a_block_that_raises_rejects_within_its_span(
     def one_blocking() -> None:
         with (
             connect_blocking(mqks_broker.url, TRACING) as client,
-            client.consume("q", ["e"], manual_ack=True) as consumer,
+            client.consume("q", ["e"]) as consumer,
         ):
             client.publish("e", "x")
             with pytest.raises(KeyError), consumer.receive(WAIT_S).process():
@@ -321,7 +321,7 @@ async def test_a_block_that_raises_rejects_within_its_span(
     if is_async:
         async with (
             connect(mqks_broker.url, TRACING) as client,
-            client.consume("q", ["e"], manual_ack=True) as consumer,
+            client.consume("q", ["e"]) as consumer,
         ):
             await client.publish("e", "x")
             with pytest.raises(KeyError):
@@ -341,7 +341,7 @@ async def test_within_another_span_a_link_leads_to_the_producer(
 ) -> None:
     async with (
         skin(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         await client.publish("e", "1")
         await client.publish("e", "2")
@@ -363,7 +363,7 @@ async def test_batches(skin: Any, mqks_broker: Broker, spans: Spans) -> None:
     event = queue = f"batches.{skin.__name__}"
     async with (
         skin(mqks_broker.url, TRACING) as client,
-        client.consume(queue, [event], manual_ack=True, prefetch=0) as consumer,
+        client.consume(queue, [event], prefetch=0) as consumer,
     ):
         await client.publish_many([(event, str(n)) for n in range(1000)], meta={"a": "b"})
         await client.publish(event, "last", confirm=True)
@@ -400,7 +400,7 @@ async def test_an_ack_of_many_has_a_link_to_each_producer(
     count = tracing.LINKS_MAX + 2
     async with (
         skin(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"], manual_ack=True, prefetch=0) as consumer,
+        client.consume("q", ["e"], prefetch=0) as consumer,
     ):
         for _ in range(count):
             await client.publish("e", "x")
@@ -414,7 +414,7 @@ async def test_metrics(skin: Any, mqks_broker: Broker, spans: Spans) -> None:
     event = queue = f"metrics.{skin.__name__}"
     async with (
         skin(mqks_broker.url, TRACING) as client,
-        client.consume(queue, [event], manual_ack=True) as consumer,
+        client.consume(queue, [event]) as consumer,
     ):
         for _ in range(3):
             await client.publish(event, "x", confirm=True)
@@ -520,7 +520,7 @@ async def test_arguments_that_are_wrong_raise_as_without_traces(
             with pytest.raises(expected.type) as raised:
                 await call(client)
             assert str(raised.value) == str(expected.value)
-        async with client.consume("q", ["e"], manual_ack=True) as consumer:
+        async with client.consume("q", ["e"]) as consumer:
             await client.publish("e", "x")
             with pytest.raises(TypeError, match="needs a list of messages"):
                 consumer.ack(await consumer.receive(WAIT_S))
@@ -540,7 +540,7 @@ async def test_a_traceparent_that_is_none_is_ignored(
     async with (
         connect(mqks_broker.url) as stranger,
         connect(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         meta = {"traceparent": value, "tracestate": value, "baggage": value, "a": "b"}
         with suppress(InvalidRequest):  # Where three of them are too long.
@@ -565,7 +565,7 @@ async def test_bad_state_or_baggage_does_not_cost_the_trace(
     async with (
         connect(mqks_broker.url) as stranger,
         connect(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         await stranger.publish("e", "x", meta={"traceparent": TRACEPARENT, key: bad}, confirm=True)
         async with (await consumer.receive(WAIT_S)).process():
@@ -583,7 +583,7 @@ async def test_a_propagator_that_raises_at_what_it_reads_does_not_end_the_work(
 
     async with (
         connect(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         await client.publish("e", "x")
         monkeypatch.setattr("opentelemetry.propagate.extract", extract)
@@ -599,7 +599,7 @@ async def test_names_that_are_not_utf8_can_be_exported(
 ) -> None:
     async with (
         skin(mqks_broker.url, TRACING) as client,
-        client.consume("q\udcff", ["e\udcff"], manual_ack=True) as consumer,
+        client.consume("q\udcff", ["e\udcff"]) as consumer,
     ):
         await client.publish("e\udcff", "x", id="i\udcff" + "d" * 250)
         await client.publish("long" * 1000, "x")
@@ -620,7 +620,7 @@ async def test_what_the_program_has_in_meta_is_kept(
 ) -> None:
     async with (
         skin(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"]) as consumer,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         own = {"tenant": "ü=&", "traceparent": TRACEPARENT}
         await client.publish("e", "x", meta=own)
@@ -643,7 +643,7 @@ async def test_baggage_goes_along(mqks_broker: Broker, spans: Spans) -> None:
         context.detach(token)
     async with (
         connect(mqks_broker.url, TRACING) as client,
-        client.consume("q", manual_ack=True) as consumer,
+        client.consume("q") as consumer,
     ):
         async with (await consumer.receive(WAIT_S)).process() as message:
             assert message.meta["baggage"] == "tenant=blue"
@@ -659,7 +659,7 @@ async def test_a_trace_takes_only_the_room_that_meta_leaves(
     try:
         async with (
             skin(mqks_broker.url, TRACING) as client,
-            client.consume("q", ["e"]) as consumer,
+            client.consume("q", ["e"], auto_ack=True) as consumer,
         ):
             own = {"k": "v" * (4096 - 2 - free)}
             await client.publish("e", "x", meta=own, confirm=True)
@@ -679,7 +679,7 @@ async def test_a_line_that_is_as_long_as_may_be_goes_without_a_trace(
     options = Options(tracing=True, line_bytes_max=2000)
     async with (
         skin(mqks_broker.url, options) as client,
-        client.consume("q", ["e"]) as consumer,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         for confirm in True, False:
             await client.publish("e", "x" * 1950, id="i", confirm=confirm)
@@ -692,8 +692,8 @@ async def test_a_line_that_is_as_long_as_may_be_goes_without_a_trace(
 async def test_touch_and_a_second_ack_have_no_span(mqks_broker: Broker, spans: Spans) -> None:
     async with (
         connect(mqks_broker.url, TRACING) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
-        client.consume("free", ["e"]) as free,
+        client.consume("q", ["e"]) as consumer,
+        client.consume("free", ["e"], auto_ack=True) as free,
     ):
         await client.publish("e", "x")
         message = await consumer.receive(WAIT_S)
@@ -701,7 +701,7 @@ async def test_touch_and_a_second_ack_have_no_span(mqks_broker: Broker, spans: S
         message.ack()
         message.ack()
         message.reject()
-        with pytest.raises(InvalidRequest, match="manual_ack"):
+        with pytest.raises(InvalidRequest, match="auto_ack"):
             (await free.receive(WAIT_S)).process()
 
     assert spans.names() == ["publish e", "ack q"]
@@ -712,7 +712,7 @@ WITHOUT = """
 import sys
 import mqks
 
-with mqks.connect_blocking() as client, client.consume("q", ["e"], manual_ack=True) as consumer:
+with mqks.connect_blocking() as client, client.consume("q", ["e"]) as consumer:
     client.publish("e", "x", confirm=True)
     with consumer.receive(60).process() as message:
         print(message.meta)

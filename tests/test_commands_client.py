@@ -63,7 +63,7 @@ class Shell:
     def rest(self, queue: str) -> list[bytes]:
         """The data of all that waits there, taken away."""
         count = self.ready(queue)
-        with connect_blocking(self.url) as client, client.consume(queue) as consumer:
+        with connect_blocking(self.url) as client, client.consume(queue, auto_ack=True) as consumer:
             return [consumer.receive(WAIT_S).data for _ in range(count)]
 
     def is_unused(self) -> bool:
@@ -520,7 +520,7 @@ def test_a_server_that_restarts_is_found_again(shell: Shell, server: ServerProce
 def test_requeue_gives_messages_back(shell: Shell) -> None:
     with (
         connect_blocking(shell.url) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         for name in ("a", "b", "c"):
             client.publish("e", name, id=name)
@@ -614,7 +614,7 @@ def test_scheduled_messages_and_dead_letters(
 
     told("publish", "e", "1", "--id", "m1", "--meta", "k=v=1,&", "--meta", "a=")
     told("publish", "f.a", "2", "--id", "m2")
-    with connect_blocking(server.url) as client, client.consume("q", manual_ack=True) as consumer:
+    with connect_blocking(server.url) as client, client.consume("q") as consumer:
         for _ in range(2):
             consumer.receive(WAIT_S).reject()
     assert ids("dead") == ["m1", "m2"]
@@ -630,7 +630,7 @@ def test_attributes_are_told_as_json(shell: Shell) -> None:
     shell("publish", "e", "-", "--meta", "k=%", "--ttl", 3600, "--id-prefix", "l", stdin=b"y\nz\n")
     with connect_blocking(shell.url) as client:
         client.set_queue("q", dead_letters="dead")
-        with client.consume("q", manual_ack=True) as consumer:
+        with client.consume("q") as consumer:
             consumer.receive(WAIT_S).reject(dead=True)
 
     words = "--count", 2, "--prefetch", 1, "--meta", "--json"

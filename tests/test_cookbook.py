@@ -286,7 +286,7 @@ def test_at_most_n_waiting(kitchen: Kitchen) -> None:
             assert peeked(client, "uploads") == [*map(str, range(100))]
             assert all(line.startswith("100: ") for line in uploader.lines)
             assert "None" not in uploader.lines[0]
-            with client.consume("uploads", manual_ack=True) as uploads:
+            with client.consume("uploads") as uploads:
                 for number in range(150):
                     with uploads.receive(WAIT_S).process() as message:
                         assert message.text == str(number)

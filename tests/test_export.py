@@ -112,7 +112,7 @@ def test_a_server_is_moved_to_another_one(
     # The bytes that no text can hold have come through, too.
     with (
         connect_blocking(other.url) as client,
-        client.consume("q\udcff", delete_when_unused=False) as consumer,
+        client.consume("q\udcff", delete_when_unused=False, auto_ack=True) as consumer,
     ):
         assert consumer.receive(WAIT_S).data == b"\x00\xff\r"
 

@@ -306,7 +306,7 @@ def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess)
         client.subscribe("orders", ["order.new"])
         client.set_queue("orders", retries=1, dead_letters="orders.dead")
         client.publish_many([("order.new", n) for n in range(2)])
-        with client.consume("orders", manual_ack=True) as consumer:
+        with client.consume("orders") as consumer:
             for _ in range(2):
                 consumer.receive().reject()
             until(lambda: len(client.peek("orders.dead")) == 2)
@@ -388,7 +388,7 @@ def test_one_dead_letter_is_moved(page: Page, server: ServerProcess) -> None:
         client.subscribe("others", ["other"])
         client.set_queue("orders", retries=1, dead_letters="orders.dead")
         client.publish_many([("order.new", n) for n in range(2)])
-        with client.consume("orders", manual_ack=True) as consumer:
+        with client.consume("orders") as consumer:
             for _ in range(2):
                 consumer.receive().reject()
             until(lambda: len(client.peek("orders.dead")) == 2)
@@ -404,7 +404,7 @@ def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> 
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
         client.publish("order.new", "x", confirm=True)
-        with client.consume("orders", manual_ack=True) as consumer:
+        with client.consume("orders") as consumer:
             consumer.receive()
             page.goto("/consumers")
             expect(page.get_by_role("link", name="orders")).to_be_visible()

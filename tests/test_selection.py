@@ -174,7 +174,7 @@ async def test_clients_choose_messages(connect: Any, mqks_broker: Broker) -> Non
         assert await client.move("q", "p", id="m-2") == 1
         assert await client.move("q", "p", event="*.x", older_s=0) == 6
         assert await ids(event="b", limit=1) == ["m-9"]
-        async with client.consume("q", manual_ack=True, prefetch=0) as consumer:
+        async with client.consume("q", prefetch=0) as consumer:
             held = [await consumer.receive(WAIT_S) for _ in range(11)]
             consumer_id = held[0].consumer_id.decode()
             assert await client.requeue(consumer_id, event="b") == 5
@@ -265,7 +265,7 @@ def test_commands_choose_messages(db: Path, tmp_path: Path) -> None:
         assert shell("purge", "q", "--older", 1000) == (0, b"0 messages purged\n", b"")
         assert shell("move", "q", "p", "--id", "b1") == (0, b"1 message moved\n", b"")
         assert shell("purge", "q", "--scheduled", "--id", "b1")[0] == 64
-        with client.consume("q", manual_ack=True, prefetch=0) as consumer:
+        with client.consume("q", prefetch=0) as consumer:
             held = [consumer.receive(WAIT_S) for _ in range(5)]
             name = held[0].consumer_id.decode()
             requeued = shell("requeue", name, "--event", "b")

@@ -77,7 +77,7 @@ async def test_consumers_share(mqks_broker: Broker, skin: str) -> None:
     async def worker(name: str) -> None:
         async with (
             SKINS[skin](mqks_broker.url) as client,
-            client.consume("q", manual_ack=True) as consumer,
+            client.consume("q") as consumer,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(stop, consumer)

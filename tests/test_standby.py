@@ -182,7 +182,7 @@ async def test_clients_find_the_active_broker_and_the_next_one_after_a_kill(
     ):
         async with (
             SKINS[skin](urls, PATIENT) as client,
-            client.consume("q", ["e"], manual_ack=True, prefetch=0) as consumer,
+            client.consume("q", ["e"], prefetch=0) as consumer,
         ):
             await client.publish("e", "one", confirm=True)
             unacked = await consumer.receive(WAIT_S)

@@ -27,13 +27,13 @@ def test_it_keeps_messages_over_a_restart_on_the_same_port(broker: Broker | Brok
     broker.stop()
     broker.start()
     assert broker.url == url
-    with connect_blocking(broker.url) as client, client.consume("q") as consumer:
+    with connect_blocking(broker.url) as client, client.consume("q", auto_ack=True) as consumer:
         assert consumer.receive(timeout_s=WAIT_S).text == "x"
 
 
 def test_a_killed_process_keeps_what_was_confirmed(mqks_broker_process: BrokerProcess) -> None:
     broker = mqks_broker_process
-    with connect_blocking(broker.url) as client, client.consume("q", ["e"], manual_ack=True) as own:
+    with connect_blocking(broker.url) as client, client.consume("q", ["e"]) as own:
         client.publish("e", "x", confirm=True)
         own.receive(timeout_s=WAIT_S)
         broker.kill()

@@ -159,7 +159,7 @@ async def test_messages_over_tls(server: TlsServer, authority: trustme.CA, conne
     data = "x" * 500_000
     async with (
         connect(server.url, options) as client,
-        client.consume("q", ["e"], manual_ack=True) as consumer,
+        client.consume("q", ["e"]) as consumer,
     ):
         await client.publish_many([("e", data)] * 20)
         for _ in range(20):

@@ -79,7 +79,7 @@ def test_what_vanished_clients_hold_goes_to_others(
         assert loopback("down")
         other.publish("busy", "under way", confirm=True)
         for name in ("silent", "busy", "slow"):
-            with other.consume(name, manual_ack=True) as consumer:
+            with other.consume(name) as consumer:
                 message = consumer.receive(WAIT_S)
                 assert (message.id, message.retry) == ("first", 1)
 

@@ -82,7 +82,7 @@ def work(url: str, queue: str, is_over: threading.Event) -> None:
     random = Random(queue)
     with (
         mqks.connect_blocking(url, client_name=f"{queue}-1") as client,
-        client.consume(queue, manual_ack=True, prefetch=20) as consumer,
+        client.consume(queue, prefetch=20) as consumer,
     ):
         while not is_over.is_set():
             try:

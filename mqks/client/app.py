@@ -22,6 +22,7 @@ from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
 from mqks.client.async_connection import Event
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
+from mqks.client.keywords import strict
 from mqks.client.messages import Message, Settle, settled
 from mqks.client.options import Options, default_name
 from mqks.client.requests import Backoff, Data
@@ -58,6 +59,7 @@ class _Service:
     backoff: Backoff | None
 
 
+@strict()
 class App:
     """A service. A stop waits at most `stop_timeout_s` for unfinished messages. The default
     `client_name` is PROGRAM@HOST:PID.
@@ -122,7 +124,7 @@ class App:
         held = concurrency if prefetch is None else prefetch
         if not isinstance(events, str | bytes):
             events = tuple(events)
-        requests.consume(queue, events, add, True, delete_when_unused, add_mask, held)
+        requests.consume(queue, events, add, False, delete_when_unused, add_mask, held)
 
         def register(function: F) -> F:
             work = self._traced(_work_of(function, concurrency))
@@ -200,7 +202,6 @@ class App:
             add_mask=service.add_mask,
             replace=service.replace,
             create=True,
-            manual_ack=True,
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,
             backoff=service.backoff,

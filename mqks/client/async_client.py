@@ -18,6 +18,7 @@ from typing import Any, Self, Unpack
 from mqks.client import requests, urls
 from mqks.client.async_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
+from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -36,6 +37,7 @@ REASON_S = 2.0
 """How long a refused call waits for the reason."""
 
 
+@strict("publish")
 class AsyncClient:
     """A connected client. `connect` creates it.
 
@@ -219,8 +221,10 @@ class AsyncClient:
         - `meta`: attributes. Consumers get them if they ask for them.
         - `to`: put the message only into the queue of this name, whatever its bindings.
         """
-        session = self._session
-        flags = requests.publish_flags(terms) if terms else b""
+        session, flags = self._session, b""
+        if terms:
+            check(terms, AsyncClient.publish)
+            flags = requests.publish_flags(terms)
         if confirm:
             ids = [b""]
 
@@ -377,7 +381,7 @@ class AsyncClient:
         queue: str,
         events: Iterable[str] = (),
         *,
-        manual_ack: bool = False,
+        auto_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         backoff: requests.Backoff | None = None,
@@ -390,11 +394,12 @@ class AsyncClient:
           queue. With `replace`, `events` replace all bindings, for every consumer of the queue.
         - `create`: create the queue if it does not exist. The default is to create it if events or
           masks are given; otherwise, entering the consumer raises RequestFailed.
-        - `manual_ack`: messages must be acked. Without it, the server acks them on delivery.
+        - `auto_ack`: the server acks messages when it sends them, and those that the program has
+          not handled when it ends are lost. Otherwise each must be acked, or it is redelivered.
         - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
           the server allows: faster, but other consumers of the queue may get nothing.
         - `backoff`: the pause after the second and later losses of a message, if the policy of the
-          queue has no `backoff`: seconds, or a pair of first and largest. Needs `manual_ack`.
+          queue has no `backoff`: seconds, or a pair of first and largest. Not with `auto_ack`.
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
           True: immediately.
         - `meta`: messages include their attributes.
@@ -402,7 +407,7 @@ class AsyncClient:
         arguments = requests.consume(
             queue,
             events,
-            manual_ack=manual_ack,
+            auto_ack=auto_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
@@ -584,6 +589,7 @@ class AsyncClient:
         return requests.decoded(await self._request(requests.request(action, arguments), timeout_s))
 
 
+@strict("receive")
 class AsyncMessages:
     """A consumer or a tail, for `async with`, then `async for`.
 
@@ -631,8 +637,7 @@ class AsyncMessages:
         await self._client._leave(self._connection)
 
     def stop(self) -> None:
-        """End the iteration. With `manual_ack`, messages that were not yet received return to the
-        queue."""
+        """End the iteration. Messages that were not yet received return to the queue."""
         with self._connection.lock:
             self._is_stopping = True
             self._connection.notify()
@@ -657,7 +662,8 @@ class AsyncMessages:
                 self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopAsyncIteration
-            if not session.ready:
+            session.is_awaited = not session.ready
+            if session.is_awaited:
                 session.raise_if_closed()
                 self._connection.resume()
             return bool(session.ready)
@@ -712,6 +718,7 @@ class AsyncMessages:
                 yield batch
 
 
+@strict()
 class AsyncConsumer(AsyncMessages):
     """A consumer. `consume` creates it."""
 
@@ -750,6 +757,7 @@ class AsyncTail(AsyncMessages):
                 self.on_dropped(update)
 
 
+@checking
 def connect(
     url: urls.Urls | None = None, options: Options | None = None, *, client_name: str | None = None
 ) -> AsyncClient:

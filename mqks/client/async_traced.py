@@ -14,6 +14,7 @@ from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer
 from mqks.client.async_connection import Lock
 from mqks.client.errors import InvalidRequest
+from mqks.client.keywords import check, strict
 from mqks.client.messages import Message
 from mqks.client.options import Options
 from mqks.client.session import ConsumerSession
@@ -21,6 +22,7 @@ from mqks.client.tracing import Tracing, replying
 from mqks.client.urls import Urls
 
 
+@strict("publish")
 class TracedClient(AsyncClient):
     """A client whose publishes have spans, and whose messages carry them."""
 
@@ -40,6 +42,7 @@ class TracedClient(AsyncClient):
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> str:
+        check(terms, AsyncClient.publish)
         requests.name(event), requests.publish_flags(terms)  # What is wrong raises before the span.
         with self._tracing.publish(event, terms.get("meta")) as publishing:
 
@@ -106,7 +109,7 @@ class TracedClient(AsyncClient):
         queue: str,
         events: Iterable[str] = (),
         *,
-        manual_ack: bool = False,
+        auto_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         backoff: requests.Backoff | None = None,
@@ -116,7 +119,7 @@ class TracedClient(AsyncClient):
         arguments = requests.consume(
             queue,
             events,
-            manual_ack=manual_ack,
+            auto_ack=auto_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
@@ -126,6 +129,7 @@ class TracedClient(AsyncClient):
         return TracedConsumer(self, queue, arguments, self._tracing)
 
 
+@strict()
 class TracedConsumer(AsyncConsumer):
     """A consumer whose messages have spans."""
 

@@ -16,6 +16,7 @@ from typing import Any, Self, Unpack
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
+from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, Peeked, Update
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -34,6 +35,7 @@ REASON_S = 2.0
 """How long a refused call waits for the reason."""
 
 
+@strict("publish")
 class BlockingClient:
     """A connected client. `connect_blocking` creates it.
 
@@ -217,8 +219,10 @@ class BlockingClient:
         - `meta`: attributes. Consumers get them if they ask for them.
         - `to`: put the message only into the queue of this name, whatever its bindings.
         """
-        session = self._session
-        flags = requests.publish_flags(terms) if terms else b""
+        session, flags = self._session, b""
+        if terms:
+            check(terms, BlockingClient.publish)
+            flags = requests.publish_flags(terms)
         if confirm:
             ids = [b""]
 
@@ -375,7 +379,7 @@ class BlockingClient:
         queue: str,
         events: Iterable[str] = (),
         *,
-        manual_ack: bool = False,
+        auto_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         backoff: requests.Backoff | None = None,
@@ -388,11 +392,12 @@ class BlockingClient:
           queue. With `replace`, `events` replace all bindings, for every consumer of the queue.
         - `create`: create the queue if it does not exist. The default is to create it if events or
           masks are given; otherwise, entering the consumer raises RequestFailed.
-        - `manual_ack`: messages must be acked. Without it, the server acks them on delivery.
+        - `auto_ack`: the server acks messages when it sends them, and those that the program has
+          not handled when it ends are lost. Otherwise each must be acked, or it is redelivered.
         - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
           the server allows: faster, but other consumers of the queue may get nothing.
         - `backoff`: the pause after the second and later losses of a message, if the policy of the
-          queue has no `backoff`: seconds, or a pair of first and largest. Needs `manual_ack`.
+          queue has no `backoff`: seconds, or a pair of first and largest. Not with `auto_ack`.
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
           True: immediately.
         - `meta`: messages include their attributes.
@@ -400,7 +405,7 @@ class BlockingClient:
         arguments = requests.consume(
             queue,
             events,
-            manual_ack=manual_ack,
+            auto_ack=auto_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
@@ -582,6 +587,7 @@ class BlockingClient:
         return requests.decoded(self._request(requests.request(action, arguments), timeout_s))
 
 
+@strict("receive")
 class BlockingMessages:
     """A consumer or a tail, for `with`, then `for`.
 
@@ -629,8 +635,7 @@ class BlockingMessages:
         self._client._leave(self._connection)
 
     def stop(self) -> None:
-        """End the iteration. With `manual_ack`, messages that were not yet received return to the
-        queue."""
+        """End the iteration. Messages that were not yet received return to the queue."""
         with self._connection.lock:
             self._is_stopping = True
             self._connection.notify()
@@ -655,7 +660,8 @@ class BlockingMessages:
                 self._tell(session.updates.popleft())
             if self._is_stopping:
                 raise StopIteration
-            if not session.ready:
+            session.is_awaited = not session.ready
+            if session.is_awaited:
                 session.raise_if_closed()
                 self._connection.resume()
             return bool(session.ready)
@@ -710,6 +716,7 @@ class BlockingMessages:
                 yield batch
 
 
+@strict()
 class BlockingConsumer(BlockingMessages):
     """A consumer. `consume` creates it."""
 
@@ -748,6 +755,7 @@ class BlockingTail(BlockingMessages):
                 self.on_dropped(update)
 
 
+@checking
 def connect_blocking(
     url: urls.Urls | None = None, options: Options | None = None, *, client_name: str | None = None
 ) -> BlockingClient:

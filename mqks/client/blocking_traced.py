@@ -13,6 +13,7 @@ from mqks.client import requests
 from mqks.client.blocking import BlockingClient, BlockingConsumer
 from mqks.client.blocking_connection import Lock
 from mqks.client.errors import InvalidRequest
+from mqks.client.keywords import check, strict
 from mqks.client.messages import Message
 from mqks.client.options import Options
 from mqks.client.session import ConsumerSession
@@ -20,6 +21,7 @@ from mqks.client.tracing import Tracing, replying
 from mqks.client.urls import Urls
 
 
+@strict("publish")
 class TracedClient(BlockingClient):
     """A client whose publishes have spans, and whose messages carry them."""
 
@@ -39,6 +41,7 @@ class TracedClient(BlockingClient):
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
     ) -> str:
+        check(terms, BlockingClient.publish)
         requests.name(event), requests.publish_flags(terms)  # What is wrong raises before the span.
         with self._tracing.publish(event, terms.get("meta")) as publishing:
 
@@ -105,7 +108,7 @@ class TracedClient(BlockingClient):
         queue: str,
         events: Iterable[str] = (),
         *,
-        manual_ack: bool = False,
+        auto_ack: bool = False,
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         backoff: requests.Backoff | None = None,
@@ -115,7 +118,7 @@ class TracedClient(BlockingClient):
         arguments = requests.consume(
             queue,
             events,
-            manual_ack=manual_ack,
+            auto_ack=auto_ack,
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
@@ -125,6 +128,7 @@ class TracedClient(BlockingClient):
         return TracedConsumer(self, queue, arguments, self._tracing)
 
 
+@strict()
 class TracedConsumer(BlockingConsumer):
     """A consumer whose messages have spans."""
 

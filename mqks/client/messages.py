@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
+from mqks.client.keywords import strict
 from mqks.client.requests import Backoff, decoded, is_number, reject, seconds
 
 Settle = Callable[["Message", bytes], None]
@@ -36,6 +37,7 @@ class Letter(NamedTuple):
     died: float
 
 
+@strict()
 class Message:
     """One delivery to a consumer."""
 
@@ -118,7 +120,7 @@ class Message:
         """The message is done. Sent together with other acks, a moment later.
 
         Only the first ack, reject or release counts. After a reconnect it has no effect, since the
-        message has returned to its queue. Raises InvalidRequest without `manual_ack`.
+        message has returned to its queue. Raises InvalidRequest with `auto_ack`.
         """
         self._settle_once(b"ack")
 
@@ -147,21 +149,21 @@ class Message:
     def touch(self) -> None:
         """Start its ack timeout again; it stays unacked."""
         if self._settle is None:
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
         self._settle(self, b"touch")
 
     def _settle_once(self, action: bytes) -> None:
         settle, self._settle = self._settle, settled
         if settle is None:
             self._settle = None
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
         settle(self, action)
 
     def process(self) -> "Processing":
         """For `async with` or `with`: acks at the end, rejects on an exception and raises it.
         Releases if the block is cancelled or interrupted (KeyboardInterrupt, SystemExit)."""
         if self._settle is None:
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
         return Processing(self)
 
     def __repr__(self) -> str:

@@ -6,9 +6,12 @@ import socket
 import ssl
 from dataclasses import dataclass, replace
 
+from mqks.client.keywords import strict
+
 MIB = 1024 * 1024
 
 
+@strict()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Seconds, bytes and counts of one client and each of its consumers."""

@@ -6,6 +6,7 @@ The one rule: names and data that the protocol cannot carry unchanged raise `Inv
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -300,13 +301,15 @@ class Bindings(TypedDict, total=False):
     """Whether `events` replace all bindings of the queue, for every consumer."""
     create: bool | None
     """Whether to create a queue that does not exist; None: if events or masks are given."""
+    manual_ack: bool | None
+    """Deprecated: the contrary of `auto_ack`."""
 
 
 def consume(
     queue: str,
     events: Iterable[str] = (),
     add: Iterable[str] = (),
-    manual_ack: bool = False,
+    auto_ack: bool = False,
     delete_when_unused: float | bool = False,
     add_mask: Iterable[str] = (),
     prefetch: int | None = None,
@@ -314,20 +317,27 @@ def consume(
     replace: bool = False,
     create: bool | None = None,
     backoff: Backoff | None = None,
+    manual_ack: bool | None = None,
 ) -> bytes:
     """The arguments of a consume."""
+    if manual_ack is not None:
+        told = "manual_ack is the default; write auto_ack=True for the other"
+        warnings.warn(told, DeprecationWarning, stacklevel=4)
+        auto_ack = not manual_ack
     bindings = _bindings("consume", events, add, add_mask, replace)
     words = [name(queue), *bindings]
     if not (bool(bindings) if create is None else create):
         words.append(EXISTING)
     if delete_when_unused is not False:
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
-    if manual_ack:
+    if not auto_ack:
         words.append(b"--manual-ack")
-    if (prefetch or backoff) and not manual_ack:
-        raise InvalidRequest("prefetch and backoff need manual_ack")
+    elif prefetch or backoff:
+        raise InvalidRequest(
+            "prefetch and backoff are for unacked messages, and auto_ack leaves none"
+        )
     if prefetch is None:
-        prefetch = PREFETCH if manual_ack else 0
+        prefetch = 0 if auto_ack else PREFETCH
     if prefetch:
         words.append(b"--prefetch=%d" % count("prefetch", prefetch, COUNT_MAX))
     if backoff is not None:

@@ -490,6 +490,13 @@ class ConsumerSession(Session):
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
         self._settle = guard(self.settle) if b"--manual-ack" in words else None
+        limits = (word[11:] for word in words if word.startswith(b"--prefetch="))
+        self._prefetch = int(next(limits, 0))
+        self._delivered = 0
+        self._is_settling = False
+        """Whether a message was ever acked or returned."""
+        self.is_awaited = False
+        """Whether the program waits for a message."""
         self.message_type: type[Message] = MetaMessage if b"--meta" in words else Message
         """What deliveries become."""
 
@@ -511,10 +518,16 @@ class ConsumerSession(Session):
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
             self._heard_s, self._pinged = now_s, False
+        elif self.is_awaited and 0 < self._prefetch <= self._delivered and not self._is_settling:
+            self._is_settling = True  # It is told once.
+            queue = requests.decoded(self._queue)
+            told = "%s: none of %d messages is acked, and the server sends no more (prefetch)"
+            _log.warning(told, queue, self._delivered)
         return super().tick(now_s)
 
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
+        self._is_settling = True
         if message.consumer_id is self.consumer_id and self.state is State.UP:
             self._put(requests.line(b"a", action, self.consumer_id, message._id))
 
@@ -532,7 +545,8 @@ class ConsumerSession(Session):
         if isinstance(messages, Message):
             raise TypeError("ack needs a list of messages; for one message, use message.ack()")
         if self._settle is None:
-            raise InvalidRequest("this consumer was started without manual_ack")
+            raise InvalidRequest("this consumer was started with auto_ack")
+        self._is_settling = True
         mine = self.consumer_id
         ack = b"a ack %b %%b\n" % mine.replace(b"%", b"%%")
         lines = []
@@ -588,7 +602,9 @@ class ConsumerSession(Session):
         if not self.ready and not self.updates:
             self._buffered_bytes = 0
         self._buffered_bytes += len(data)
+        waiting = len(self.ready)
         super().receive(data, now_s)
+        self._delivered += len(self.ready) - waiting
         self._is_single = len(self.ready) <= 1
 
     def _replies(self, lines: list[bytes]) -> None:
@@ -712,7 +728,6 @@ class ReplySession(ConsumerSession):
         arguments = requests.consume(
             queue,
             [queue],
-            manual_ack=True,
             delete_when_unused=REPLIES_KEPT_S,
             prefetch=0,
             meta=True,
@@ -756,8 +771,6 @@ class ReplySession(ConsumerSession):
     def leave(self, call: Call) -> None:
         """The queue goes with its consumer."""
         if self.state is State.UP and self.consumer_id:
-            at_once = requests.consume(
-                self.queue, manual_ack=True, delete_when_unused=True, create=True
-            )
+            at_once = requests.consume(self.queue, delete_when_unused=True, create=True)
             self._put(requests.line(self.consumer_id, b"consume", at_once))
         super().leave(call)

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqks.commands.connection import checked
-from mqks.errors import InspectionFailed
-from mqks.inspection.text import did_you_mean
+from mqks.errors import InspectionFailed, did_you_mean
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient

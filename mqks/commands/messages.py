@@ -332,7 +332,7 @@ def consume(
                 add_mask=add_mask or (),
                 replace=replace,
                 create=create,
-                manual_ack=manual_ack,
+                auto_ack=not manual_ack,
                 delete_when_unused=rule,
                 prefetch=prefetch,
                 meta=meta,

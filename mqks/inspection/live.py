@@ -13,9 +13,8 @@ from mqks.client.dialogue import Dialogue
 from mqks.client.errors import ConnectionLost, RequestFailed
 from mqks.client.messages import peeked
 from mqks.client.options import Options
-from mqks.errors import InspectionFailed
+from mqks.errors import InspectionFailed, did_you_mean
 from mqks.inspection.source import Row, error_row, message_row
-from mqks.inspection.text import did_you_mean
 
 COMPARED_MAX = 10_000
 """So many names of queues may be meant by one that does not exist."""

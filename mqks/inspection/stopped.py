@@ -9,10 +9,9 @@ from typing import Self
 
 from mqks.client import requests
 from mqks.client.options import Options
-from mqks.errors import InspectionFailed, JournalDamaged
+from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
 from mqks.inspection.source import Note, Row, Source, error_row, message_row
-from mqks.inspection.text import did_you_mean
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
 from mqks.protocol.masks import MASK, bound_matches

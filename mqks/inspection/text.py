@@ -1,10 +1,8 @@
-"""What stands in text as it does in JSON: times and data; and hints at names. Imports nothing of
-other modules, so that any may import it."""
+"""What stands in text as it does in JSON: times and data. Imports nothing of other modules, so that
+any may import it."""
 
 from base64 import b64encode
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -20,9 +18,3 @@ def data_as_text(data: bytes) -> dict[str, str]:
         return {"data": data.decode()}
     except UnicodeDecodeError:
         return {"data_base64": b64encode(data).decode()}
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of an error about a name that does not exist: the nearest one that does."""
-    near = get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]}?" if near else ""
