@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         ProtocolViolation,
         PublishFailed,
+        QueueMissing,
         RequestFailed,
     )
     from mqks.client.messages import Letter, Message, Peeked, Update
@@ -58,6 +59,7 @@ __all__ = [
     "Peeked",
     "ProtocolViolation",
     "PublishFailed",
+    "QueueMissing",
     "RequestFailed",
     "Update",
     "__version__",

@@ -31,6 +31,7 @@ from mqks import (
     Options,
     ProtocolViolation,
     PublishFailed,
+    QueueMissing,
     RequestFailed,
     Update,
 )
@@ -325,6 +326,41 @@ async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
             await client.set_queue("q", ttl=5)
 
 
+async def test_a_queue_that_is_missing_is_an_error(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("orders", ["e"])
+        asked: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+            *(("purge", (), how) for how in ({}, {"limit": 5}, {"event": "e"})),
+            *(("peek", (), how) for how in ({}, {"after": 5}, {"scheduled": True})),
+            *(("move", ("orders",), {}), ("redrive", (), {}), ("trim", (5,), {})),
+            *((method, (id,), {}) for method in ("cancel", "promote") for id in ("m", None)),
+            *(("rebind", (), {"add": ["f"]}), ("delete_queue", (), {}), ("check_queue", (), {})),
+            ("delete_queue", (), {"when_unused": 5}),
+        )
+        for method, arguments, how in asked:
+            for name, hint in (("ordres", "; did you mean orders?"), ("x", "")):
+                with pytest.raises(QueueMissing) as raised:
+                    await getattr(client, method)(name, *arguments, **how)
+                assert str(raised.value) == raised.value.reason == f"there is no queue {name}{hint}"
+        await client.delete_queue("ordres", if_exists=True)
+        assert json.loads(await client.evaluate("[q for q in state.queues]")) == ["orders"]
+        for method, arguments, how in asked:
+            target = ("other",) if method == "move" else arguments
+            await getattr(client, method)("orders", *target, **how)
+            await client.subscribe("orders", ["e"])
+
+
+async def test_the_nearest_queue_is_among_thousands(connect: Any, tmp_path: Path) -> None:
+    with Broker(tmp_path / "m.db") as broker:
+        with LineClient(("127.0.0.1", broker.port)) as lines:
+            for name in (*(f"q{n:04d}" for n in range(1_500)), "zebras"):
+                lines.send(f"q subscribe {name} e\n".encode())
+            lines.ask(b"q ping x")
+        async with connect(broker.url) as client:
+            with pytest.raises(QueueMissing, match="did you mean zebras"):
+                await client.purge("zebars")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a\tb", "a\nb", "--add"])
 async def test_bad_names_are_refused(connect: Any, mqks_broker: Broker, name: str) -> None:
     async with connect(mqks_broker.url) as client:
@@ -416,7 +452,7 @@ async def test_purge_and_trim_tell_how_many(connect: Any, mqks_broker: Broker) -
         with pytest.raises(RequestFailed):
             await client.trim("q", 6, epoch="another")
         assert await client.purge("q") == 6
-        assert [await client.purge("q"), await client.trim("nowhere", 4)] == [0, 0]
+        assert [await client.purge("q"), await client.trim("q", 4)] == [0, 0]
 
 
 async def test_a_mandatory_message_needs_a_queue(

@@ -10,7 +10,9 @@ The one rule: whatever is waited for shows in the session, and `notify` tells wh
 """
 
 import asyncio
+import logging
 import math
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -18,16 +20,18 @@ from contextlib import nullcontext
 from typing import Any, Generic, TypeVar, cast
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
 from anyio.streams.tls import TLSStream
 
 from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
+from mqks.client.opened import Opened
 from mqks.client.options import Options
-from mqks.client.outages import Outages
 from mqks.client.session import Call, Session
+
+_log = logging.getLogger("mqks.client")
 
 CHUNK_BYTES = 256 * 1024
 
@@ -101,19 +105,19 @@ def begin(client: object) -> None:
     raise RuntimeError("the client is not connected: write `async with mqks.connect() as client:`")
 
 
-class Connections:
-    """The connections of one client: its own, and those of its consumers, which end with it."""
+class Connections(Opened):
+    """The connections of one client, in a task group."""
 
     async def open(self) -> None:
-        self._outages = Outages(time.monotonic)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
     def start(self, connection: "Connection[Any]") -> None:
-        connection.session.outages = self._outages
+        self.started(connection)
         self._tasks.start_soon(connection.run)
 
     async def close(self) -> None:
+        self.closed()
         # Not the task group but the caller tells of errors: a group would wrap them.
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
@@ -133,6 +137,7 @@ class Connection(Generic[S]):
             session.greeting_s = options.connect_timeout_s / self._servers.count
         self._options = options
         self._wire: _Wire | None = None
+        self._stream: ByteStream | None = None
         self._gathered = anyio.Event()
         """There is something to write for the task that writes."""
         self._is_asking = False
@@ -235,6 +240,20 @@ class Connection(Generic[S]):
             self._wire.is_held = False
             self._wire.transport.resume_reading()
 
+    def leave_to_parent(self, failure: ConnectionLost) -> None:
+        """In the child of a fork: close what it has of the connection, and nothing else. The event
+        loop and its transports share with the parent what they wait for."""
+        self.session.disown(failure)
+        sock: Any = None
+        if self._wire is not None:
+            sock = self._wire.transport.get_extra_info("socket")
+        elif self._stream is not None:
+            sock = self._stream.extra(SocketAttribute.raw_socket, None)
+        if sock is not None and (number := sock.fileno()) >= 0:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number, inheritable=False)
+            os.close(nothing)
+
     def close(self, reason: str) -> None:
         self.session.fail(ConnectionLost(reason))
         self.notify()
@@ -249,6 +268,8 @@ class Connection(Generic[S]):
                     self.notify()
                     await anyio.sleep(delay_s)
         finally:  # Whoever waits for a consumer of a closed client hears of it.
+            if session.failure is None and session.has_unsent:
+                _log.error("the event loop ended before all published messages were sent")
             self.close("the client is closed")
 
     async def _live(self) -> str:
@@ -280,6 +301,9 @@ class Connection(Generic[S]):
                     await wire.ended.wait()
                     return wire.end
             return self.session.silence
+        except anyio.get_cancelled_exc_class():
+            self._flush()  # The event loop may end, and nobody have closed the client.
+            raise
         finally:
             self._wire = None
             wire.transport.abort()
@@ -298,6 +322,7 @@ class Connection(Generic[S]):
                 ends.append(str(error))
             tasks.cancel_scope.cancel()
 
+        self._stream = stream
         async with stream:
             self.session.connected(time.monotonic())
             async with anyio.create_task_group() as tasks:

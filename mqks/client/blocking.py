@@ -15,9 +15,16 @@ from typing import Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin, guard
-from mqks.client.errors import ClientError, ConnectionLost, PublishFailed, RequestFailed
+from mqks.client.errors import (
+    ClientError,
+    ConnectionLost,
+    PublishFailed,
+    QueueMissing,
+    RequestFailed,
+)
 from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, Peeked, Update
+from mqks.client.opened import STATE, caller
 from mqks.client.options import Options, named
 from mqks.client.session import (
     Asked,
@@ -28,9 +35,12 @@ from mqks.client.session import (
     State,
     TailSession,
 )
+from mqks.limits import STATS_ROWS_DEFAULT
 
 TURN_MESSAGES = 256
 """After this number of messages without a wait, other tasks can run."""
+NAMES_COMPARED_MAX = 10_000
+"""Queues among which the nearest name is looked for."""
 REASON_S = 2.0
 """How long a refused call waits for the reason."""
 
@@ -47,10 +57,11 @@ class BlockingClient:
     def __init__(self, url: urls.Urls | urls.Address | None, options: Options) -> None:
         self._address = url if isinstance(url, urls.Address) else urls.parse(url)
         self._options = named(options, self._address.client_name)
+        self._made_at = caller()
         self._replies: Connection[ReplySession] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("_session", "_connection", "_connections"):
+        if name not in STATE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         begin(self)
         return self.__dict__[name]
@@ -59,6 +70,7 @@ class BlockingClient:
         if self._is_open:
             return self
         lock = Lock()
+        self._connections = Connections(self)
         self._session = session = Session(
             self._options,
             self._address.credentials,
@@ -66,7 +78,6 @@ class BlockingClient:
             jitter=random.random,
         )
         self._connection = Connection(self._address, self._options, session, lock)
-        self._connections = Connections()
         self._connections.open()
         try:
             self._start(self._connection)
@@ -76,6 +87,8 @@ class BlockingClient:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if "_connections" not in self.__dict__:
+            return  # It is open in the process that this one was forked from.
         is_sent = False
         if kind is None or self._session.state is State.UP:
             is_sent = self._send_rest()
@@ -91,6 +104,10 @@ class BlockingClient:
         Raises ConnectionLost if they cannot be sent."""
         if self._is_open:
             self.__exit__(None, None, None)
+
+    def __del__(self) -> None:
+        if "_connections" in self.__dict__:
+            self._connections.forsaken()
 
     @property
     def _is_open(self) -> bool:
@@ -124,11 +141,9 @@ class BlockingClient:
 
     def _send_rest(self) -> bool:
         """Wait until the server has read all messages published without a confirm."""
-        session, answered = self._session, Event()
+        answered = Event()
         with self._connection.lock:
-            if session.failure or (session.is_idle and session.state is not State.UP):
-                return True
-            session.request(b"ping closing", Call(answered.set))
+            self._session.send_rest(Call(answered.set))
         return answered.wait(self._options.close_timeout_s, shield=True)
 
     def _leave(self, connection: Connection[Any]) -> None:
@@ -189,8 +204,18 @@ class BlockingClient:
     def _request(self, body: bytes, timeout_s: float | None) -> bytes:
         return self._ask(lambda call: self._session.request(body, call), timeout_s)
 
-    def _counted(self, body: bytes, timeout_s: float | None) -> int:
-        return requests.number_told(self._request(body, timeout_s))
+    def _counted(self, body: bytes, timeout_s: float | None, queue: str | None = None) -> int:
+        """A number of messages. Where it is 0, perhaps since their queue does not exist, most
+        actions do not say so."""
+        try:
+            count = requests.number_told(self._request(body, timeout_s))
+        except RequestFailed as failure:
+            if queue is not None and requests.tells_missing(failure.reason):
+                self.check_queue(queue, timeout_s=timeout_s)
+            raise
+        if not count and queue is not None:
+            self.check_queue(queue, timeout_s=timeout_s)
+        return count
 
     def publish(
         self,
@@ -440,7 +465,9 @@ class BlockingClient:
     ) -> None:
         """Change the bindings of the queue, in this order: `replace` all events, `remove` events,
         `remove_mask` bindings that match masks, `add` events, `add_mask` masks."""
-        self._request(requests.rebind(queue, changes), timeout_s)
+        body = requests.rebind(queue, changes)
+        self.check_queue(queue, timeout_s=timeout_s)
+        self._request(body, timeout_s)
 
     def set_queue(
         self,
@@ -454,16 +481,46 @@ class BlockingClient:
         `reset` clears all fields that are not given."""
         self._request(requests.set_queue(queue, policy, reset), timeout_s)
 
+    def check_queue(self, queue: str, *, timeout_s: float | None = None) -> None:
+        """Raises QueueMissing unless the queue exists. A user who may neither consume from it nor
+        inspect the server gets no error."""
+        for question in requests.exists(queue):
+            try:
+                self._request(question, timeout_s)
+                return
+            except RequestFailed as failure:
+                if requests.tells_missing(failure.reason):
+                    names = self._names_of_queues(timeout_s)
+                    raise QueueMissing(queue, names, failure.error_id) from None
+
+    def _names_of_queues(self, timeout_s: float | None) -> list[str]:
+        """The first ones; none for a user who may not inspect the server."""
+        names, last = list[str](), ""
+        with suppress(RequestFailed):
+            while len(names) < NAMES_COMPARED_MAX:
+                body = requests.names_of_queues(last)
+                some = requests.names_told(self._request(body, timeout_s))
+                names += some
+                if len(some) < STATS_ROWS_DEFAULT:
+                    break
+                last = some[-1]
+        return names
+
     def delete_queue(
         self,
         queue: str,
         *,
         when_unused: float | bool = False,
+        if_exists: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         """Delete the queue with its messages and bindings. With `when_unused`, delete it after this
-        number of seconds without a consumer; True: as soon as it has none."""
-        self._request(requests.delete_queue(queue, when_unused), timeout_s)
+        number of seconds without a consumer; True: as soon as it has none. Raises QueueMissing,
+        unless `if_exists`."""
+        body = requests.delete_queue(queue, when_unused)
+        if not if_exists:
+            self.check_queue(queue, timeout_s=timeout_s)
+        self._request(body, timeout_s)
 
     def purge(
         self,
@@ -476,7 +533,7 @@ class BlockingClient:
         """Drop ready messages of the queue and return their number: all, or those selected by
         `event` (a mask), `id`, `older_s` (a minimum age in seconds) and `limit`. With `scheduled`,
         scheduled messages too."""
-        return self._counted(requests.purge(queue, scheduled, choice), timeout_s)
+        return self._counted(requests.purge(queue, scheduled, choice), timeout_s, queue)
 
     def requeue(
         self,
@@ -494,12 +551,12 @@ class BlockingClient:
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Drop scheduled messages with this id, or all with None, and return their number."""
-        return self._counted(requests.one_or_all(b"cancel", queue, id), timeout_s)
+        return self._counted(requests.one_or_all(b"cancel", queue, id), timeout_s, queue)
 
     def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Make scheduled messages with this id ready now, or all with None, and return their
         number."""
-        return self._counted(requests.one_or_all(b"promote", queue, id), timeout_s)
+        return self._counted(requests.one_or_all(b"promote", queue, id), timeout_s, queue)
 
     def move(
         self,
@@ -512,7 +569,7 @@ class BlockingClient:
         """Move ready messages of a queue to the end of another one and return their number: all,
         or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
         `limit`."""
-        return self._counted(requests.move(source, to, choice), timeout_s)
+        return self._counted(requests.move(source, to, choice), timeout_s, source)
 
     def redrive(
         self,
@@ -524,7 +581,7 @@ class BlockingClient:
     ) -> int:
         """Move dead letters back to the queues where they died, or `to` this one, and reset their
         retries. Return their number. The selection is that of `move`."""
-        return self._counted(requests.redrive(queue, to, choice), timeout_s)
+        return self._counted(requests.redrive(queue, to, choice), timeout_s, queue)
 
     def peek(
         self,
@@ -547,6 +604,8 @@ class BlockingClient:
             answer = self._ask(partial(self._ask_lines, body, lines), timeout_s)
             found += map(Peeked.parse, lines)
             goes_on = requests.peek_goes_on(answer)
+        if not found:
+            self.check_queue(queue, timeout_s=timeout_s)
         return found
 
     def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
@@ -558,7 +617,7 @@ class BlockingClient:
     ) -> int:
         """Drop ready messages with sequence numbers below `seq` and return their number. With an
         `epoch`, only if the queue still has this epoch."""
-        return self._counted(requests.trim(queue, seq, epoch), timeout_s)
+        return self._counted(requests.trim(queue, seq, epoch), timeout_s, queue)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no

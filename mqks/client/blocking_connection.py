@@ -6,7 +6,9 @@ change the session under its lock and wait for events; any thread may call.
 The one rule: the session is touched with the lock held, the socket by its thread alone.
 """
 
+import codecs
 import math
+import os
 import select
 import socket
 import ssl
@@ -14,20 +16,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from typing import Any, Generic, TypeVar, cast
 
 from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Message, Settle
+from mqks.client.opened import STATE, Opened
 from mqks.client.options import Options
-from mqks.client.outages import Outages
 from mqks.client.session import Call, Session, State
 from mqks.errors import reason
 
 CHUNK_BYTES = 256 * 1024
 """More than a TLS record holds, so that no part of one is left behind where no poll sees it."""
 WAIT_MAX_S = 3600.0
+JOIN_S_MIN = 0.1
 INTERRUPTED = "a thread was interrupted while it used the connection"
 IS_WATCHING_AT_ONCE = hasattr(select, "epoll")
 """Whether a thread that already waits notices a change of what it waits for."""
@@ -36,6 +38,9 @@ UNKNOWN = -1
 POLL_UNITS = 1 if IS_WATCHING_AT_ONCE else 1000
 """Per second."""
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+# Names of hosts need it. A child that is forked during its import would wait for it without end.
+codecs.lookup("idna")
 
 S = TypeVar("S", bound=Session)
 
@@ -75,6 +80,7 @@ class Event:
 
 
 _beginning = threading.Lock()
+os.register_at_fork(after_in_child=cast(Any, _beginning)._at_fork_reinit)
 
 
 def begin(client: Any) -> None:
@@ -83,26 +89,48 @@ def begin(client: Any) -> None:
         try:
             client.__enter__()
         except BaseException:
-            for name in ("_session", "_connection", "_connections"):
+            for name in STATE:
                 client.__dict__.pop(name, None)
             raise
 
 
-class Connections:
-    """The connections of one client: its own, and those of its consumers, which end with it."""
+class Connections(Opened):
+    """The connections of one client, each with its thread."""
 
     def open(self) -> None:
-        self._outages = Outages(time.monotonic)
-        self._all: WeakSet[Connection[Any]] = WeakSet()
+        """Nothing: each connection has its own thread."""
 
     def start(self, connection: "Connection[Any]") -> None:
-        self._all.add(connection)
-        connection.session.outages = self._outages
+        self.started(connection)
         connection.start()
 
     def close(self) -> None:
-        for connection in list(self._all):
+        self.closed()
+        for connection in list(self.all):
             connection.close("the client is closed")
+
+    def send_rest(self) -> None:
+        self._sent = Event()
+        with self.main.lock:
+            self.main.session.send_rest(Call(self._rest_is_sent))
+
+    def _rest_is_sent(self) -> None:
+        self._sent.set()
+        if self.is_forsaken:
+            self.closed()
+            self._end_all()
+
+    def is_sent(self, deadline_s: float) -> bool:
+        return self._sent.wait(deadline_s - time.monotonic())
+
+    def _end_all(self) -> None:
+        for connection in list(self.all):
+            connection.end("nobody refers to the client")
+
+    def end(self, deadline_s: float) -> None:
+        self._end_all()
+        for connection in list(self.all):
+            connection.join(max(deadline_s - time.monotonic(), JOIN_S_MIN))
 
 
 class Connection(Generic[S]):
@@ -270,11 +298,31 @@ class Connection(Generic[S]):
                 event.set()
 
     def close(self, reason: str) -> None:
+        self.end(reason)
+        self.join(self._options.close_timeout_s)
+
+    def end(self, reason: str) -> None:
         with self.lock:
             self.session.fail(ConnectionLost(reason))
             self._closed.set()
             self.notify()
-        self._thread.join(self._options.close_timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until its thread has ended."""
+        self._thread.join(timeout_s)
+
+    def leave_to_parent(self, failure: ConnectionLost) -> None:
+        """In the child of a fork, where no other thread is: close what it has of the connection,
+        and nothing else. The parent's threads may have held the lock."""
+        cast(Any, self.lock)._at_fork_reinit()
+        self._closed = threading.Event()
+        for each in (self._sock, self._polled, self._bell, self._ring):
+            if each is not None:
+                each.close()
+        self._sock = self._polled = None
+        if IS_WATCHING_AT_ONCE:
+            cast(Any, self._poll).close()
+        self.session.disown(failure)
 
     # -- the callers' side, with the lock held
 

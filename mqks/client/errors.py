@@ -7,6 +7,7 @@
         ├── ConnectionLost      69  no connection before the timeout, or the client is closed
         ├── ConfirmTimeout      75  no reply in time; whether the request was executed is unknown
         ├── RequestFailed       65  the server sent an error reply; `reason` is the cause
+        │   ├── QueueMissing        there is no such queue
         │   ├── ConsumerReplaced    another connection uses the id of the consumer
         │   ├── PublishFailed       some messages of a publish_many; `failed` lists them
         │   └── AuthenticationFailed  the server refused the credentials
@@ -18,10 +19,10 @@ The number is the exit code of a command that ends with this error.
 The one rule: the text of an error is a single line and never contains credentials.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mqks.errors import MqksError
+from mqks.errors import MqksError, did_you_mean
 
 
 class ClientError(MqksError):
@@ -83,6 +84,18 @@ class PublishFailed(RequestFailed):
         )
         self.confirmed = confirmed
         self.failed = list(failed)
+
+
+class QueueMissing(RequestFailed):
+    """There is no such queue. The reason names the nearest one, if one `is_near`."""
+
+    def __init__(self, queue: str, queues: Iterable[str], error_id: str) -> None:
+        hint = did_you_mean(queue, queues)
+        super().__init__("", error_id, f"there is no queue {queue}{hint}")
+        self.is_near = bool(hint)
+
+    def __str__(self) -> str:
+        return str(self.reason)
 
 
 class ConsumerReplaced(RequestFailed):

@@ -23,6 +23,7 @@ from mqks.limits import (
     PEEK_ROWS_MAX,
     PREFETCH,
     SEQ_MAX,
+    STATS_ROWS_DEFAULT,
     TIME_S_MAX,
 )
 from mqks.protocol.meta import check_meta
@@ -480,6 +481,31 @@ class Choice(Selection, total=False):
 
     limit: int | None
     """At most this number, the first ones."""
+
+
+def exists(queue: str) -> tuple[bytes, bytes]:
+    """Two requests, each of which is refused if the queue does not exist. The first needs the
+    permission to consume it, the second the one to inspect all."""
+    return b"range " + name(queue), b"stats queue " + name(queue)
+
+
+def tells_missing(reason: str | None) -> bool:
+    """Whether that is why a request of `exists` was refused."""
+    return "there is no queue" in (reason or "")
+
+
+def names_of_queues(after: str) -> bytes:
+    """A request for the next names, in their order."""
+    behind = b" --after=" + name(after) if after else b""
+    return b"stats queues --limit=%d%b" % (STATS_ROWS_DEFAULT, behind)
+
+
+def names_told(answer: bytes) -> list[str]:
+    """The reply to `names_of_queues`. Raises ProtocolViolation."""
+    try:
+        return [row["name"] for row in json.loads(answer)]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of queues") from None
 
 
 def move(source: str, to: str, choice: Choice) -> bytes:

@@ -193,6 +193,18 @@ class Session:
         """Whether output is better sent at once than gathered for a moment."""
         return False
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether requests wait to be sent."""
+        return bool(self._outbox)
+
+    def send_rest(self, call: Call) -> None:
+        """The call is answered when the server has read all that was published."""
+        if self.failure is not None or (self.is_idle and self.state is not State.UP):
+            call.settle()
+        else:
+            self.request(b"ping closing", call)
+
     def request(self, body: bytes, call: Call) -> bytes:
         """Send a request that is answered once, and give its id: `call` gets the answer."""
         request_id = self.new_id()
@@ -358,6 +370,10 @@ class Session:
                 call.error = failure
                 call.settle(call.remaining)
             self.on_output()
+
+    def disown(self, failure: ClientError) -> None:
+        """End it in the child of a fork, where nobody waits for it."""
+        self.failure, self.state = failure, State.CLOSED
 
     @property
     def deadline_s(self) -> float:
@@ -539,6 +555,11 @@ class ConsumerSession(Session):
             self.request(b" ".join(words), call)
         else:
             call.settle()
+
+    def disown(self, failure: ClientError) -> None:
+        super().disown(failure)
+        self.ready.clear()
+        self.updates.clear()
 
     def ack_all(self, messages: Iterable[Message]) -> None:
         """Ack many at once."""

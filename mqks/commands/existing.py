@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from mqks.commands.connection import checked
 from mqks.errors import InspectionFailed, did_you_mean
 
 if TYPE_CHECKING:
@@ -18,17 +17,16 @@ NAMES_COMPARED_MAX = 10_000
 
 
 def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> None:
-    """Raise InspectionFailed unless the server has this queue; the error ends with the nearest
-    name, or with `otherwise` if no name is near. A user who may not know gets no error here."""
-    checked(name)
-    # The first needs the permission to consume the queue, the second the one to inspect all.
-    for question in (("range", name), ("stats", "queue", name)):
-        reason = _refusal(client, question)
-        if reason is None:
-            return
-        if "there is no queue" in reason:
-            near = did_you_mean(name, _names(client, "queues", "name") or ())
-            raise InspectionFailed(f"there is no queue {name}{near or otherwise}")
+    """Raise QueueMissing unless the server has this queue; the error ends with the nearest name, or
+    with `otherwise` if no name is near."""
+    from mqks.client.errors import QueueMissing  # here, so that --help need not load it
+
+    try:
+        client.check_queue(name)
+    except QueueMissing as missing:
+        if not missing.is_near:
+            missing.reason = f"{missing.reason}{otherwise}"
+        raise
 
 
 def check_consumer(client: "BlockingClient", consumer_id: str) -> None:
@@ -37,17 +35,6 @@ def check_consumer(client: "BlockingClient", consumer_id: str) -> None:
     if ids is not None and len(ids) < NAMES_COMPARED_MAX and consumer_id not in ids:
         near = did_you_mean(consumer_id, ids)
         raise InspectionFailed(f"there is no consumer {consumer_id}{near}")
-
-
-def _refusal(client: "BlockingClient", question: tuple[str, ...]) -> str | None:
-    """Why the server refuses to answer; None if it answers."""
-    from mqks.client.errors import RequestFailed  # here, so that --help need not load it
-
-    try:
-        client.request(*question)
-    except RequestFailed as error:
-        return client.reason(error.error_id) or ""
-    return None
 
 
 def _names(client: "BlockingClient", what: str, key: str) -> list[str] | None:

@@ -571,7 +571,6 @@ def peek(
     """
     form = _shown if sys.stdout.isatty() else _raw
     with connected(url, timeout) as client:
-        check_queue(client, queue)
         while limit:
             rows = min(limit, PEEK_ROWS)
             found = client.peek(

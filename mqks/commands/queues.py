@@ -165,7 +165,6 @@ def promote(
     """Make scheduled messages ready now."""
     ids = _ids(messages, all_messages)
     with connected(url, timeout) as client:
-        check_queue(client, queue)
         count = sum(client.promote(queue, each) for each in ids)
     tell({"queue": queue, "promoted": count}, as_json, counted(count, "promoted"))
 
@@ -201,7 +200,6 @@ def move(
 ) -> None:
     """Move the ready messages of a queue to the end of another one."""
     with connected(url, timeout) as client:
-        check_queue(client, source)
         count = client.move(source, to, event=event, id=id, older_s=older, limit=limit)
     tell({"from": source, "to": to, "moved": count}, as_json, counted(count, "moved"))
 
@@ -229,7 +227,6 @@ def redrive(
 ) -> None:
     """Move dead letters back to the queues where they died, and reset their retries."""
     with connected(url, timeout) as client:
-        check_queue(client, queue)
         count = client.redrive(queue, to=to, event=event, id=id, older_s=older, limit=limit)
     tell({"queue": queue, "to": to, "redriven": count}, as_json, counted(count, "redriven"))
 
@@ -342,9 +339,10 @@ def delete_queue(
     as_json: AsJson = False,
 ) -> None:
     """Delete a queue with its messages and bindings."""
+    rule = False if when_unused is None else when_unused
     with connected(url, timeout) as client:
         if not if_exists:
             check_queue(client, queue)
         confirm(f"Delete {printable(queue)} with all its messages?", yes)
-        client.delete_queue(queue, when_unused=False if when_unused is None else when_unused)
+        client.delete_queue(queue, when_unused=rule, if_exists=True)
     tell({"queue": queue, "when_unused_s": when_unused}, as_json)
