@@ -80,7 +80,7 @@ async def _purge(client: AsyncClient, form: Form) -> str:
 
 
 async def _delete(client: AsyncClient, form: Form) -> str:
-    await client.delete_queue(form["queue"])
+    await client.delete_queue(form["queue"], if_exists=True)
     return f"Queue {_queue(form)} deleted."
 
 
