@@ -36,7 +36,8 @@ os.execv(sys.argv[end + 1], sys.argv[end + 1:])
 class ServerProcess(BrokerProcess):
     """Launched when it is made, listening on entry, killed on exit: what it confirmed must last.
 
-    Listening `sockets` are handed over as systemd would, by the names they have there.
+    Listening `sockets` are handed over as systemd would, by the names they have there. `module` is
+    what runs in the place of `mqks`.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class ServerProcess(BrokerProcess):
         *flags: str,
         environment: Mapping[str, str] | None = None,
         sockets: Mapping[str, Inheritable] | None = None,
+        module: str = "mqks",
     ) -> None:
         super().__init__(db, *flags, environment=environment)
+        self._command[2] = module
         if sockets:
             self._inherited = [each.fileno() for each in sockets.values()]
             self._environment |= {

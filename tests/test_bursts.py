@@ -1,10 +1,14 @@
 """Thousands of lines that come at once come to the same as one by one: each is done once, wherever
 turns and chunks end, and what that takes grows with their number alone."""
 
+import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import accumulate, combinations, cycle, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +19,8 @@ from mqks.broker.actions import ACTIONS
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
 from tests.fuzz.invariants import digest
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
 
 MIB = 1024 * 1024
 HELD = 64
@@ -129,9 +135,8 @@ class World(BareWorld):
         self.send("k", b"s set_queue d --dead-letters=dead\nr rebind d e\n")
         self.send("c", b"c consume d --manual-ack\n")
         self.send("k", held + b"x reject c --all --dead\n")
-        self.send(
-            "k", b"r rebind d\ns subscribe q e\n" + held + held.replace(b"h e", b"h --delay=9 e")
-        )
+        self.send("k", b"r rebind d\ns subscribe q e\n")
+        self.send("k", held + held.replace(b"publish", b"publish --delay=9"))
         self.received("k")
         self.received("c")
 
@@ -210,3 +215,58 @@ def test_chunks_and_turns_make_no_difference(
             at_once.send("k", stream[start:end])
     assert at_once.outcome() == one_by_one.outcome()
     assert at_once.is_closed("k") == one_by_one.is_closed("k") == (last is TOO_LONG)
+
+
+SIZE = 20_000
+PUBLISHES = [form for form in forms(b"publish") if FIRST[1] in form and b"--to=q" not in form]
+QUICK = b"publish --confirm --ttl=60 --meta=a=b e x", b"publish --confirm --once --meta=a=b e x"
+
+
+def told_to_the_end(client: LineClient) -> list[bytes]:
+    lines: list[bytes] = []
+    with suppress(EOFError):
+        while True:
+            lines += client.lines()
+    return lines
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, id=form.decode(), marks=[] if form in QUICK else pytest.mark.slow)
+        for form in PUBLISHES
+    ],
+)
+def test_a_burst_is_published_and_confirmed_once(form: bytes, tmp_path: Path) -> None:
+    """Its client closes its sending side behind it, as netcat does, and gets all confirms."""
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        LineClient(server.address) as client,
+        LineClient(server.address) as other,
+    ):
+        assert other.ask(b"s subscribe --confirm q e") == b"s ok "
+        client.send(b"".join(b"m%d %b\n" % (number, form) for number in range(SIZE)))
+        client.close_sending_side()
+        told = Counter(told_to_the_end(client))
+        queue = json.loads(other.ask(b"s stats queue q").removeprefix(b"s ok "))
+        memory_bytes = server.resident_bytes
+    if b"--delay" in form and b"--at" in form:
+        assert {line.split(b" ")[1] for line in told} == {b"error"}
+    else:
+        assert told == Counter(b"m%d ok " % number for number in range(SIZE))
+        assert queue["ready"] + queue["scheduled"] == SIZE
+    assert memory_bytes < 256 * MIB
+
+
+def cpu_s(size: int) -> float:
+    """What a burst takes when each turn does one of its lines."""
+    world, lines = World(), burst(b"publish --meta=a=b nowhere x", size)
+    world.broker.turns.chunk_s = -1.0
+    began_s = time.process_time()
+    world.send("k", b"".join(lines))
+    return time.process_time() - began_s
+
+
+def test_a_line_costs_the_same_however_many_turns_its_chunk_takes() -> None:
+    few, many = (min(cpu_s(size) for _ in range(5)) / size for size in (200, 2000))
+    assert many < 4 * few

@@ -297,6 +297,8 @@ class Publisher(Player):
     """Bursts of any size, in any pieces, with and without confirms, and with ids once only."""
 
     EVENTS = (b"w", b"w", b"s", b"a", b"l", b"m", b"every", b"nowhere", *FLUX_EVENTS)
+    FLAGS = (b"--meta=a=b ", b"--ttl=1e6 ", b"--ttl=1e6 --meta=a=b ", b"--meta=a=b --ttl=1e6 ")
+    """Those that change nothing of what is told."""
 
     def __init__(self, life: Life, plan: LifePlan, name: str, again: dict[bytes, int]) -> None:
         super().__init__(life, plan, name)
@@ -313,15 +315,17 @@ class Publisher(Player):
             if kind < 0.1:
                 await self._once(rng.choice([1, 1, 5, 40]))
             elif kind < 0.13 and self.plan.big:
-                await self._burst(1, big=True)
+                await self._burst(1, kind="big")
             elif kind < 0.16:
                 await self._mandatory()
+            elif kind < 0.18:
+                await self._flood(rng.choice([2500, 5000, 20_000]))
             else:
                 await self._burst(rng.choice([1, 1, 2, 5, 20, 50, 100, rng.choice([200, 1000])]))
             if rng.random() < 0.2:
                 await self.sync()
         if rng.random() < 0.3:
-            self.send(self._lines(rng.choice([1, 5, 50]), big=False)[0])
+            self.send(self._lines(rng.choice([1, 5, 50]))[0])
             await self.leave()
         if rng.random() < 0.3:
             # A half line is none.
@@ -331,14 +335,14 @@ class Publisher(Player):
     def _backlog(self) -> int:
         return max(queue.waiting for queue in self.checker.queues.values())
 
-    def _lines(self, count: int, *, big: bool) -> tuple[bytes, list[Request]]:
+    def _lines(self, count: int, *, kind: str = "m") -> tuple[bytes, list[Request]]:
         lines, awaited = [], []
         confirms = self.rng.choice([0.0, 0.5, 1.0])
         event = self.rng.choice(self.EVENTS)
         for _ in range(count):
             if self.rng.random() < 0.5:
                 event = self.rng.choice(self.EVENTS)
-            name = self.id("big" if big else "m")
+            name = self.id(kind)
             request = self.checker.publish(self.wire.link, name, event)
             confirm = self.rng.random() < confirms
             if confirm:
@@ -350,8 +354,8 @@ class Publisher(Player):
             lines.append(b"%s publish %s%s %s\n" % (name, flag, event, payload(name)))
         return b"".join(lines), awaited
 
-    async def _burst(self, count: int, *, big: bool = False) -> None:
-        data, awaited = self._lines(count, big=big)
+    async def _burst(self, count: int, *, kind: str = "m") -> None:
+        data, awaited = self._lines(count, kind=kind)
         way = self.rng.random()
         if way < 0.1:
             await self.wire.send_in_pieces(data, self.rng, self.rng.choice([1, 3, 10]))
@@ -361,6 +365,22 @@ class Publisher(Player):
             self.send(data)
         if self.rng.random() < 0.8:
             await self.confirmed(*awaited)
+
+    async def _flood(self, count: int) -> None:
+        """Lines so short that thousands are read at once, all confirmed. Most go nowhere, so that
+        not all that follows is to take them out again."""
+        lines, flags, awaited = [], self.rng.choice(self.FLAGS), []
+        for _ in range(count):
+            name, event = self.id("tiny"), b"nowhere"
+            if self.rng.random() < 0.05:
+                event = self.rng.choice(self.EVENTS)
+            request = self.checker.publish(self.wire.link, name, event)
+            awaited.append(request)
+            self.watch(name, request, self._confirm(request))
+            lines.append(b"%s publish --confirm %s%s %s\n" % (name, flags, event, payload(name)))
+        self.send(b"".join(lines))
+        await self.wire.until(lambda: awaited[-1].name not in self.wire.asked)
+        await self.confirmed(*awaited)
 
     async def _once(self, count: int) -> None:
         """Some of them twice in the same write."""
@@ -667,12 +687,19 @@ class Reader(Player):
 class Owner(Player):
     """Has a queue whose bindings change, which comes and goes, and which it consumes itself."""
 
+    is_unsure = False
+    """It broke off: a server that did not read from it just then has lost what it sent last."""
+
+    def broke(self) -> None:
+        self.is_unsure = True
+
     async def play(self) -> None:
         rng, queue = self.rng, self.checker.queues[FLUX]
         for _ in range(rng.randrange(5, 40)):
             what = rng.random()
             exists = queue.shapes[-1][0] is not None
-            if not exists or what < 0.1:
+            if not exists or self.is_unsure or what < 0.1:
+                self.is_unsure = False
                 events = frozenset(rng.sample(FLUX_EVENTS, rng.randrange(1, 4)))
                 await self._reshape(queue, events, b"subscribe", b" ".join(events))
             elif what < 0.4:
@@ -787,6 +814,7 @@ def peeked(rest: bytes) -> Row:
     message, properties, data = rest.split(b" ", 2)
     properties, _, time = properties.removeprefix(b"event=").rpartition(b",time=")
     properties, _, number = properties.rpartition(b",seq=")
+    properties, _, _ = properties.partition(b",meta=")
     event, _, retry = properties.partition(b",retry=")
     if int(time) < 1_500_000_000_000_000:
         raise Violation(f"it came before 2017: {rest[:100]!r}")

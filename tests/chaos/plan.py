@@ -43,6 +43,8 @@ class LifePlan:
     """Bytes that the database may grow, where it is full."""
     ward: bool
     """Queues with policies are played with."""
+    hurried: bool
+    """The server's turns are short."""
 
     @property
     def pages(self) -> bool:
@@ -103,4 +105,5 @@ def plan(seed: int, number: int) -> LifePlan:
         solitary=flags["delivery_pause_bytes"] != MIB,
         room=rng.choice([64 * KIB, 512 * KIB]),
         ward=rng.random() < 0.6 and not full,
+        hurried=rng.random() < 0.3,
     )

@@ -30,7 +30,7 @@ def start(db: Path, plan: LifePlan) -> ServerProcess:
             words.append(f"--{flag}" if value == "true" else f"--no-{flag}")
         else:
             words += [f"--{flag}", str(value)]
-    return ServerProcess(db, *words)
+    return ServerProcess(db, *words, module="tests.chaos.hurried" if plan.hurried else "mqks")
 
 
 def _bytes(db: Path) -> int:
