@@ -53,7 +53,7 @@ class Bench:
     def fill(self, count: int) -> None:
         """Publish messages into the queue, which is made anew, and wait until they are durable."""
         with connect_blocking(self.url) as client:
-            client.delete_queue("bench")
+            client.delete_queue("bench", if_exists=True)
             client.subscribe("bench", EVENTS)
         events, payloads = [event.encode() for event in EVENTS], self._payloads
         wire = connected(Server(url=self.url))
