@@ -894,6 +894,20 @@ async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
             assert await other.evaluate("len(state.queues)") == "0"
 
 
+async def test_a_consumer_goes_on_when_its_queue_is_deleted_and_made_again(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    async with connect(mqks_broker.url) as client, connect(mqks_broker.url) as other:
+        updates = list[Update]()
+        async with client.consume("q", ["a"]) as consumer:
+            consumer.on_update = updates.append
+            await other.delete_queue("q")
+            await other.subscribe("q", ["b"])
+            await other.publish("b", "1")
+            assert (await consumer.receive(WAIT_S)).data == b"1"
+    assert [update.events for update in updates] == [[], ["b"]]
+
+
 async def test_a_consumer_whose_id_another_connection_uses_ends_with_an_error(
     connect: Any, mqks_broker: Broker
 ) -> None:

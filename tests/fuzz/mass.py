@@ -18,6 +18,8 @@ from tests.fuzz.world import TooSlow, World, split_settings
 EPISODE_LINES: Final = 5000
 CHECKED_EVERY: Final = 50
 """Steps between two looks at the invariants: some hundred lines."""
+BUSY: Final = b"books=1 small_steps=1"
+"""What finds lines that are lost or doubled when turns end."""
 POOL_LINES: Final = 2500
 """Mutated for each episode, which sends each of them about twice."""
 
@@ -43,8 +45,11 @@ class Mass:
     def episode(self, number: int) -> None:
         chance = self._mutator.chance = Random(f"{self._seed}:{number}")
         taken: list[Step] = []
-        if chance.random() < 0.7:
+        kind = chance.random()
+        if kind < 0.7:
             taken.append(Step("settings", "*", settings(chance)))
+        elif kind < 0.85:
+            taken.append(Step("settings", "*", b"%b calls_a_turn=%d" % (BUSY, kind * 100 % 9)))
         chosen, _ = split_settings(tuple(taken))
         try:
             with World(CHECKED_EVERY, perf_counter, **chosen) as world:
@@ -70,6 +75,8 @@ class Mass:
             elif kind < 0.25:
                 steps = [each for each in mutator.steps() if each.verb != "settings"]
                 self.mutated += 1
+            elif kind < 0.26:
+                steps = [send(mutator.who(), mutator.burst())]
             else:
                 lines = chance.choices(pool, k=1 << int(chance.random() * 8))
                 chunk = mutator.chunk(lines)

@@ -46,6 +46,10 @@ FLAGS: Final = [
     *(b"--bytes-max", b"--overflow", b"--single-consumer", b"--ack-timeout", b"--reset", b"--meta"),
     *(b"--delay", b"--dead", b"--prefetch", b"--scheduled", b"--event", b"--fate"),
 ]
+PUBLISH_FLAGS: Final = [
+    *(b"--once", b"--mandatory", b"--ttl=9", b"--ttl=1e6", b"--delay=1", b"--at=1005", b"--to=q1"),
+    *(b"--meta=a=b", b"--meta=", b"--x"),
+]
 NAMES: Final = [
     *(b"q", b"q1", b"q2", b"e", b"e1", b"e2", b"a.b", b"a.c.b", b"m1", b"m2", b"m3", b"c1", b"c2"),
     *(
@@ -213,6 +217,18 @@ class Mutator:
         if kind == 3:
             return chance.choice(self._lines) * chance.randrange(2, 100) + b"\n"
         return bytes(chance.randrange(256) for _ in range(chance.randrange(1000))) + b"\n"
+
+    def burst(self) -> bytes:
+        """One line many times, with ids of their own: a publish with flags, or any."""
+        chance = self.chance
+        _, _, rest = self.line().partition(b" ")
+        if chance.random() < 0.7:
+            flags = chance.sample(PUBLISH_FLAGS, chance.randrange(3))
+            confirm = chance.choice([[b"--confirm"], []])
+            rest = b" ".join([b"publish", *confirm, *flags, chance.choice(NAMES), b"x"])
+        size = chance.choice([20, 300, 3000])
+        first = chance.randrange(10**9)
+        return b"".join(b"b%d %b\n" % (number, rest) for number in range(first, first + size))
 
     def expression(self) -> str:
         return mutated_expression(self.chance, EXPRESSIONS)

@@ -1,7 +1,7 @@
 """A broker driven as the server drives it: turns, commits, slow clients, pages, logins, restarts.
 
 `run` takes one step. The server's part is played in memory and on the spot: what `mqks.server` does
-with `overrun`, `kept`, `expelled`, `touched`, `page_requests`, `logins` and batches is done here in
+with `overrun`, `expelled`, `touched`, `page_requests`, `logins` and batches is done here in
 its order. The one rule: whatever can differ between two runs is a step or a setting.
 """
 
@@ -13,6 +13,7 @@ from time import thread_time
 from types import TracebackType
 from typing import Any, Final, Self
 
+from mqks.broker import intake as intake_module
 from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
 from mqks.broker.connection import Slow
@@ -21,7 +22,7 @@ from mqks.broker.pending import Batch, ErrorRecord, Run
 from mqks.broker.queue import Queue
 from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
-from mqks.limits import CHUNK_S, DELIVERY_BYTES, SCARCE_BYTES
+from mqks.limits import CHUNK_S, DELIVERY_BYTES, LINES_MAX, SCARCE_BYTES
 from mqks.settings import Settings
 from mqks.users import User, Users, hash_token
 from tests.fuzz import Finding
@@ -55,7 +56,8 @@ class World(AbstractContextManager["World"]):
     """`checked_every`: after how many steps the invariants are looked at; 0 for never. A
     `stopwatch` of the wall is quicker; what takes long by it is measured by CPU time as well.
     `settings` may have three that are none: `calls_a_turn`, how often the stopwatch may be asked
-    before a turn is over, `small_steps` for deliveries one by one, `books` for peers that count."""
+    before a turn is over, `small_steps` for deliveries one by one and blocks of few lines, `books`
+    for peers that count."""
 
     def __init__(
         self, checked_every: int = 1, stopwatch: Callable[[], float] = thread_time, **settings: Any
@@ -72,7 +74,7 @@ class World(AbstractContextManager["World"]):
         self._calls_a_turn = settings.pop("calls_a_turn", 0)
         self._small_steps = settings.pop("small_steps", 0)
         self._books = bool(settings.pop("books", 0))
-        self._error_ids = count(1)
+        self._error_ids, self._addresses = count(1), count(1)
         settings.setdefault("queues_max", QUEUES_MAX)
         self._settings = Settings(auth="remote", users=USERS_FILE, **settings)
         self._tune()
@@ -82,6 +84,7 @@ class World(AbstractContextManager["World"]):
         small = self._small_steps
         setattr(lane_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
         setattr(lane_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
+        setattr(intake_module, "LINES_MAX", 4 if small else LINES_MAX)  # noqa: B010
 
     def __exit__(
         self,
@@ -160,7 +163,9 @@ class World(AbstractContextManager["World"]):
         """Whoever can still send, connected now if need be."""
         peer = self.peers.get(who)
         if peer is None:
-            connection = self.broker.connect(f"test:{who}", local=who in "abc")
+            # One that has left may still be told something, and is not this one.
+            address = f"test:{who}{next(self._addresses)}"
+            connection = self.broker.connect(address, local=who in "abc")
             peer = self.peers[who] = Peer(connection, keeps_books=self._books)
             if who == "u":
                 user = self.broker.access.users.get("u")
