@@ -268,7 +268,7 @@ class Connection(Generic[S]):
                     self.notify()
                     await anyio.sleep(delay_s)
         finally:  # Whoever waits for a consumer of a closed client hears of it.
-            if session.failure is None and session.has_unsent:
+            if session.failure is None and session.has_unpublished:
                 _log.error("the event loop ended before all published messages were sent")
             self.close("the client is closed")
 

@@ -198,6 +198,11 @@ class Session:
         """Whether requests wait to be sent."""
         return bool(self._outbox)
 
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether messages are among them."""
+        return any(b" publish " in each for each in self._outbox)
+
     def send_rest(self, call: Call) -> None:
         """The call is answered when the server has read all that was published."""
         if self.failure is not None or (self.is_idle and self.state is not State.UP):
