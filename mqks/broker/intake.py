@@ -28,7 +28,6 @@ PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"r
 """Actions that give messages new places, which is not possible on a full disk."""
 GATHERED_ON_MAX = 256
 """Lines that stay gathered for the next chunk; more are worth a step of their own."""
-NEWLINE = ord(b"\n")
 REJECTS = b"\n"
 """Prefix of the consumer id while rejects are gathered instead of acks."""
 
