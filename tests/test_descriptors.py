@@ -180,8 +180,16 @@ def test_who_asks_over_http_is_answered_at_once(tmp_path: Path, said: bytes) -> 
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             peer.connect(web.address)
             peer.sendall(said)
+
+        def answered() -> bool:
+            with suppress(ConnectionError):
+                return web.ask("/healthz").text == "ok\n"
+            return False
+
+        if b"queues" in said:
+            until(answered)  # Nobody makes room until their responses have filled the buffers.
         for _ in range(10):
-            assert web.ask("/healthz").text == "ok\n"
+            assert answered()
 
 
 def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
