@@ -8,8 +8,8 @@ reply costs one turn, not three.
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
-from mqks.broker.connection import Connection, Slow
-from mqks.broker.resting import Resting
+from mqks.broker.base.resting import Resting
+from mqks.broker.clients.connection import Connection, Slow
 from mqks.limits import LINGER_BYTES_MAX
 from mqks.server.gate import Peer
 

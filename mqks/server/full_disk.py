@@ -7,7 +7,7 @@ messages wait until the reserves are held again.
 from typing import TYPE_CHECKING, Final
 
 from mqks.broker.broker import Broker
-from mqks.broker.pending import Batch
+from mqks.broker.log.pending import Batch
 from mqks.errors import DiskFull
 from mqks.journal.journal import Journal
 from mqks.server import log

@@ -19,12 +19,12 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream, TaskStatus
 
-from mqks.broker.access import Login
+from mqks.broker.base.budget import Budget
 from mqks.broker.broker import Broker
-from mqks.broker.budget import Budget
-from mqks.broker.connection import Connection, Slow
-from mqks.broker.intake import Intake
-from mqks.broker.queue import Queue
+from mqks.broker.clients.access import Login
+from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.queue.queue import Queue
+from mqks.broker.requests.intake import Intake
 from mqks.broker.shared import Fetch
 from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
