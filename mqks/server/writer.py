@@ -2,7 +2,7 @@
 
 The one rule: take everything pending, write it in one commit, then send its confirms. The next
 batch forms during the sync, so batching adds no delay. While the disk is full, only acks and what
-else frees space are written, in the space of the reserves; messages wait for these to be held again.
+else frees space are written, in the space of the reserves; messages wait for these to come back.
 """
 
 import asyncio
