@@ -494,7 +494,7 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
                     q.lane.next_seq,
                     q.lane.cursor,
                     dict(q.lane.marks),
-                    sorted(q.lane.redo_paged),
+                    [each for each, _ in q.lane.blocks if each < q.lane.cursor],
                 )
                 for name, q in broker.queues.items()
             },

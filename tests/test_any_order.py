@@ -12,7 +12,7 @@ from mqks.broker.clients.consumer import Rest
 from mqks.broker.log import pending as pending_module
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message import expiry
-from mqks.broker.queue import deaths, delays, lane, moves, queue, scheduled
+from mqks.broker.queue import blocks, deaths, delays, lane, moves, queue, scheduled
 from tests.fuzz.invariants import require, waiting
 from tests.lab import Lab
 
@@ -30,7 +30,8 @@ REDRIVES = [
     *(b"promote q --all", b"promote d --all"),
 ]
 SMALL_STEPS = {
-    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100, "DELIVERY_BYTES": 40},
+    blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 40},
+    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100},
     moves: {"STEP_MESSAGES": 2},
     delays: {"STEP_MESSAGES": 2, "STEP_BODIES": 2, "NEAR_MAX": 3, "GONE_MIN": 1},
     expiry: {"STEP_MESSAGES": 2, "STALE_MIN": 1},

@@ -30,6 +30,7 @@ from hypothesis.stateful import (
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
 from mqks.broker.log.pending import ErrorRecord, Run
+from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
 from mqks.broker.queue.queue import Queue
 from mqks.broker.requests.intake import Intake
@@ -77,7 +78,7 @@ def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]
 
 def returned(queue: Queue) -> list[int]:
     """Numbers of what came back and waits."""
-    return sorted(number for number, _ in (*queue.lane.redo_paged, *queue.lane.redo))
+    return [number for number, _ in queue.lane.blocks if number < queue.lane.cursor]
 
 
 class Machine(RuleBasedStateMachine):
@@ -110,9 +111,11 @@ class Machine(RuleBasedStateMachine):
         self.on_disk = deepcopy(self.model)
         if self.bounded:
             # The bound is looked at before each step of a delivery, by the model each message.
-            self.patch.setattr(lane_module, "DELIVERY_BYTES", 1)
+            self.patch.setattr(blocks_module, "DELIVERY_BYTES", 1)
         if not memory_bytes:
             self.patch.setattr(lane_module, "SCARCE_BYTES", 100)
+            self.patch.setattr(blocks_module, "BLOCK", 4)
+            self.patch.setattr(blocks_module, "SHORT", 1)
         self.settings = Settings(
             db=self.directory / "mqks.db",
             # Without fsync it is quicker; what is tested is what the file says.
@@ -398,7 +401,7 @@ class Machine(RuleBasedStateMachine):
 
     def _page_in_all(self) -> None:
         for queue in self.broker.queues.values():
-            while queue.lane.redo_paged or queue.lane.paged:
+            while queue.lane.blocks.on_disk:
                 self._page_in(queue)
 
     def _page_in(self, queue: Queue) -> None:
@@ -471,11 +474,7 @@ class Machine(RuleBasedStateMachine):
         """The model is told which of its messages are only on a slow disk."""
         for name, model_queue in self.model.queues.items():
             queue = self.broker.queues[name.encode()]
-            paged = range(
-                queue.lane.cursor + len(queue.lane.head), queue.lane.next_seq - len(queue.lane.tail)
-            )
-            away = [number in queue.lane.redo_paged for number in returned(queue)]
-            away += [number in paged for number in range(queue.lane.cursor, queue.lane.next_seq)]
+            away = [line is None for _, line in queue.lane.blocks]
             for message in model_queue.ready:
                 message.is_away = False
             # Those that have come may have been delivered in the same moment: they are the first.

@@ -16,7 +16,7 @@ from selectors import EVENT_READ, DefaultSelector
 import pytest
 
 from mqks.broker.clients.connection import Slow
-from mqks.broker.queue import lane
+from mqks.broker.queue import blocks
 from mqks.server import client as server_client
 from mqks.testing import Broker
 from tests.bare import BareWorld
@@ -219,7 +219,7 @@ def test_consumers_over_tls_go_on_while_others_leave_much(
 @patches_modules
 def test_no_queue_of_a_slow_connection_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """When there is room in its outbox again, it is the turn of another one of its consumers."""
-    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(blocks, "DELIVERY_BYTES", 1)
     world = BareWorld(delivery_pause_bytes=2000)
     world.connect("k")
     world.connect("c")
@@ -237,7 +237,7 @@ def test_consumers_that_end_or_are_replaced_before_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The connection is no longer slow, and wakes its consumers in later turns."""
-    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(blocks, "DELIVERY_BYTES", 1)
     world = BareWorld()
     world.connect("c")
     world.connect("k")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mqks.broker.base.turns import finish
 from mqks.broker.clients.connection import Connection
 from mqks.broker.log.pending import Run
+from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
 from mqks.limits import EVALUATIONS_MAX
 from mqks.users import Permissions
@@ -283,8 +284,8 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     assert not world.broker.pending.waiters.confirms
     world.send("k", b"p ping\n")
     assert sorted(world.received("k").splitlines()) == [b"m1 ok ", b"p ok "]
-    assert {len(queue.lane.head) for queue in world.broker.queues.values()} == {2}
-    assert {queue.lane.head[0] for queue in world.broker.queues.values()} == {b"m1 event=e a"}
+    assert {queue.lane.ready for queue in world.broker.queues.values()} == {2}
+    assert {queue.lane.body(1) for queue in world.broker.queues.values()} == {b"m1 event=e a"}
 
 
 @pytest.mark.parametrize("looks", range(8))
@@ -510,7 +511,7 @@ def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
 @patches_modules
 def test_deliveries_that_use_up_each_turn_starve_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of other work is done in each turn, however much is due to consumers."""
-    monkeypatch.setattr(lane_module, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(blocks_module, "DELIVERY_BYTES", 1)
     monkeypatch.setattr(lane_module, "STEP_BODIES", 100)
     world = BareWorld()
     for name in ("c", "k"):
@@ -637,8 +638,8 @@ def test_expressions_keep_no_server_from_stopping(tmp_path: Path) -> None:
 def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A page may have joined the tail to the head meanwhile, and a later commit spilled that."""
-    monkeypatch.setattr(lane_module, "STEP_BODIES", 1)
+    """A page may have come meanwhile, and a later commit spilled that."""
+    monkeypatch.setattr(blocks_module, "BLOCK", 1)
     world = BareWorld()
     world.connect("k")
     world.send("k", b"s subscribe q e\nm1 publish e x\nm2 publish e x\n")
@@ -647,13 +648,13 @@ def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     world.send("k", b"m3 publish e x\nm4 publish e x\n")
     begun = lane.spill(lane.next_seq)
     next(begun)
-    assert (lane.paged, len(lane.tail)) == (3, 1)
+    assert [line is None for _, line in lane.blocks] == [True, True, False, True]
 
     lane.page_in(1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
     finish(lane.spill(lane.next_seq))
     world.intake.receive(world.connection("k"), b"m5 publish e x\n")
     finish(begun)
-    assert (lane.paged, list(lane.tail)) == (4, [b"m5 event=e x"])
+    assert [line for _, line in lane.blocks] == [None] * 4 + [b"m5 event=e x"]
 
 
 def test_who_waits_for_pieces_that_are_written_is_known_when_the_rest_is_put_back() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker.queue import lane
+from mqks.broker.queue import blocks
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
 from tests.line_client import LineClient
@@ -27,7 +27,7 @@ DATA = b"x" * 100_000
 @pytest.fixture(autouse=True)
 def by_single_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes out in one step may pass the bound by so much."""
-    monkeypatch.setattr(lane, "DELIVERY_BYTES", 1)
+    monkeypatch.setattr(blocks, "DELIVERY_BYTES", 1)
 
 
 def bare() -> BareWorld:

@@ -13,11 +13,10 @@ from mqks.broker.broker import Broker
 from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
 from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.log.pending import NO_MARK
-from mqks.broker.message.bodies import Returned
+from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.queue.deaths import _kill_read
 from mqks.broker.queue.delays import _number
 from mqks.broker.queue.held_since import SPARE
-from mqks.broker.queue.lane import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.queue.queue import Queue
 from mqks.broker.shared import Fetch
 from mqks.protocol.masks import MASK, bound_matches
@@ -65,22 +64,19 @@ def _deliveries(consumer: Consumer) -> list[tuple[int, bytes]]:
 
 def _check_queue(queue: Queue) -> None:
     name, lane = queue.name, queue.lane
-    stretches = len(lane.head) + lane.paged + len(lane.tail)
-    require(lane.next_seq - lane.cursor == stretches, f"{name!r}: three stretches have a gap")
-    require(lane.paged >= 0, f"{name!r}: paged is {lane.paged}")
-    require(bool(lane.paged) or not lane.tail, f"{name!r}: a tail behind nothing")
-    require(lane.head_bytes == _size(lane.head), f"{name!r}: head_bytes")
-    require(lane.tail_bytes == _size(lane.tail), f"{name!r}: tail_bytes")
-    require(lane.redo_bytes == _size(line for _, line in lane.redo), f"{name!r}: redo_bytes")
+    in_order = [*waiting(queue)]
+    require(in_order == sorted({*in_order}), f"{name!r}: ready messages out of order")
+    lines = [line for _, line in lane.blocks if line is not None]
+    require(lane.blocks.held == len(lines), f"{name!r}: {lane.blocks.held} in memory")
+    require(lane.memory_bytes == _size(lines), f"{name!r}: memory_bytes")
+    on_disk = [number for number, line in lane.blocks if line is None]
+    require(lane.page_first == min(on_disk, default=None), f"{name!r}: first on disk")
     held = [number for each in queue.consumers for number, _ in _deliveries(each)]
-    returned = [*numbers_of(lane.redo), *numbers_of(lane.redo_paged)]
+    returned = [number for number in in_order if number < lane.cursor]
+    require(lane.returned == len(returned), f"{name!r}: returned is {lane.returned}")
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
     require(not below or max(below) < lane.cursor, f"{name!r}: delivered above the cursor")
-    for each in (lane.redo, lane.redo_paged):
-        in_order = [*numbers_of(each)]
-        require(in_order == sorted({*in_order}), f"{name!r}: returned messages out of order")
-        require(len(each) == len(in_order), f"{name!r}: {len(each)} returned messages")
     check_counts(queue)
     if lane.marks:
         living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
@@ -94,15 +90,9 @@ def _check_queue(queue: Queue) -> None:
     _check_turns(queue)
 
 
-def numbers_of(returned: Returned) -> Iterator[int]:
-    return (number for number, _ in returned)
-
-
 def waiting(queue: Queue) -> Iterator[int]:
     """Numbers of the messages that are ready."""
-    lane = queue.lane
-    new = (n for n in range(lane.cursor, lane.next_seq) if n not in lane.holes)
-    return chain(new, numbers_of(lane.redo), numbers_of(lane.redo_paged))
+    return (number for number, _ in queue.lane.blocks)
 
 
 def scheduled(queue: Queue) -> Iterator[int]:
@@ -131,8 +121,6 @@ def check_counts(queue: Queue) -> None:
     require(lane.ready == sum(1 for _ in waiting(queue)), f"{name!r}: ready is {lane.ready}")
     require(lane.ready_bytes >= 0, f"{name!r}: ready_bytes is {lane.ready_bytes}")
     require(bool(lane.ready) or not lane.ready_bytes, f"{name!r}: {lane.ready_bytes} of nothing")
-    holes = sum(number in lane.holes for number in range(lane.cursor, lane.next_seq))
-    require(len(lane.holes) == holes, f"{name!r}: {len(lane.holes)} holes, {holes} of something")
     if times is not None:
         count = sum(1 for _ in scheduled(queue))
         require(times.scheduled == count, f"{name!r}: {times.scheduled} scheduled, not {count}")
@@ -317,14 +305,7 @@ def check_disk(broker: Broker, disk: Disk, fetches: Iterable[Fetch] = ()) -> Non
 
 def _living(queue: Queue) -> dict[int, bytes | None]:
     """Number → message, None for one that is only on disk, or waits for a time."""
-    lane = queue.lane
-    middle = lane.cursor + len(lane.head)
-    living: dict[int, bytes | None] = dict(enumerate(lane.head, lane.cursor))
-    living |= dict.fromkeys(range(middle, middle + lane.paged))
-    living |= enumerate(lane.tail, middle + lane.paged)
-    living = {number: line for number, line in living.items() if number not in lane.holes}
-    living |= dict.fromkeys(numbers_of(lane.redo_paged))
-    living |= lane.redo
+    living = dict(queue.lane.blocks)
     living |= dict.fromkeys(scheduled(queue))
     for consumer in queue.consumers:
         living |= _deliveries(consumer)
@@ -361,8 +342,7 @@ def _queue_digest(queue: Queue) -> object:
     lane = queue.lane
     return (
         (queue.name, queue.id, queue.policy, queue.timer, lane.next_seq, lane.cursor),
-        (len(lane.head), lane.paged, len(lane.tail), lane.memory_bytes, lane.paging),
-        ([*lane.redo], [*lane.redo_paged], dict(lane.marks), dict(lane.marked)),
+        ([*lane.blocks], lane.paging, dict(lane.marks), dict(lane.marked)),
         ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
         (lane.unwritten_first, len(lane.unwritten), len(lane.unwritten_runs), [*lane.acked]),
         ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.full),

@@ -16,7 +16,9 @@ from typing import Any, Final, Self
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Slow
 from mqks.broker.log.pending import Batch, ErrorRecord, Run
+from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
+from mqks.broker.queue.blocks import BLOCK, SHORT
 from mqks.broker.queue.queue import Queue
 from mqks.broker.requests import intake as intake_module
 from mqks.broker.requests.intake import Intake
@@ -82,7 +84,9 @@ class World(AbstractContextManager["World"]):
 
     def _tune(self) -> None:
         small = self._small_steps
-        setattr(lane_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
+        setattr(blocks_module, "DELIVERY_BYTES", 1 if small else DELIVERY_BYTES)  # noqa: B010
+        setattr(blocks_module, "BLOCK", 6 if small else BLOCK)  # noqa: B010
+        setattr(blocks_module, "SHORT", 2 if small else SHORT)  # noqa: B010
         setattr(lane_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
         setattr(intake_module, "LINES_MAX", 4 if small else LINES_MAX)  # noqa: B010
 

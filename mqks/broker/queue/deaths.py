@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqks.broker.log.pending import NO_MARK
-from mqks.broker.message.bodies import NO_BODY
 from mqks.broker.message.letters import Letters
 from mqks.broker.shared import Fetch
 from mqks.errors import MqksError
@@ -51,7 +50,7 @@ def kill_waiting(queue: "Queue", numbers: Iterable[int], reason: str) -> None:
     has_target = queue.shared.dead_letter_queue(queue) is not None
     for number in numbers:
         # A message that is dropped needs no body.
-        line = lane.body(number) if has_target else NO_BODY
+        line = lane.body(number) if has_target else b""
         lane.take_out(number)
         if line is None:
             on_disk.append(number)

@@ -13,7 +13,7 @@ from zlib import crc32
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.ranges import Numbers
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
-from mqks.broker.queue.lane import MESSAGE_OVERHEAD_BYTES
+from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.limits import (
     GONE_MIN,
     NEAR_BYTES_MAX,

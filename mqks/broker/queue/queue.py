@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, Self
 from zlib import crc32
 
-from mqks.broker.base.ranges import Range
+from mqks.broker.base.ranges import Range, compress, union
 from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.clients.consumer import UNLIMITED, Consumer, Rest
 from mqks.broker.log.pending import Mark, QueueState, Run
@@ -203,9 +203,7 @@ class Queue:
         lane.next_seq = first + len(lines)
         if (
             self.ring
-            and lane.cursor == first
-            and not lane.redo
-            and not lane.redo_paged
+            and not lane.ready
             and (ids is not None or not self.shared.withholds)
             and not self._put_off()
         ):
@@ -298,9 +296,7 @@ class Queue:
     @property
     def room(self) -> int:
         """How many more ready messages the setting allows; returned ones do not count."""
-        lane = self.lane
-        new = lane.next_seq - lane.cursor - len(lane.holes)
-        return self.messages_max - new - self.coming
+        return self.messages_max - self.lane.fresh - self.coming
 
     def reserve(self, count: int, size: int) -> None:
         """Count messages on their way here, of `size` bytes together; negative when they arrive."""
@@ -523,19 +519,14 @@ class Queue:
     def deliver_some(self) -> None:
         """One step of a delivery."""
         lane = self.lane
-        if lane.holes.blocks and lane.skip():
-            return
-        if lane.redo_is_next:
-            number, line = lane.pop_redo()
-            if not self._dispatch(number, [line], None, stored=True):
-                lane.keep_returned(number, line)
-            return
         # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
-        lines = lane.front(most)
-        taken = self._dispatch(lane.cursor, lines, None, stored=True)
+        first, lines = lane.front(most)
+        taken = self._dispatch(first, lines, None, stored=True)
         if taken < len(lines):
-            lane.put_front(lines[taken:])
+            lane.put_front(first + taken, lines[taken:])
+        if not lane.fresh:
+            lane.delivered(lane.next_seq)
 
     def _look_at_limit(self) -> None:
         """Warn at four fifths of the limit, and again only after it fell below two thirds. Accept
@@ -611,8 +602,7 @@ class Queue:
                 ring.move_to_end(taker)
             if taken < total and self.shared.turns.over:
                 break
-        if first >= lane.cursor:
-            lane.cursor += taken
+        lane.delivered(first + taken)
         return taken
 
     # -- those who look
@@ -622,11 +612,11 @@ class Queue:
     @property
     def hides_some(self) -> bool:
         """Whether some of its living messages are not ready: scheduled, or dying."""
-        return bool(self.lane.holes or self.scheduled)
+        return self.lane.has_holes or self.scheduled > 0
 
     def hides(self, number: int) -> bool:
         """Whether this message is one of them."""
-        return number in self.lane.holes or (self.times is not None and self.times.has(number))
+        return self.lane.is_hole(number) or (self.times is not None and self.times.has(number))
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with
@@ -644,33 +634,31 @@ class Queue:
         holes: Iterable[Range] = (),
         mean_bytes: float = 0.0,
     ) -> None:
-        """See `Lane.restore`. `mean_bytes`: approximate length of a line."""
-        lane = self.lane
-        waiting = self._unscheduled(waiting, are_holes=True)
-        lane.restore(next_seq, cursor, self._unscheduled(returned), waiting, holes)
-        lane.paged_bytes = round(mean_bytes * max(0, lane.paged - len(lane.holes)))
-        lane.redo_paged_bytes = round(mean_bytes * len(lane.redo_paged))
+        """See `Lane.restore`; `waiting` are the marks of messages from the cursor on."""
+        lane, aside = self.lane, list[int]()
+        lane.restore_marks(self._unscheduled(waiting, aside))
+        holes = union([*holes, *compress(aside)])
+        lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
         if self.times is not None:
             self.times.restored(mean_bytes)
         self._look_at_limit()
 
     def _unscheduled(
-        self, marked: Iterable[tuple[int, Mark]], *, are_holes: bool = False
+        self, marked: Iterable[tuple[int, Mark]], aside: list[int]
     ) -> Iterator[tuple[int, Mark]]:
-        """Take out the scheduled messages; yield the others."""
+        """Put the scheduled messages `aside`; yield the others."""
         for number, mark in marked:
             if mark.expires_us:
                 self.timed()
             if not mark.due_us:
                 yield number, mark
                 continue
+            aside.append(number)
             self.timed().restore(number, mark)
             if mark.version:  # It was returned before: its TTL continues.
                 self.timed().expiry.add(number, mark.expires_us, mark.joined_us)
             if mark.version or mark.expires_us:
                 self.lane.marks[number] = mark
-            if are_holes:
-                self.lane.holes.add(number)
 
     def start(self) -> None:
         """Start after recovery: from now on times count."""

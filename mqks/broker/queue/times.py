@@ -140,10 +140,11 @@ class Times:
     @property
     def _next_expiry_us(self) -> int | None:
         lane = self._queue.lane
-        if not (self.expiry and lane.ready):
+        oldest = lane.oldest
+        if not self.expiry or oldest is None:
             return None
         # One step may not kill all expired messages.
-        is_late = lane.oldest_place < self.expiry.end(lane.next_seq)
+        is_late = oldest < self.expiry.end(lane.next_seq)
         return OVERDUE if is_late else self.expiry.next_us()
 
     @property
