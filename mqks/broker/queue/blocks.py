@@ -94,19 +94,19 @@ def size_of(lines: Iterable[bytes | None]) -> tuple[int, int]:
 class Blocks:
     """`memory` counts the bodies that are in memory."""
 
-    __slots__ = ("_blocks", "_count", "disk_bytes", "held", "memory", "size")
+    __slots__ = ("_blocks", "count", "disk_bytes", "held", "memory", "size")
 
     def __init__(self, memory: Budget) -> None:
         self.memory = memory
         self._blocks: list[Block] = []
-        self._count = 0
+        self.count = 0
         self.held = self.size = 0
         """How many are in memory, and the length of their bodies."""
         self.disk_bytes = 0
         """Approximate length of the bodies that are only on disk."""
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[tuple[int, bytes | None]]:
         for block in self._blocks:
@@ -118,7 +118,7 @@ class Blocks:
     @property
     def on_disk(self) -> int:
         """How many are only on disk."""
-        return self._count - self.held
+        return self.count - self.held
 
     @property
     def memory_bytes(self) -> int:
@@ -192,9 +192,15 @@ class Blocks:
     def append(self, first: int, lines: list[bytes]) -> None:
         """Append messages in memory, with consecutive numbers from `first` on."""
         blocks, count = self._blocks, len(lines)
-        self._count += count
-        if blocks and (last := blocks[-1]).lines is not None and len(last.lines) + count <= BLOCK:
-            last.insert(first, lines)
+        self.count += count
+        if blocks and (old := (last := blocks[-1]).lines) is not None and len(old) + count <= BLOCK:
+            numbers = last.numbers
+            if isinstance(numbers, range) and numbers.stop == first:
+                # Written out: most publishes come here.
+                last.numbers = range(numbers.start, first + count)
+                old += lines
+            else:
+                last.insert(first, lines)
             self._counted(last, count, sum(map(len, lines)))
             return
         for start in range(0, count, BLOCK):
@@ -202,7 +208,7 @@ class Blocks:
 
     def append_on_disk(self, first: int, count: int) -> None:
         """Append messages that are only on disk."""
-        self._count += count
+        self.count += count
         if count > SHORT:
             self._blocks.append(Block(range(first, first + count), None, 0, 0))
         else:
@@ -212,7 +218,7 @@ class Blocks:
 
     def put_front(self, first: int, lines: list[bytes]) -> None:
         """Put these messages in front of all others."""
-        self._count += len(lines)
+        self.count += len(lines)
         self._insert(0, first, lines)
 
     def _insert(self, at: int, first: int, lines: list[bytes]) -> None:
@@ -232,7 +238,7 @@ class Blocks:
             blocks.insert(at, Block(range(number, number), [], 0, 0))
         block = blocks[at]
         block.insert(number, [line])
-        self._count += 1
+        self.count += 1
         if line is not None:
             self._counted(block, 1, len(line))
         if len(block.numbers) > BLOCK:
@@ -289,7 +295,7 @@ class Blocks:
     def _remove(self, at: int, start: int, stop: int) -> None:
         """Remove the messages in these places of a block."""
         block, count, on_disk = self._blocks[at], stop - start, self.on_disk
-        self._count -= count
+        self.count -= count
         if block.lines is not None:
             if block.held == len(block.lines) == count:
                 held, size = block.held, block.size
@@ -429,7 +435,7 @@ class Blocks:
         """Forget all messages at once; yield them, see `turns.emptied`."""
         blocks = self._blocks
         self.memory.used -= self.memory_bytes
-        self._blocks, self._count = [], 0
+        self._blocks, self.count = [], 0
         self.held = self.size = self.disk_bytes = 0
         return _each(blocks)
 

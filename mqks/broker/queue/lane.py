@@ -110,7 +110,7 @@ class Lane:
     @property
     def ready(self) -> int:
         """Number of ready messages."""
-        return len(self.blocks)
+        return self.blocks.count
 
     @property
     def ready_bytes(self) -> int:
@@ -125,7 +125,7 @@ class Lane:
     @property
     def fresh(self) -> int:
         """Number of ready messages that have never been delivered."""
-        return len(self.blocks) - self.returned
+        return self.blocks.count - self.returned
 
     @property
     def has_holes(self) -> bool:

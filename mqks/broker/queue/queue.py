@@ -203,7 +203,7 @@ class Queue:
         lane.next_seq = first + len(lines)
         if (
             self.ring
-            and not lane.ready
+            and not lane.blocks.count
             and (ids is not None or not self.shared.withholds)
             and not self._put_off()
         ):
