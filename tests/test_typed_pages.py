@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 PAGES = {
-    "README.md": 14,
+    "README.md": 8,
     "docs/client.md": 15,
     "docs/commands.md": 11,
     "docs/spark.md": 4,
