@@ -13,11 +13,11 @@ from random import Random
 
 import pytest
 
+from mqks.broker.base.ranges import Range, compress
 from mqks.broker.broker import Broker
-from mqks.broker.pending import NO_MARK, Entry, LaneChange, Mark, QueueState, Run
-from mqks.broker.policy import DEFAULT, Policy
-from mqks.broker.queue import Queue
-from mqks.broker.ranges import Range, compress
+from mqks.broker.log.pending import NO_MARK, Entry, LaneChange, Mark, QueueState, Run
+from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.queue.queue import Queue
 from mqks.errors import JournalDamaged
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory

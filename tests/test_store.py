@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import pending
-from mqks.broker.pending import Entry, Mark, QueueState
-from mqks.broker.policy import DEFAULT, Policy
+from mqks.broker.log import pending
+from mqks.broker.log.pending import Entry, Mark, QueueState
+from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.errors import ClaimLost, DiskFull
 from mqks.journal import default_store, segment
 from mqks.journal import memory as memory_module

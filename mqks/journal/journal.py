@@ -14,9 +14,9 @@ import anyio
 from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
-from mqks.broker import ranges
-from mqks.broker.pending import Entry, Mark, Run
-from mqks.broker.ranges import Range, compress, subtract, within
+from mqks.broker.base import ranges
+from mqks.broker.base.ranges import Range, compress, subtract, within
+from mqks.broker.log.pending import Entry, Mark, Run
 from mqks.errors import JournalFailed
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Fate, Index, QueueIndex, Segment

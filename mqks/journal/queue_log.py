@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from anyio.to_thread import run_sync
 
-from mqks.broker.ranges import Range, within
+from mqks.broker.base.ranges import Range, within
 from mqks.errors import JournalFailed
 from mqks.journal.index import QueueIndex
 from mqks.journal.segment import StoredRun, runs_of

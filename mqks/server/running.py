@@ -22,8 +22,8 @@ from anyio.abc import TaskStatus
 
 from mqks import __version__
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
-from mqks.broker.queue import Queue
+from mqks.broker.clients.connection import Connection
+from mqks.broker.queue.queue import Queue
 from mqks.errors import ConfigurationError, MqksError
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal

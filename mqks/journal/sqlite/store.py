@@ -20,7 +20,7 @@ import aiosqlite
 import anyio
 from anyio.to_thread import run_sync
 
-from mqks.broker.pending import Entry
+from mqks.broker.log.pending import Entry
 from mqks.errors import (
     ConfigurationError,
     DiskFull,
