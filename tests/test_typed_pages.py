@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 
 PAGES = {
-    "README.md": 14,
-    "docs/client.md": 15,
+    "README.md": 8,
+    "docs/client.md": 12,
     "docs/commands.md": 11,
     "docs/spark.md": 4,
     "docs/pipeline.md": 3,
