@@ -1,6 +1,6 @@
 """What runs the recipes of docs/cookbook.md: a broker process, and a directory of programs.
 
-The one rule: what runs is taken from the page as it stands there.
+The one rule: what runs is taken from the page, or from what it links to, as it stands there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tests import forks
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
 
-PAGE = (Path(__file__).parents[1] / "docs/cookbook.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "cookbook.md").read_text()
 RECIPES = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.M))
 
 
@@ -106,6 +107,10 @@ class Kitchen:
             path = self._directory / named[1]
             path.write_text(code)
             self.programs[named[1]] = path
+        for link in re.findall(r"\]\((\S+\.py)\)", RECIPES[recipe]):
+            path = self._directory / Path(link).name
+            path.write_text((DOCS / link).read_text())
+            self.programs[path.name] = path
 
     def sh(self) -> list[str]:
         """Run the recipe's next shell commands, all of which must succeed; what they print."""

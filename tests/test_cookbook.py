@@ -1,7 +1,7 @@
 """docs/cookbook.md: each recipe runs as it is written there, and does what the page says of it.
 
-The one rule: what runs is taken from the page. Programs are processes, and so is the broker; both
-are killed where the page says that this does no harm.
+The one rule: what runs is taken from the page, or from what it links to. Programs are processes,
+and so is the broker; both are killed where the page says that this does no harm.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def test_priorities_by_queues(kitchen: Kitchen) -> None:
     with kitchen.client() as client:
         client.publish_many(("job.normal", f"normal {number}") for number in range(20))
         client.publish_many(("job.urgent", f"urgent {number}") for number in range(20))
-        with kitchen.start("worker.py") as worker:
+        with kitchen.start("priorities.py") as worker:
             until(lambda: len(worker.lines) == 40)
             until(lambda: waiting(client, "jobs.urgent") + unacked(client, "jobs.urgent") == 0)
             for kind in ("normal", "urgent"):
@@ -354,7 +354,9 @@ def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
     kitchen.sh()
 
     def select(query: str) -> list[int]:
-        with closing(sqlite3.connect(kitchen.programs["shop.py"].with_name("shop.db"))) as shop:
+        with closing(
+            sqlite3.connect(kitchen.programs["sqlite_shop.py"].with_name("shop.db"))
+        ) as shop:
             return [number for (number,) in shop.execute(query)]
 
     def committed() -> list[int]:
@@ -363,21 +365,21 @@ def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
     def in_outbox() -> int:
         return select("SELECT count(*) FROM outbox")[0]
 
-    kitchen.run("shop.py", "tea")
+    kitchen.run("sqlite_shop.py", "tea")
     killed_before = set[str]()
     for line in range(1, 13):
-        killed_before.add(kitchen.killed(line, "shop.py", "tea")[0])
+        killed_before.add(kitchen.killed(line, "sqlite_shop.py", "tea")[0])
         assert in_outbox() == len(committed())
     reaches(["order =", "data =", 'db.execute("INSERT INTO outbox', "with db:"], killed_before)
     assert "" in killed_before, "not every line was reached"
-    with kitchen.start("relay.py"):
+    with kitchen.start("sqlite_relay.py"):
         until(lambda: not in_outbox())
     with kitchen.client() as client:
         killed_before = set()
         for line in OUTBOX_LINES:
             if in_outbox() < 2:
-                kitchen.killed(NEVER, "shop.py", "coffee")
-            killed_before.add(kitchen.killed(line, "relay.py")[0])
+                kitchen.killed(NEVER, "sqlite_shop.py", "coffee")
+            killed_before.add(kitchen.killed(line, "sqlite_relay.py")[0])
             if line % 8 == 0:
                 kitchen.bounce()
             found = orders(client)
@@ -392,10 +394,10 @@ def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
         ]
         reaches(relay_points, killed_before)
         # The broker is killed while two relays work.
-        with kitchen.start("relay.py"), kitchen.start("relay.py"):
+        with kitchen.start("sqlite_relay.py"), kitchen.start("sqlite_relay.py"):
             for _ in range(3):
                 for item in ("milk", "sugar"):
-                    kitchen.killed(NEVER, "shop.py", item)
+                    kitchen.killed(NEVER, "sqlite_shop.py", item)
                 kitchen.bounce()
             until(lambda: not in_outbox())
         assert sorted(orders(client)) == committed()
@@ -417,21 +419,21 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
     kitchen.take("Outbox in PostgreSQL")
     kitchen.environment |= postgres.environment
     kitchen.sh()
-    kitchen.run("shop.py", "tea")
+    kitchen.run("postgres_shop.py", "tea")
     killed_before = set[str]()
     for line in range(1, 16):
-        killed_before.add(kitchen.killed(line, "shop.py", "tea")[0])
+        killed_before.add(kitchen.killed(line, "postgres_shop.py", "tea")[0])
         assert count(postgres, "outbox") == len(committed(postgres))
     reaches(["row =", "data =", 'db.execute("INSERT INTO outbox', "with psy"], killed_before)
     assert "" in killed_before, "not every line was reached"
-    with kitchen.start("relay.py"):
+    with kitchen.start("postgres_relay.py"):
         until(lambda: not count(postgres, "outbox"))
     with kitchen.client() as client:
         killed_before = set()
         for line in OUTBOX_LINES:
             if count(postgres, "outbox") < 2:
-                kitchen.killed(NEVER, "shop.py", "coffee")
-            killed_before.add(kitchen.killed(line, "relay.py")[0])
+                kitchen.killed(NEVER, "postgres_shop.py", "coffee")
+            killed_before.add(kitchen.killed(line, "postgres_relay.py")[0])
             if line % 8 == 0:
                 kitchen.bounce()
             found = orders(client)
@@ -441,24 +443,24 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
             killed_before,
         )
         # The broker is killed while two relays work; then PostgreSQL, which ends the relays.
-        with kitchen.start("relay.py") as one, kitchen.start("relay.py") as other:
+        with kitchen.start("postgres_relay.py") as one, kitchen.start("postgres_relay.py") as other:
             for _ in range(2):
                 for item in ("milk", "sugar"):
-                    kitchen.killed(NEVER, "shop.py", item)
+                    kitchen.killed(NEVER, "postgres_shop.py", item)
                 kitchen.bounce()
             until(lambda: not count(postgres, "outbox"))
             postgres.kill()
             assert one.end() == other.end() == 1
         postgres.start()
         # A row that another relay has locked is left to that one, and the others go on.
-        kitchen.killed(NEVER, "shop.py", "pepper")
+        kitchen.killed(NEVER, "postgres_shop.py", "pepper")
         with session(postgres) as other_relay:
             other_relay.execute("SELECT FROM outbox FOR UPDATE")
-            kitchen.killed(NEVER, "shop.py", "salt")
-            with kitchen.start("relay.py"):
+            kitchen.killed(NEVER, "postgres_shop.py", "salt")
+            with kitchen.start("postgres_relay.py"):
                 until(lambda: orders(client)[-1] == committed(postgres)[-1])
                 assert committed(postgres)[-2] not in orders(client)
-        with kitchen.start("relay.py"):
+        with kitchen.start("postgres_relay.py"):
             until(lambda: not count(postgres, "outbox"))
         assert sorted(orders(client)) == committed(postgres)
 
@@ -501,7 +503,6 @@ def test_exactly_once_effects(kitchen: Kitchen) -> None:
             [
                 "for payment",
                 "with payment",
-                "with db:",
                 "if db.execute",
                 "db.execute(BOOK",
                 "print(",

@@ -1,0 +1,11 @@
+# Calls the service of prices.py (docs/cookbook.md, Request and reply).
+import mqks
+
+with mqks.connect_blocking() as client:
+    for item in ("tea", "milk"):
+        try:
+            print(f"{item} costs {client.call('price.get', item, timeout_s=10).json()}")
+        except mqks.CallFailed as error:
+            print(f"{item}: {error.kind}")
+        except mqks.ConfirmTimeout:
+            print(f"{item}: no reply")
