@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from time import thread_time
-from types import TracebackType
 from typing import Any, Final, Self
 
 from mqks.broker.broker import Broker
@@ -86,12 +85,7 @@ class World(AbstractContextManager["World"]):
         setattr(lane_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
         setattr(intake_module, "LINES_MAX", 4 if small else LINES_MAX)  # noqa: B010
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._small_steps = 0
         self._tune()
 
