@@ -32,15 +32,17 @@ from tests.chaos.ward import QUEUE, Book, Holder
 from tests.seeds import printed_seed
 
 
-@pytest.mark.slow
-def test_lives_of_servers(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, printed_seed(), lives=12, seconds=20)
-    assert figures.counts["published"]
-
-
-@pytest.mark.slow
-def test_lives_of_servers_with_all_texts_in_files(tmp_path: Path) -> None:
-    figures = chaos(tmp_path, printed_seed(), lives=12, seconds=20, texts=True)
+@pytest.mark.parametrize(
+    ("lives", "texts"),
+    [
+        (2, False),
+        pytest.param(12, False, marks=pytest.mark.slow),
+        pytest.param(12, True, marks=pytest.mark.slow),
+    ],
+    ids=["few", "many", "all texts in files"],
+)
+def test_lives_of_servers(tmp_path: Path, lives: int, texts: bool) -> None:
+    figures = chaos(tmp_path, printed_seed(), lives, seconds=20, texts=texts)
     assert figures.counts["published"]
 
 

@@ -18,7 +18,6 @@ from mqks.broker.routing import bindings as bindings_module
 from mqks.broker.routing import masks as masks_module
 from mqks.client.messages import Update
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
-from mqks.protocol.masks import bound_matches
 from mqks.testing import Broker
 from mqks.users import Permissions
 from tests.bare import BareWorld
@@ -173,11 +172,6 @@ TestSubscriptions = Subscriptions.TestCase
 
 def _flag(flag: str, names: list[str]) -> list[str]:
     return [flag, *names] if names else []
-
-
-@given(st.sampled_from(MASKS), st.sampled_from(EVENTS))
-def test_a_mask_matches_what_a_regular_expression_does(mask: str, event: str) -> None:
-    assert bound_matches(mask.encode(), event.encode()) == matches(mask, event)
 
 
 # ----------------------------------------------------------------------------------- permissions
