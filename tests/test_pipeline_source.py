@@ -661,6 +661,7 @@ def test_a_crash_in_the_first_batch_loses_nothing(
     assert found == [11, 12, 13, 14, 15]
 
 
+@pytest.mark.slow
 def test_trimmed_under_a_query(spark: "SparkSession", mqks_broker: Broker, tmp_path: Path) -> None:
     publish(mqks_broker, range(10))
     drain(load(spark, mqks_broker.url), tmp_path)
