@@ -106,3 +106,16 @@ class BareWorld(Played):
     def advance(self, seconds: float) -> None:
         self.now_us += round(seconds * 1e6)
         self._settle()
+
+
+def bare(**settings: Any) -> BareWorld:
+    """With a connection `k`."""
+    world = BareWorld(**settings)
+    world.connect("k")
+    return world
+
+
+def ask(world: BareWorld, line: bytes) -> bytes:
+    """What `k` is told for a line."""
+    world.send("k", line + b"\n")
+    return world.received("k")

@@ -13,7 +13,7 @@ from mqks.broker.base.turns import finish
 from mqks.broker.log.pending import Mark, Run
 from mqks.broker.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
-from tests.bare import BareWorld
+from tests.bare import BareWorld, ask, bare
 from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -21,17 +21,6 @@ from tests.waiting import until
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 MIB = 1024 * 1024
-
-
-def ask(world: BareWorld, line: bytes) -> bytes:
-    world.send("k", line + b"\n")
-    return world.received("k")
-
-
-def bare(**settings: object) -> BareWorld:
-    world = BareWorld(**settings)
-    world.connect("k")
-    return world
 
 
 def test_masks_of_a_request() -> None:

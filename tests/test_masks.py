@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from mqks.client.messages import Update
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
 from mqks.testing import Broker
 from mqks.users import Permissions
-from tests.bare import BareWorld
+from tests.bare import BareWorld, ask, bare
 from tests.compiled import patches_modules
 from tests.fuzz.invariants import check
 from tests.line_client import LineClient
@@ -211,17 +211,6 @@ def test_masks_that_users_may_bind(given: list[str], covered: list[str], others:
 
 
 # ---------------------------------------------------------------------------------------- limits
-
-
-def bare(**settings: Any) -> BareWorld:
-    world = BareWorld(**settings)
-    world.connect("k")
-    return world
-
-
-def ask(world: BareWorld, line: bytes) -> bytes:
-    world.send("k", line + b"\n")
-    return world.received("k")
 
 
 def test_the_length_of_a_mask() -> None:
