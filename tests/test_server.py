@@ -197,3 +197,14 @@ def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:
             if b" last-399" in slow.line():
                 break
         assert updates < 399
+
+
+def test_an_expression_sees_the_address_and_the_replies_of_its_turn(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        reply = client.ask(b"e _eval ' '.join(config['workers'])")
+        assert reply == b"e ok 127.0.0.1:0", "as it is set"
+    world = BareWorld()
+    world.connect("k")
+    waiting = b"_eval sum(q.qsize() for q in state.responses_by_clients.itervalues())"
+    world.send("k", b"p ping x\np ping y\nev %b\n" % waiting)
+    assert world.received("k") == b"p ok x\np ok y\nev ok 2\n"
