@@ -1,34 +1,25 @@
-"""The broker without sockets, files or clock: what a transcript is played against.
+"""The broker that a transcript is played against.
 
 The one rule: every commit completes at once after each send.
 """
 
-from itertools import count
 from typing import Any
 
-from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection, Slow
-from mqks.broker.requests.intake import Intake
 from mqks.settings import Settings
-from tests.fuzz.disk import Disk
+from tests.played import ALL, Played
 
 
-class BareWorld:
+class BareWorld(Played):
     def __init__(self, **settings: Any) -> None:
-        self.now_s = 1000.0
-        numbers = count(1)
-        self.broker = Broker(
-            Settings(**settings),
-            clock=lambda: self.now_s,
-            now_us=lambda: int(self.now_s * 1e6),
-            new_error_id=lambda: (f"{next(numbers):024x}", 0),
-            on_error=lambda record: True,
-        )
-        self.intake = Intake(self.broker)
-        self.disk = Disk()
         self._connections: dict[str, Connection] = {}
         self._received: dict[str, bytes] = {}
         self._closed: set[str] = set()
+        super().__init__(Settings(**settings))
+
+    @property
+    def now_s(self) -> float:
+        return self.now_us / 1e6
 
     def connect(self, name: str) -> None:
         self._connections[name] = self.broker.connect(f"test:{name}", local=True)
@@ -66,16 +57,7 @@ class BareWorld:
         while self._has_work:
             broker.expire()
             broker.go_on()
-            for connection in broker.shared.touched:
-                for name, known in self._connections.items():
-                    if known is connection:
-                        self._received[name] += b"".join(connection.outbox)
-                connection.touched = False
-                connection.outbox.clear()
-                connection.outbox_bytes = 0
-            touched = broker.shared.touched
-            broker.shared.touched = []
-            for connection in touched:
+            for connection in self.hear():
                 connection.resume(Slow.OUTBOX)
             for connection in broker.shared.expelled:
                 for name, known in self._connections.items():
@@ -83,13 +65,14 @@ class BareWorld:
                         self._end(name)
             broker.shared.expelled = []
             if broker.pending:
-                batch = broker.pending.take()
-                self.disk.write(batch.entry)
-                broker.committed(batch)
-            fetches, broker.shared.fetches = broker.shared.fetches, []
-            for queue, numbers, then in fetches:
-                if not queue.deleted:
-                    then(self.disk.fetch(queue.id, numbers))
+                self.write(broker.pending.take())
+            self.fetch()
+            self.answer(ALL)
+
+    def got(self, connection: Connection, data: bytes) -> None:
+        for name, known in self._connections.items():
+            if known is connection:
+                self._received[name] += data
 
     @property
     def _has_work(self) -> bool:
@@ -121,5 +104,18 @@ class BareWorld:
         return name in self._closed
 
     def advance(self, seconds: float) -> None:
-        self.now_s += seconds
+        self.now_us += round(seconds * 1e6)
         self._settle()
+
+
+def bare(**settings: Any) -> BareWorld:
+    """With a connection `k`."""
+    world = BareWorld(**settings)
+    world.connect("k")
+    return world
+
+
+def ask(world: BareWorld, line: bytes) -> bytes:
+    """What `k` is told for a line."""
+    world.send("k", line + b"\n")
+    return world.received("k")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from tests.waiting import WAIT_S
@@ -85,10 +84,5 @@ class LineClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

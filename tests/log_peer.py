@@ -10,7 +10,6 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from tests.waiting import WAIT_S
@@ -47,12 +46,7 @@ class LogPeer:
         self._accepting.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._accepting.join(WAIT_S)  # Then nobody comes any more.

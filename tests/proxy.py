@@ -9,7 +9,6 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from anyio.from_thread import start_blocking_portal
@@ -79,12 +78,7 @@ class Peer:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

@@ -265,56 +265,46 @@ def all_fixed() -> Iterator[bytes]:
         yield from islice(grammar.plain_lines(action, MIB - 100), 0, None, 9)
 
 
-BURSTS: Final = [
-    *(
-        b"m%d publish " + flags + b"e x"
-        for flags in (
-            b"",
-            b"--confirm ",
-            b"--once ",
-            b"--mandatory ",
-            b"--delay=3600 ",
-            b"--at=4102444800 ",
-            b"--ttl=3600 ",
-            b"--meta=a=1 ",
-            b"--to=q ",
-            b"--confirm --once --ttl=3600 --meta=a=1 ",
-        )
-    ),
-    *(
-        b"x%d " + rest
-        for rest in (
-            b"subscribe q e",
-            b"rebind q e f",
-            b"consume q",
-            b"ack c m",
-            b"reject c m",
-            b"release c m",
-            b"touch c m",
-            b"cancel q m",
-            b"promote q m",
-            b"move q dead --limit=1",
-            b"redrive dead --limit=1",
-            b"delete_consumer c",
-            b"set_queue q --retries=1",
-            b"purge q --limit=1",
-            b"purge q --id=m",
-            b"peek q --limit=1",
-            b"range q",
-            b"trim q 1",
-            b"stats",
-            b"stats queues",
-            b"help",
-            b"set_name n",
-            b"ping x",
-            b"_eval 1",
-            b"tail e",
-            b"delete_queue q --when-unused=9",
-            b"nothing",
-            b"close_connection 999",
-        )
-    ),
-]
+BURSTS: Final = b"""
+m%d publish e x
+m%d publish --confirm e x
+m%d publish --once e x
+m%d publish --mandatory e x
+m%d publish --delay=3600 e x
+m%d publish --at=4102444800 e x
+m%d publish --ttl=3600 e x
+m%d publish --meta=a=1 e x
+m%d publish --to=q e x
+m%d publish --confirm --once --ttl=3600 --meta=a=1 e x
+x%d subscribe q e
+x%d rebind q e f
+x%d consume q
+x%d ack c m
+x%d reject c m
+x%d release c m
+x%d touch c m
+x%d cancel q m
+x%d promote q m
+x%d move q dead --limit=1
+x%d redrive dead --limit=1
+x%d delete_consumer c
+x%d set_queue q --retries=1
+x%d purge q --limit=1
+x%d purge q --id=m
+x%d peek q --limit=1
+x%d range q
+x%d trim q 1
+x%d stats
+x%d stats queues
+x%d help
+x%d set_name n
+x%d ping x
+x%d _eval 1
+x%d tail e
+x%d delete_queue q --when-unused=9
+x%d nothing
+x%d close_connection 999
+""".strip().split(b"\n")
 SELECTED: Final = b"", b" --limit=1", b" --id=none", b" --event=none.*", b" --older=3600"
 
 ROWS: Final = [

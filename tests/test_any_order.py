@@ -103,7 +103,7 @@ class Kills(RuleBasedStateMachine):
     # -- steps of the server
 
     @rule(
-        what=st.sampled_from(["work", "work", "read", "answer", "commit", "take", "write", "fail"])
+        what=st.sampled_from(["work", "work", "read", "answer", "commit", "take", "land", "fail"])
     )
     def step(self, what: str) -> None:
         getattr(self.lab, what)()

@@ -87,6 +87,11 @@ ALL = {b"q": [b"m1", b"m2", b"m3", b"m4"]}
         ("delete from tally where name = 'segment'", "the tally of segment is missing", ""),
         ("delete from segment where id = (select max(id) from segment)", "table segment: ", "ack"),
         ("delete from segment where id = (select min(id) from segment)", "table segment: ", ""),
+        (
+            "update segment set body = 'text' where id in (select max(id) from segment)",
+            "segment ",
+            "ack",
+        ),
     ],
 )
 def test_a_row_that_is_not_what_was_written_is_refused_and_can_be_salvaged(

@@ -20,7 +20,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -74,12 +73,7 @@ class ServiceManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 

@@ -13,7 +13,7 @@ from mqks.broker.base.turns import finish
 from mqks.broker.log.pending import Mark, Run
 from mqks.broker.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
-from tests.bare import BareWorld
+from tests.bare import BareWorld, ask, bare
 from tests.compiled import patches_modules
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -21,29 +21,6 @@ from tests.waiting import until
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 MIB = 1024 * 1024
-
-
-def ask(world: BareWorld, line: bytes) -> bytes:
-    world.send("k", line + b"\n")
-    return world.received("k")
-
-
-def bare(**settings: object) -> BareWorld:
-    world = BareWorld(**settings)
-    world.connect("k")
-    return world
-
-
-def test_queues() -> None:
-    world = bare(queues_max=2)
-    assert ask(world, b"s1 subscribe --confirm q1 e") == b"s1 ok \n"
-    assert ask(world, b"c2 consume --confirm q2 e") == b"c2 ok \n"
-    assert ERROR.fullmatch(ask(world, b"s3 subscribe --confirm q3 e"))
-    assert ERROR.fullmatch(ask(world, b"c3 consume --confirm q3 e"))
-    assert ask(world, b"ev _eval state.events_by_queues") == (b'ev ok {"q1": ["e"], "q2": ["e"]}\n')
-    assert ask(world, b"c1 consume --confirm q1") == b"c1 ok \n"
-    assert ask(world, b"d delete_queue --confirm q2").endswith(b"d ok \n")
-    assert ask(world, b"s3 subscribe --confirm q3 e") == b"s3 ok \n"
 
 
 def test_masks_of_a_request() -> None:
@@ -361,62 +338,6 @@ def test_long_ids_are_remembered_by_their_hash() -> None:
     assert len(connection.once_id(b"a" * 255)) <= ONCE_ID_BYTES_MAX
 
 
-def test_a_queue_of_one_message() -> None:
-    world = bare(queue_messages_max=1)
-    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
-    for _ in range(3):
-        assert ask(world, b"m publish --confirm e x") == b"m ok \n"
-        assert ERROR.fullmatch(ask(world, b"r publish e x"))
-        assert ask(world, b"t purge --confirm q") == b"t ok 1\n"
-
-
-def test_bindings_of_a_queue() -> None:
-    world = bare(bindings_per_queue_max=2)
-    assert ask(world, b"s subscribe --confirm q e1 e2") == b"s ok \n"
-    for too_many in (b"subscribe q e1 e2 e3", b"rebind q --add e3", b"consume q --add e3"):
-        assert ERROR.fullmatch(ask(world, b"r " + too_many))
-    assert ask(world, b"ev _eval state.events_by_queues") == b'ev ok {"q": ["e1", "e2"]}\n'
-    assert ask(world, b"ev _eval state.consumers_by_queues") == b'ev ok {"q": []}\n'
-    assert ask(world, b"r rebind --confirm q --remove e1 --add e3") == b"r ok \n"
-
-
-def test_consumers_of_a_connection() -> None:
-    world = bare(consumers_per_connection_max=2)
-    assert ask(world, b"c1 consume q\nc2 consume --confirm q") == b"c2 ok \n"
-    assert ERROR.fullmatch(ask(world, b"c3 consume --confirm q"))
-    world.connect("other")
-    world.send("other", b"c3 consume --confirm q\n")
-    assert world.received("other") == b"c3 ok \n"
-
-
-def test_unacked_of_a_consumer() -> None:
-    world = bare(prefetch_max=2)
-    world.send("k", b"c consume q e --manual-ack\n")
-    world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(5)))
-    assert world.received("k") == b"c ok m0 event=e x\nc ok m1 event=e x\n"
-    assert ask(world, b"a ack c m1") == b"c ok m2 event=e x\n"
-    assert ask(world, b"a reject c m0") == b"c ok m3 event=e x\n"
-    assert ask(world, b"a ack c --all") == b"c ok m4 event=e x\nc ok m0 event=e,retry=1 x\n"
-
-
-def test_one_full_consumer_does_not_hold_up_another() -> None:
-    world = bare(prefetch_max=1)
-    world.send("k", b"c1 consume q e --manual-ack\nc2 consume q\n")
-    world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(4)))
-    lines = sorted(world.received("k").splitlines())
-    assert lines == [
-        b"c1 ok m0 event=e x",
-        b"c2 ok m1 event=e x",
-        b"c2 ok m2 event=e x",
-        b"c2 ok m3 event=e x",
-    ]
-
-
-def test_mask_length() -> None:
-    world = bare()
-    assert ERROR.fullmatch(ask(world, b"r rebind q --remove-mask " + b"*.a" * 1000))
-
-
 def test_errors_waiting_for_the_journal() -> None:
     world = bare(errors_kept_max=3)
     connection = world.broker.connect("flood", local=True)
@@ -462,24 +383,6 @@ def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
     assert not queue.lane.marks
 
 
-def test_connections(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db", "--connections-max", "2") as server,
-        LineClient(server.address) as first,
-        LineClient(server.address) as second,
-    ):
-        assert first.ask(b"p ping") == b"p ok "
-        assert second.ask(b"p ping") == b"p ok "
-        with LineClient(server.address) as third:
-            assert ERROR.fullmatch(third.line() + b"\n")
-            with pytest.raises(EOFError):
-                third.line()
-        assert first.ask(b"p ping") == b"p ok "
-        second.leave()
-        with LineClient(server.address) as third:
-            assert third.ask(b"p ping") == b"p ok "
-
-
 def test_a_consumer_that_does_not_read(tmp_path: Path) -> None:
     """It gets no more than its connection can hold; the rest stays in the queue, others go on."""
     count, data = 400, b"x" * 100_000
@@ -497,20 +400,6 @@ def test_a_consumer_that_does_not_read(tmp_path: Path) -> None:
         for number in range(count):
             assert stuck.line() == b"c ok m%d event=e %s" % (number, data)
         assert stuck.line() == b"c ok m event=e last"
-
-
-def test_a_client_that_does_not_take_its_replies(tmp_path: Path) -> None:
-    """It is not read any more: its own sending stops, and nobody else's."""
-    flags = ("--output-buffer-bytes-max", "1MiB", "--delivery-pause-bytes", "64KiB")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address, seconds=0.5) as stuck,
-        LineClient(server.address) as other,
-    ):
-        pings = (b"p ping " + b"x" * 1000 + b"\n") * 200_000
-        with pytest.raises(TimeoutError):
-            stuck.send(pings)
-        assert other.ask(b"p ping") == b"p ok "
 
 
 def test_waiting_messages_beyond_the_memory_budget(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -18,10 +18,9 @@ from mqks.broker.routing import bindings as bindings_module
 from mqks.broker.routing import masks as masks_module
 from mqks.client.messages import Update
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
-from mqks.protocol.masks import bound_matches
 from mqks.testing import Broker
 from mqks.users import Permissions
-from tests.bare import BareWorld
+from tests.bare import BareWorld, ask, bare
 from tests.compiled import patches_modules
 from tests.fuzz.invariants import check
 from tests.line_client import LineClient
@@ -175,11 +174,6 @@ def _flag(flag: str, names: list[str]) -> list[str]:
     return [flag, *names] if names else []
 
 
-@given(st.sampled_from(MASKS), st.sampled_from(EVENTS))
-def test_a_mask_matches_what_a_regular_expression_does(mask: str, event: str) -> None:
-    assert bound_matches(mask.encode(), event.encode()) == matches(mask, event)
-
-
 # ----------------------------------------------------------------------------------- permissions
 
 USER_MASKS = st.lists(st.text("ab.**", min_size=1, max_size=8), max_size=3)
@@ -217,17 +211,6 @@ def test_masks_that_users_may_bind(given: list[str], covered: list[str], others:
 
 
 # ---------------------------------------------------------------------------------------- limits
-
-
-def bare(**settings: Any) -> BareWorld:
-    world = BareWorld(**settings)
-    world.connect("k")
-    return world
-
-
-def ask(world: BareWorld, line: bytes) -> bytes:
-    world.send("k", line + b"\n")
-    return world.received("k")
 
 
 def test_the_length_of_a_mask() -> None:

@@ -388,34 +388,6 @@ def test_a_client_of_the_broker_is_told_at_once(
         another.shutdown()
 
 
-@pytest.mark.slow
-def test_silent_connections_keep_nobody_out(web: Web) -> None:
-    """Silent from the start, in their first request, or in their second."""
-    with ExitStack() as cleanup:
-        silent = []
-        for number in range(HTTP_CONNECTIONS_MAX):
-            peer = cleanup.enter_context(socket.create_connection(web.address, WAIT_S))
-            replies = cleanup.enter_context(peer.makefile("rb"))
-            silent.append(replies)
-            with suppress(ConnectionError):  # For one that was too slow its time is over.
-                if number % 3 == 2:
-                    peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                    while replies.readline() not in (b"ok\n", b""):
-                        pass
-                peer.sendall(b"GET /healthz" if number % 3 else b"")
-        assert until(lambda: answers(web))
-        for replies in silent:
-            with suppress(ConnectionError):
-                assert replies.read() == b"", "it is closed"
-
-
-def answers(web: Web) -> bool:
-    try:
-        return web.ask("/healthz").status == 200
-    except OSError:
-        return False
-
-
 def test_it_is_not_ready_while_the_disk_is_full(tmp_path: Path) -> None:
     flags = ("--http-port", "0", "--db-bytes-max", "2MiB", "--ballast-bytes", "0")
     with (

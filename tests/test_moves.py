@@ -12,54 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.broker.base.turns import Work
-from mqks.broker.broker import Broker
 from mqks.broker.log import pending as pending_module
-from mqks.broker.log.pending import Batch
 from mqks.broker.queue import lane as lane_module
 from mqks.broker.queue.moves import move_waiting
-from mqks.broker.requests.intake import Intake
 from mqks.settings import Settings
 from tests.compiled import patches_modules
 from tests.fuzz.disk import Disk
+from tests.played import ALL, Played
 
 SOURCE, TARGET = b"from", b"to"
 
 
-class World:
+class World(Played):
     """`memory_bytes` 0: what is written is on disk only."""
 
     def __init__(self, disk: Disk, memory_bytes: int = 0) -> None:
-        self.disk = disk
-        numbers = count()
-        self.broker = Broker(
-            Settings(memory_bytes=memory_bytes),
-            clock=lambda: 0.0,
-            now_us=lambda: 0,
-            new_error_id=lambda: (f"{next(numbers):024x}", 0),
-            on_error=lambda record: True,
-        )
-        self.intake = Intake(self.broker)
-        disk.recover(self.broker)
+        super().__init__(Settings(memory_bytes=memory_bytes), disk)
         self.connection = self.broker.connect("test", local=True)
 
     def send(self, *lines: bytes) -> None:
         self.intake.receive(self.connection, b"".join(line + b"\n" for line in lines))
 
-    def commit(self) -> None:
-        while self.broker.pending:
-            batch = self.broker.pending.take()
-            self.disk.write(batch.entry)
-            self.broker.committed(batch)
-
     def page(self) -> None:
-        fetches, self.broker.shared.fetches = self.broker.shared.fetches, []
-        for queue, numbers, then in fetches:
-            then(self.disk.fetch(queue.id, numbers))
-        wanted, self.broker.shared.page_requests = self.broker.shared.page_requests, []
-        for queue in wanted:
-            first = queue.lane.page_first
-            is_there = first is not None and queue.id in self.disk.queues
-            queue.page_in(first, self.disk.page(queue.id, first) if is_there else [])
+        self.read()
+        self.answer(ALL)
 
     def messages(self, name: bytes) -> list[bytes]:
         """What a reader of the journal would see."""
@@ -106,7 +82,7 @@ def test_a_crash_anywhere_loses_nothing_and_doubles_nothing(
         world.page()
         world.send(b"d delete_consumer c")
         world.commit()
-        moves, in_flight, published = world.moves(), list[Batch](), count(100)
+        moves, published = world.moves(), count(100)
         written = set(range(6))
         for step in steps[:crash]:
             match step:
@@ -114,16 +90,14 @@ def test_a_crash_anywhere_loses_nothing_and_doubles_nothing(
                     next(moves, None)
                 case "page":
                     world.page()
-                case "commit" if not in_flight:
+                case "commit" if not world.in_flight:
                     world.commit()
-                case "take" if not in_flight and world.broker.pending:
-                    in_flight.append(world.broker.pending.take())
-                case "write" if in_flight:
-                    batch = in_flight.pop()
-                    disk.write(batch.entry)
-                    world.broker.committed(batch)
-                case "fail" if in_flight:
-                    world.broker.pending.put_back(in_flight.pop())
+                case "take":
+                    world.take()
+                case "write":
+                    world.land()
+                case "fail":
+                    world.fail()
                 case "publish":
                     world.send(b"m%d publish e x" % next(published))
                 case "hold":

@@ -16,7 +16,7 @@ from mqks.broker.log.metadata import (
 from mqks.commands import main
 from mqks.limits import CREDENTIALS_BYTES_MAX
 from mqks.settings import Settings
-from tests.bare import BareWorld
+from tests.bare import BareWorld, ask
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
@@ -29,11 +29,6 @@ def bare(**settings: Any) -> BareWorld:
     world = BareWorld(**{"name_bytes_max": MAX, **settings})
     world.connect("k")
     return world
-
-
-def ask(world: BareWorld, line: bytes) -> bytes:
-    world.send("k", line + b"\n")
-    return world.received("k")
 
 
 def is_refused(world: BareWorld, line: bytes, reached: int = 1) -> bool:

@@ -334,6 +334,7 @@ def sent(n: int, event: str, ago_s: float, form: str) -> tuple[str, str, str]:
     return f"m{n}", event, json.dumps({"sent": told})
 
 
+@pytest.mark.slow
 def test_report_of_a_queue_and_of_its_lake(
     spark: "SparkSession", mqks_broker: Broker, lake: Path
 ) -> None:

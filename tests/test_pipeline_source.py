@@ -1,6 +1,5 @@
 """`format("mqks")`: what the source plans and reads, most of it without Spark; a few real runs."""
 
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -255,13 +254,6 @@ def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
     assert len({row["key"] for row in found}) == 5
 
 
-def test_reading_settles_nothing(mqks_broker: Broker) -> None:
-    publish(mqks_broker, range(5))
-    reader = batch_reader(mqks_broker.url)
-
-    assert offsets(reader, reader.partitions()) == offsets(reader, reader.partitions())
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -366,16 +358,6 @@ def test_a_stream_begins_with_an_empty_batch_that_pins_its_start(
     assert again.partitions(unpinned, pinned) == []
     end = again.latestOffset(pinned, ReadMaxRows(100))
     assert offsets(again, again.partitions(pinned, end)) == [4, 5, 6, 7, 8]
-
-
-def test_offsets_are_json(stream_reader: Make, mqks_broker: Broker) -> None:
-    publish(mqks_broker, range(3))
-    reader = stream_reader(mqks_broker.url)
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadAllAvailable())
-
-    for offset in (start, end):
-        assert json.loads(json.dumps(offset)) == offset
 
 
 def test_read_limits_are_kept(stream_reader: Make, mqks_broker: Broker) -> None:
@@ -552,16 +534,6 @@ def test_what_was_trimmed_under_a_stream(
     assert "continuing without them" in caplog.text
 
 
-def test_what_was_trimmed_after_the_plan(stream_reader: Make) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = stream_reader(peer.url)
-        planned = reader.partitions(at(1), at(11))
-        with QueueReader(peer.url, "q") as log:
-            log.trim(5)
-        with pytest.raises(DataLost, match="messages 1 to 4 "):
-            rows(reader, planned)
-
-
 def test_a_log_that_has_become_shorter_after_the_plan(stream_reader: Make) -> None:
     with log_of(range(1, 11)) as peer:
         reader = stream_reader(peer.url)
@@ -661,6 +633,7 @@ def test_a_crash_in_the_first_batch_loses_nothing(
     assert found == [11, 12, 13, 14, 15]
 
 
+@pytest.mark.slow
 def test_trimmed_under_a_query(spark: "SparkSession", mqks_broker: Broker, tmp_path: Path) -> None:
     publish(mqks_broker, range(10))
     drain(load(spark, mqks_broker.url), tmp_path)

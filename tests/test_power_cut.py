@@ -21,6 +21,8 @@ from tests.unsynced import Disk
 from tests.waiting import WAIT_S
 
 STEPS = 600
+TEXTS = "--text-file-bytes-min", "500"
+"""Of the load, about half of the commits."""
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def log(seed: int, library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a server under load that is synchronous = full."""
-    return power_cut.record(tmp_path_factory.mktemp("load"), library, random.Random(seed), STEPS)
+    """Of a server under load that is synchronous = full, with texts in files and without."""
+    directory = tmp_path_factory.mktemp("load")
+    return power_cut.record(directory, library, random.Random(seed), STEPS, *TEXTS)
 
 
 @pytest.mark.parametrize("cuts", [20, pytest.param(400, marks=pytest.mark.slow)])
@@ -48,6 +51,7 @@ def test_what_was_confirmed_outlives_a_power_cut(
     assert figures.cuts.total() == cuts
     assert figures.confirms > STEPS, "hardly any confirms"
     assert figures.syncs > 50, "hardly any syncs"
+    assert b"-texts/0" in log.read_bytes()
 
 
 def test_a_disk_that_lies_is_found_out(log: Path, seed: int, tmp_path: Path) -> None:
@@ -71,45 +75,27 @@ def test_a_database_that_was_only_begun_is_begun_again(log: Path, tmp_path: Path
         assert broker.port
 
 
-@pytest.mark.parametrize(
-    ("steps", "cuts"), [(STEPS // 4, 8), pytest.param(STEPS, 120, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("texts", "cuts"), [((), 120), (TEXTS, 200)], ids=["rows", "texts"])
 def test_with_less_than_full_the_database_stays_whole(
-    library: Path, seed: int, tmp_path: Path, steps: int, cuts: int
+    library: Path, seed: int, tmp_path: Path, texts: tuple[str, ...], cuts: int
 ) -> None:
-    flags = "--synchronous", "normal"
-    log = power_cut.record(tmp_path, library, random.Random(seed), steps, *flags)
+    flags = "--synchronous", "normal", *texts
+    log = power_cut.record(tmp_path, library, random.Random(seed), STEPS, *flags)
     figures = power_cut.cut(
         log, tmp_path, cuts, seed, at_ends=1.0, broken_max=sys.maxsize, synchronous="normal"
     )
     assert figures.damaged == []
-    assert figures.broken or cuts < 120, "normal promises as much as full"
-
-
-TEXTS = "--text-file-bytes-min", "500"
-"""Of the load, about half of the commits."""
-
-
-@pytest.mark.parametrize(
-    ("steps", "cuts"), [(STEPS // 4, 10), pytest.param(STEPS, 400, marks=pytest.mark.slow)]
-)
-def test_what_was_confirmed_outlives_a_power_cut_with_its_text(
-    library: Path, seed: int, tmp_path: Path, steps: int, cuts: int
-) -> None:
-    log = power_cut.record(tmp_path, library, random.Random(seed), steps, *TEXTS)
-    figures = power_cut.cut(log, tmp_path, cuts, seed)
-    assert figures.damaged == figures.broken == []
-    assert b"-texts/0" in log.read_bytes()
+    assert figures.broken, "normal promises as much as full"
 
 
 @pytest.mark.slow
-def test_with_less_than_full_the_texts_stay_whole(library: Path, seed: int, tmp_path: Path) -> None:
-    flags = "--synchronous", "normal", *TEXTS
-    log = power_cut.record(tmp_path, library, random.Random(seed), STEPS, *flags)
-    figures = power_cut.cut(
-        log, tmp_path, 200, seed, at_ends=1.0, broken_max=sys.maxsize, synchronous="normal"
-    )
-    assert figures.damaged == []
+def test_what_was_confirmed_outlives_a_power_cut_in_the_database_alone(
+    library: Path, seed: int, tmp_path: Path
+) -> None:
+    log = power_cut.record(tmp_path, library, random.Random(seed), STEPS)
+    figures = power_cut.cut(log, tmp_path, 400, seed)
+    assert figures.damaged == figures.broken == []
 
 
 BACKUP = ["backup", "--force", "--db", "mqks.db"]

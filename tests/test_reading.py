@@ -4,7 +4,6 @@ crashes, and while the journal tidies up."""
 import json
 import socket
 import struct
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -114,39 +113,6 @@ def test_a_log_is_read_in_pages_of_any_size(tmp_path: Path) -> None:
         assert reader.range("q", "--at=0")["at"] == "1"
 
 
-@pytest.mark.slow
-def test_what_was_seen_stays_true_over_consumers_compaction_and_crashes(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    seen: dict[int, str] = {}
-    alive: set[str] = set()
-    epochs = set()
-    for turn in range(4):
-        with ServerProcess(db) as server, Reader(server.address) as reader:
-            if not turn:
-                reader.ask("subscribe --confirm q e")
-            ids = [f"t{turn}m{i}" for i in range(5_000)]
-            reader.send(*[f"{each} publish e {'x' * 200}" for each in ids])
-            assert reader.ask("publish --confirm elsewhere x") == ""
-            alive.update(ids)
-            # Taken by one consumer, every third acked: what is left is scattered.
-            reader.send("c consume q --manual-ack")
-            held = [reader.stream.readline().split()[2].decode() for _ in range(len(alive))]
-            assert set(held) == alive
-            settled = held[::3]
-            alive.difference_update(settled)
-            reader.send(*[f"a ack c {each}" for each in settled])
-            assert reader.ask("ack --confirm c nothing") == ""
-            with Reader(server.address) as other:
-                found = other.read("q", 0, "--limit=777")
-                assert {line.split()[0] for _, _, line in found} == alive
-                for seq, _, line in found:
-                    assert seen.setdefault(seq, line) == line
-                epochs.add(other.range("q")["epoch"])
-                assert int(other.range("q")["next"]) > max(seen)
-            server.kill()
-    assert len(epochs) == 1
-
-
 def test_a_new_queue_or_database_has_another_epoch(tmp_path: Path) -> None:
     epochs = []
     for name in ("one.db", "two.db"):
@@ -164,48 +130,6 @@ def test_a_new_queue_or_database_has_another_epoch(tmp_path: Path) -> None:
                 reader.ask("delete_queue --confirm q")
                 assert reader.ask(f"trim --confirm q 2 --epoch={epochs[-1]}") == "0"
     assert len(set(epochs)) == 4
-
-
-@pytest.mark.slow
-def test_reading_goes_on_while_others_publish_consume_and_compact(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
-        reader.ask("subscribe --confirm log e")
-        stop = threading.Event()
-        failures: list[BaseException] = []
-
-        def load() -> None:
-            try:
-                with Reader(server.address) as other:
-                    other.send("c consume --confirm work e --manual-ack")
-                    assert other.stream.readline() == b"c ok \n"
-                    number = 0
-                    while not stop.is_set():
-                        ids = [f"m{i}" for i in range(number, number + 200)]
-                        number += 200
-                        other.send(*[f"{each} publish e {'x' * 100}" for each in ids])
-                        for each in ids:
-                            assert other.stream.readline().split()[2].decode() == each
-                        other.send(*[f"a ack c {each}" for each in ids[::2]])
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=load)
-        thread.start()
-        try:
-            first = 1
-            told: list[str] = []
-            while len(told) < 20_000 and not failures:
-                reader.send(f"x read log --from={first} --limit=5000")
-                facts, page = reader.page()
-                told += [line for _, _, line in page]
-                if page:
-                    reader.ask(f"trim --confirm log {first}")
-                first = int(facts["next"])
-        finally:
-            stop.set()
-            thread.join(WAIT_S)
-        assert not failures
-        assert [line.split()[0] for line in told] == [f"m{i}" for i in range(len(told))]
 
 
 def test_more_reads_ahead_than_allowed_are_refused(tmp_path: Path) -> None:

@@ -59,32 +59,6 @@ def test_a_missing_segment_is_noticed_and_salvaged_once(tmp_path: Path) -> None:
         assert told == [b"m0", b"m2", b"p"]
 
 
-def test_a_segment_that_is_no_blob_is_damage(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    three_messages_in_three_segments(db)
-    damage(db, "update segment set body = 'text' where id = 3")
-    code, log = refusal(db)
-    assert code == EXIT_DAMAGED
-    assert "segment 3" in log
-
-
-def test_damaged_pages_are_damage(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    three_messages_in_three_segments(db)
-    with closing(sqlite3.connect(db)) as connection:
-        (page,) = connection.execute(
-            "select rootpage from sqlite_schema where name = 'segment'"
-        ).fetchone()
-    with db.open("r+b") as file:
-        file.seek((page - 1) * 4096)
-        file.write(b"\xff" * 4096)
-    code, log = refusal(db)
-    assert code == EXIT_DAMAGED, log
-    assert "Traceback" not in log
-    code, log = refusal(db, "--salvage")
-    assert code == EXIT_DAMAGED, log
-
-
 def test_a_foreign_lock_is_waited_out(tmp_path: Path) -> None:
     """Another process that writes, against all advice, delays confirms and loses nothing."""
     db = tmp_path / "mqks.db"

@@ -44,33 +44,6 @@ def ok(client: LineClient, request: bytes) -> bytes:
 # ------------------------------------------------------------------------------------ sharing
 
 
-def test_two_workers_of_different_speed_share_the_tasks_by_their_speed(broker: Broker) -> None:
-    tasks, pace = 1000, 9
-    with client(broker) as boss, client(broker) as fast, client(broker) as slow:
-        ok(boss, b"subscribe q task")
-        boss.send(b"".join(b"m%d publish task %d\n" % (each, each) for each in range(tasks)))
-        ok(boss, b"publish nothing")
-        for worker in (fast, slow):
-            worker.send(b"%d consume q --manual-ack --prefetch=1\n" % worker.port)
-        taken: dict[LineClient, list[bytes]] = {fast: [fast.line()], slow: [slow.line()]}
-
-        def work(worker: LineClient) -> None:
-            message_id = taken[worker][-1].split(b" ")[2]
-            worker.send(b"a ack %d %b\n" % (worker.port, message_id))
-            if sum(map(len, taken.values())) < tasks:
-                taken[worker].append(worker.line())
-
-        while sum(map(len, taken.values())) < tasks:
-            for _ in range(pace):
-                work(fast)
-            work(slow)
-
-        tenth = tasks // (pace + 1)
-        assert tenth - 1 <= len(taken[slow]) <= tenth + 1
-        numbers = sorted(int(line.split(b" ")[4]) for lines in taken.values() for line in lines)
-        assert numbers == [*range(tasks)]
-
-
 # --------------------------------------------------------------------------------------- time
 
 

@@ -444,11 +444,6 @@ def model(mask: bytes, name: bytes, *, across: bool) -> bool:
     return name[:1] == mask[:1] and model(mask[1:], name[1:], across=across)
 
 
-@given(MASKS, NAMES)
-def test_masks_of_users_mean_what_a_slow_matcher_does(mask: bytes, name: bytes) -> None:
-    assert name_masks([mask])(name) == model(mask, name, across=True)
-
-
 @given(st.lists(MASKS, max_size=3), NAMES)
 def test_masks_of_events_mean_what_a_slow_matcher_does(masks: list[bytes], name: bytes) -> None:
     masks = [mask for mask in masks if mask == b"**" or b"**" not in mask.removesuffix(b".**")]
@@ -569,12 +564,6 @@ def test_another_user_on_the_same_connection(client: LineClient) -> None:
     login(client, "root")
     # Consumers of tests before may still be on their way out.
     until(lambda: client.ask(b"e _eval state.queues_by_consumer_ids") == b'e ok {"w": "work-4"}')
-
-
-def test_the_user_shows_in_the_stats(client: LineClient) -> None:
-    login(client, "root")
-    rows = json.loads(client.ask(b"s stats connections").removeprefix(b"s ok "))
-    assert rows[-1]["user"] == "root"
 
 
 def test_a_goodbye_behind_a_password(server: ServerProcess, client: LineClient) -> None:

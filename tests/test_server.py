@@ -3,16 +3,15 @@
 import os
 import signal
 import sqlite3
-import subprocess
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
-from mqks.testing import BrokerProcess
 from tests.bare import BareWorld
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
+from tests.test_descriptors import Limited
 from tests.waiting import until
 
 
@@ -85,22 +84,6 @@ def test_a_second_signal_does_not_cut_a_stop_short(tmp_path: Path, again: signal
         assert "event=stopped" in server.log
 
 
-class FewFiles(ServerProcess):
-    def _spawn(self, command: list[str]) -> subprocess.Popen[str]:
-        return BrokerProcess._spawn(
-            self, ["sh", "-c", 'ulimit -n 140 && exec "$@"', "sh", *command]
-        )
-
-
-class ManyFiles(ServerProcess):
-    """As many as its default of connections, as systems often allow."""
-
-    def _spawn(self, command: list[str]) -> subprocess.Popen[str]:
-        return BrokerProcess._spawn(
-            self, ["sh", "-c", 'ulimit -n 20000 && exec "$@"', "sh", *command]
-        )
-
-
 @pytest.mark.parametrize(
     ("flags", "count"),
     [((), 0), (("--connections-max", "19900"), 1), (("--connections-max", "5000"), 0)],
@@ -108,7 +91,7 @@ class ManyFiles(ServerProcess):
 def test_few_open_files_are_reported_where_they_matter(
     tmp_path: Path, flags: tuple[str, ...], count: int
 ) -> None:
-    with ManyFiles(tmp_path / "mqks.db", *flags) as server:
+    with Limited(20_000, tmp_path / "mqks.db", *flags) as server:
         assert server.log.count("event=few_open_files") == count
 
 
@@ -116,7 +99,7 @@ def test_few_open_files_are_reported_where_they_matter(
 def test_connections_stay_below_the_limit_of_open_files(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    with FewFiles(tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
+    with Limited(140, tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
         clients = [stack.enter_context(LineClient(server.address)) for _ in range(90)]
         todo = 'todo="allow 20128 open files (ulimit -n, or LimitNOFILE= of systemd)"'
         told = f"level=warning event=few_open_files open_files=140 connections_max=70 {todo}"
@@ -153,17 +136,6 @@ def test_publishers_that_were_paused_go_on(tmp_path: Path) -> None:
                 client.send(b"m%d publish e %s\n" % (number, b"x" * 1000))
                 assert client.ask(b"p ping") == b"p ok "
                 assert client.ask(b"p publish --confirm e x") == b"p ok "
-
-
-def test_a_mask_of_many_stars_is_quick() -> None:
-    world = BareWorld()
-    world.connect("k")
-    world.send("k", b"s subscribe q a.%s\n" % (b"a" * 250))
-    world.send("k", b"r rebind --confirm q --remove-mask a.%sc\n" % (b"a*" * 100))
-    assert world.received("k") == b"r ok \n"
-    world.send("k", b"r rebind --confirm q --remove-mask a.%s\n" % (b"a*" * 100))
-    world.send("k", b"ev _eval state.events_by_queues\n")
-    assert world.received("k") == b"r ok \nev ok {}\n"
 
 
 def test_expressions_of_one_chunk_share_their_steps() -> None:
@@ -225,3 +197,14 @@ def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:
             if b" last-399" in slow.line():
                 break
         assert updates < 399
+
+
+def test_an_expression_sees_the_address_and_the_replies_of_its_turn(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        reply = client.ask(b"e _eval ' '.join(config['workers'])")
+        assert reply == b"e ok 127.0.0.1:0", "as it is set"
+    world = BareWorld()
+    world.connect("k")
+    waiting = b"_eval sum(q.qsize() for q in state.responses_by_clients.itervalues())"
+    world.send("k", b"p ping x\np ping y\nev %b\n" % waiting)
+    assert world.received("k") == b"p ok x\np ok y\nev ok 2\n"

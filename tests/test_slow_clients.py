@@ -83,24 +83,6 @@ def peeked(client: LineClient, after: int) -> int:
     return after
 
 
-@pytest.mark.slow
-def test_readers_that_leave_their_answers(tmp_path: Path) -> None:
-    """Each could have four MiB; and who reads gets through behind all of them."""
-    count = 8_000
-    with (
-        ServerProcess(tmp_path / "mqks.db", *LIMIT) as server,
-        LineClient(server.address, seconds=60) as reader,
-    ):
-        fill(reader, count)
-        before = server.resident_bytes
-        with stuck_at(server.address, 100, b"r read q --from=1\n" * 4):
-            after = 0
-            while (last := peeked(reader, after)) > after:
-                after = last
-            assert after == count
-            assert peak_bytes(server) < before + GROWTH_BYTES
-
-
 def test_readers_over_tls_that_leave_their_answers(tmp_path: Path, tls_port: int) -> None:
     context, tls = with_tls(tmp_path, tls_port)
     with (

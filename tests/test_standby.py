@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -17,9 +15,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from mqks import Options, connect_blocking
+from mqks import Options
 from mqks.commands import main
-from mqks.errors import ClaimLost, ConfigurationError
+from mqks.errors import ConfigurationError
 from mqks.server import silence
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
@@ -27,7 +25,6 @@ from tests.line_client import LineClient
 from tests.postgres import Postgres
 from tests.server_process import ServerProcess, refusal
 from tests.skins import SKINS
-from tests.test_reading import Reader
 from tests.waiting import WAIT_S, until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -203,49 +200,6 @@ def test_the_url_of_an_owner_is_one_for_other_machines(journal_url: DatabaseUrl)
         assert active.stop() == 0
 
 
-@pytest.mark.slow
-def test_a_log_is_read_on_over_a_take_over(journal_url: DatabaseUrl) -> None:
-    """Each message once, as an archive does it: from `next`, while the epoch is the same."""
-    port = free_port()
-    count = 2000
-    seen: list[tuple[int, str]] = []
-    epochs: set[str] = set()
-    with (
-        Member(journal_url) as active,
-        standby(journal_url, "--port", str(port)) as waiting,
-        connect_blocking([active.url, f"mqks://127.0.0.1:{port}"], PATIENT) as client,
-        ThreadPoolExecutor() as threads,
-    ):
-        client.subscribe("q", ["e"])
-
-        def publish() -> None:
-            for number in range(0, count, 20):
-                ids = (f"m{each}" for each in range(number, number + 20))
-                for each in ids:
-                    client.publish("e", "x", id=each, once=True)
-                client.publish("e", "x", id=f"c{number}", once=True, confirm=True)
-
-        def archive(server: Member, end: Callable[[], bool]) -> None:
-            with Reader(server.address) as reader, suppress(AssertionError, OSError):
-                while not end():
-                    epochs.add(reader.range("q")["epoch"])
-                    after = seen[-1][0] + 1 if seen else 1
-                    seen.extend((seq, line) for seq, _, line in reader.read("q", after))
-
-        publishing = threads.submit(publish)
-        archive(active, lambda: len(seen) > count // 4)
-        active.kill()
-        archive(waiting, lambda: publishing.done() and len(seen) > 0)
-        publishing.result()
-        archive(waiting, iter([False, True]).__next__)
-    assert len(epochs) == 1
-    numbers = [seq for seq, _ in seen]
-    assert numbers == [*range(1, len(numbers) + 1)]
-    ids = [line.split(" ")[0] for _, line in seen]
-    assert len(ids) == len(set(ids))
-    assert set(ids) >= {f"c{number}" for number in range(0, count, 20)}
-
-
 def free_port() -> int:
     """One on which nobody listens."""
     with socket.socket() as free:
@@ -312,52 +266,6 @@ def test_a_reload_of_a_standby_is_done_when_it_takes_over(
         assert waiting.address
         assert "event=reloaded" in waiting.log
         assert waiting.stop() == 0
-
-
-@pytest.mark.slow
-def test_every_confirmed_message_is_there_after_a_kill(journal_url: DatabaseUrl) -> None:
-    confirmed: list[bytes] = []
-    sent = 0
-    with Member(journal_url) as active, standby(journal_url) as waiting:
-        with LineClient(active.address) as client:
-            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-            while len(confirmed) < 500:
-                for _ in range(20):
-                    client.send(b"m%d publish --confirm e x\n" % sent)
-                    sent += 1
-                confirmed += (line.split(b" ")[0] for line in client.lines())
-            active.kill()
-            with suppress(EOFError, ConnectionError):
-                while True:
-                    confirmed.append(client.line().split(b" ")[0])
-        with LineClient(waiting.address) as client:
-            assert client.ask(b"last publish --confirm e x") == b"last ok "
-            client.send(b"c consume q\n")
-            found: list[bytes] = []
-            while b"last" not in found:
-                found += (line.split(b" ")[2] for line in client.lines())
-    assert set(found) >= set(confirmed)
-    numbers = [int(each[1:]) for each in found[:-1]]
-    assert numbers == sorted(set(numbers)), "out of order, or twice"
-
-
-@pytest.mark.slow
-def test_an_owner_that_is_stopped_through_a_take_over_confirms_nothing(
-    journal_url: DatabaseUrl,
-) -> None:
-    with (
-        Member(journal_url) as active,
-        standby(journal_url) as waiting,
-        LineClient(active.address) as client,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        with suppress(ProcessLookupError), active.paused():
-            client.send(b"m publish --confirm e x\n")
-            assert waiting.address
-            os.kill(active.pid, signal.SIGCONT)
-            with pytest.raises(EOFError):
-                client.line()
-            assert active.wait() == ClaimLost.exit_code, active.log
 
 
 @pytest.mark.slow

@@ -390,23 +390,6 @@ def test_nothing_is_lost_under_faults(seconds: int) -> None:
 
 @pytest.mark.slow
 @needs_postgres
-@pytest.mark.timeout(900)
-def test_nothing_is_lost_when_patroni_fails_over() -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover.patroni import PatroniMissing
-    from tests.takeover.play import Play
-
-    play = Play(16, patroni=True, only=["switch_over", "lose_the_primary", "lose_all_standbys"])
-    try:
-        play.run(0)
-    except PatroniMissing as missing:
-        pytest.skip(str(missing))
-    assert faults(play.history) == []
-    assert any(isinstance(event, Drained) for event in play.history)
-
-
-@pytest.mark.slow
-@needs_postgres
 @pytest.mark.parametrize("splits", [False, True], ids=["databases", "clients too"])
 def test_nothing_is_lost_when_a_cable_is_cut(splits: bool) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")

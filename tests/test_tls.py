@@ -335,14 +335,6 @@ def test_old_versions_of_tls_are_refused(server: TlsServer, authority: trustme.C
         server.connect(context)
 
 
-def test_what_is_no_tls(server: TlsServer, authority: trustme.CA) -> None:
-    with LineClient(("127.0.0.1", server.port)) as client:
-        client.send(b"p ping x\n")
-        silence(client)
-    with server.connect(trusting(authority)) as tls:
-        assert tls.ask(b"p ping x") == b"p ok x"
-
-
 def test_the_end_of_a_connection_that_broke_the_rules(
     server: TlsServer, authority: trustme.CA
 ) -> None:

@@ -4,7 +4,6 @@ import json
 import re
 from contextlib import suppress
 from itertools import count
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
 MIB = 1024 * 1024
-CONFIRM = re.compile(rb"\S+ ok \d*\n")
 LINES = [
     b"p%d publish e x",
     b"p%d publish f y",
@@ -50,41 +48,6 @@ LINES = [
     b"",
     b"p%d publish e " + b"x" * 120,
 ]
-
-
-def replies_of(chunks: list[bytes], chunk_s: float = inf) -> tuple[list[bytes], list[bytes], bytes]:
-    """Confirms, whose order is free, other replies, and where all has come to."""
-    world = BareWorld(line_bytes_max=100)
-    world.broker.turns.chunk_s = chunk_s
-    for name in ("k", "c", "d", "g", "watcher"):
-        world.connect(name)
-    world.send("c", b"c consume q e --manual-ack\n")
-    world.send("d", b"d consume r e f --manual-ack\n")
-    world.send("g", b"g consume s g\n")
-    for chunk in chunks:
-        world.send("k", chunk)
-    lines = world.received("k").splitlines(keepends=True)
-    confirms = [line for line in lines if CONFIRM.fullmatch(line)]
-    world.send("watcher", b"s stats\nq stats queues\nu stats unacked\nb stats bindings\n")
-    state = b"".join(world.received(name) for name in ("c", "d", "g", "watcher"))
-    return sorted(confirms), [line for line in lines if line not in confirms], state
-
-
-@given(st.lists(st.sampled_from(LINES), max_size=30), st.integers(0, 200))
-def test_turns_make_no_difference(templates: list[bytes], cut: int) -> None:
-    """However short they are, and whatever is gathered from a chunk or comes line by line."""
-    lines = [
-        (line % number if b"%d" in line else line) + b"\n" for number, line in enumerate(templates)
-    ]
-    stream = b"".join(lines)
-    pieces = [stream[:cut], stream[cut:]]
-    assert replies_of(lines) == replies_of(pieces) == replies_of(pieces, chunk_s=-1.0)
-
-
-def test_a_message_that_comes_back_may_be_rejected_again_in_the_same_chunk() -> None:
-    lines = [b"p0 publish e x\n", *(b"r%d reject --confirm c p0\n" % n for n in range(3))]
-    assert b"retry=3" in replies_of(lines)[2]
-    assert replies_of(lines) == replies_of([b"".join(lines)])
 
 
 def together_or_not(

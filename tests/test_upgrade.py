@@ -1,7 +1,8 @@
 """Databases of every schema there was, opened by the present version; and one of a later schema.
 
-`databases/NNNN.sql` is what a server of its time left when it was killed behind these requests,
-all of them confirmed:
+`databases/NNNN.sql` has the rows that a server of its time left when it was killed behind these
+requests, all of them confirmed. Its tables are those of the migrations up to that one, and were
+when it was written: the file has their digest.
 
 - queue `mail` bound to `user.new`, `audit` to `user.new` and `user.gone`, one named by the byte ff
   to `bytes`; `later`, which is no queue, to `user.gone`; `temp` with a rule of 60 seconds
@@ -16,12 +17,14 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from mqks.commands import main
 from mqks.journal.sqlite.migrations import migrations
+from mqks.journal.sqlite.tables import row_crc
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 
@@ -33,13 +36,24 @@ AUDIT = [(b"m%d" % n, 0, b"n%d" % n) for n in range(1, 7)] + [(b"z", 0, b"last")
 BYTES = [(b"b", 0, b"\xfe")]
 
 
+def make_tables(connection: sqlite3.Connection, schema: int) -> None:
+    """Empty ones, of this schema."""
+    connection.create_function("row_crc", -1, row_crc)
+    for _, sql in migrations()[:schema]:
+        connection.executescript(sql)
+    for (table,) in connection.execute("select name from sqlite_schema where type = 'table'"):
+        connection.execute(f"delete from {table}")
+
+
 def left(db: Path, schema: int, how: str, *, later: str = "") -> None:
     """Put it there as its server left it: folded, or with all of it in the WAL."""
     made = db.with_name("made")
     with closing(sqlite3.connect(made, isolation_level=None)) as connection:
         for pragma in ("auto_vacuum = incremental", "journal_mode = wal", "wal_autocheckpoint = 0"):
             connection.execute(f"pragma {pragma}")
-        connection.executescript((DATABASES / f"{schema:04}.sql").read_text() + later)
+        make_tables(connection, schema)
+        rows = (DATABASES / f"{schema:04}.sql").read_text()
+        connection.executescript(f"begin; {rows} commit; pragma user_version = {schema}; {later}")
         if how == "killed":
             shutil.copy(made, db)
             shutil.copy(f"{made}-wal", f"{db}-wal")
@@ -84,9 +98,14 @@ def is_all_there(server: ServerProcess) -> None:
 
 
 def test_each_schema_has_its_database() -> None:
-    assert sorted(file.stem for file in DATABASES.iterdir()) == [
-        f"{number:04}" for number, _ in migrations()
-    ]
+    for schema in range(1, NEWEST + 1):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            make_tables(connection, schema)
+            sql = "select sql from sqlite_schema where name not like 'sqlite_%' order by name"
+            tables = "\n".join(text for (text,) in connection.execute(sql))
+        digest = sha256(tables.encode()).hexdigest()[:16]
+        assert f"-- schema {digest}\n" in (DATABASES / f"{schema:04}.sql").read_text()
+    assert len([*DATABASES.iterdir()]) == len(migrations()) == NEWEST
 
 
 @pytest.mark.parametrize("schema", range(1, NEWEST + 1))

@@ -380,7 +380,7 @@ def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
     lab.broker.turns.chunk_s = -1.0  # Each turn is one step.
     lab.broker.turns.clock = count().__next__
     lab.take()
-    lab.write()
+    lab.land()
     assert len(times.kinds[0].bodies) > 10_000
     lab.send("b", b"k cancel q m7")
     lab.rest()

@@ -18,84 +18,29 @@ from tests.transcripts import Story, stories_of
 
 TESTS = Path(__file__).parents[1]
 NUMBERS: Final = [
-    *(b"0", b"1", b"2", b"3", b"-1", b"+1", b"00", b"01", b"1_0", b"1e9", b"1e10", b"1e-400"),
-    *(b"nan", b"inf", b"-0", b"0.0", b".5", b"5.", b"0x10", b"1000", b"1001", b"10000", b"1000000"),
-    *(b"9223372036854775807", b"9223372036854775808", b"99999999999999999999", b"9" * 60),
-    *("\u0663".encode(), "\u00b2".encode(), b"", b" 1", b"1e999999999"),
+    *b"""0 1 2 3 -1 +1 00 01 1_0 1e9 1e10 1e-400 nan inf -0 0.0 .5 5. 0x10 1000 1001 10000 1000000
+    9223372036854775807 9223372036854775808 99999999999999999999 1e999999999""".split(),
+    *(b"9" * 60, "\u0663".encode(), "\u00b2".encode(), b"", b" 1"),
 ]
-FLAGS: Final = [
-    *(
-        b"--confirm",
-        b"--once",
-        b"--mandatory",
-        b"--add",
-        b"--remove",
-        b"--remove-mask",
-        b"--add-mask",
-    ),
-    *(
-        b"--all",
-        b"--manual-ack",
-        b"--delete-queue-when-unused",
-        b"--when-unused",
-        b"--limit",
-        b"--after",
-    ),
-    *(b"--then", b"--from", b"--to", b"--at", b"--epoch", b"--worker", b"--", b"---", b"-", b"--x"),
-    *(b"--retries", b"--losses", b"--backoff", b"--dead-letters", b"--ttl", b"--messages-max"),
-    *(b"--bytes-max", b"--overflow", b"--single-consumer", b"--ack-timeout", b"--reset", b"--meta"),
-    *(b"--delay", b"--dead", b"--prefetch", b"--scheduled", b"--event", b"--fate"),
-]
-PUBLISH_FLAGS: Final = [
-    *(b"--once", b"--mandatory", b"--ttl=9", b"--ttl=1e6", b"--delay=1", b"--at=1005", b"--to=q1"),
-    *(b"--meta=a=b", b"--meta=", b"--x"),
-]
+FLAGS: Final = b"""
+--confirm --once --mandatory --add --remove --remove-mask --add-mask --all --manual-ack --then
+--delete-queue-when-unused --when-unused --limit --after --from --to --at --epoch --worker -- --- -
+--x --retries --losses --backoff --dead-letters --ttl --messages-max --bytes-max --overflow --reset
+--single-consumer --ack-timeout --meta --delay --dead --prefetch --scheduled --event --fate
+""".split()
+PUBLISH_FLAGS: Final = b"""
+--once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta= --x
+""".split()
 NAMES: Final = [
-    *(b"q", b"q1", b"q2", b"e", b"e1", b"e2", b"a.b", b"a.c.b", b"m1", b"m2", b"m3", b"c1", b"c2"),
-    *(
-        b"*",
-        b"*.b",
-        b"a.*",
-        b"**",
-        b"*.*.*",
-        b".",
-        b"..",
-        b"\xff",
-        b"\x00",
-        b"\xc3\xa9",
-        b"x,retry=1",
-    ),
-    *(b"event=x", b"=", b"ok", b"error", b"b" * 255, b"b" * 256, b"token-of-u", b"token-of-admin"),
-    *(b"queues", b"queue", b"bindings", b"consumers", b"connections", b"unacked", b"errors"),
-    *(
-        b"journal",
-        b"\xed\xa0\x80",
-        b"\xe2\x80\xa8",
-        b"\x1f",
-        b"\x7f",
-        b"\x85",
-        b"\x0b",
-        b"{0}",
-        b"%s",
-    ),
+    *b"""q q1 q2 e e1 e2 a.b a.c.b m1 m2 m3 c1 c2 * *.b a.* ** *.*.* . .. event=x = ok error
+    x,retry=1 token-of-u token-of-admin queues queue bindings consumers connections unacked errors
+    journal {0} %s""".split(),
+    *(b"\xff", b"\x00", b"\xc3\xa9", b"b" * 255, b"b" * 256, b"\xed\xa0\x80", b"\xe2\x80\xa8"),
+    *(b"\x1f", b"\x7f", b"\x85", b"\x0b"),
 ]
 BYTES: Final = [
     *(b"\x00", b"\t", b"\r", b"\r\r", b"\n", b"\n\n", b"\r\n", b" ", b"  ", b" " * 40, b"\xff"),
-    *(
-        b"\x80",
-        b"\xc3",
-        b"\xf0\x9f",
-        b"\x1b",
-        b"\x7f",
-        b"-",
-        b"--",
-        b"=",
-        b",",
-        b".",
-        b"*",
-        b"%",
-        b"\\",
-    ),
+    *(b"\x80", b"\xc3", b"\xf0\x9f", b"\x1b", b"\x7f", b"--", *map(bytes, zip(b"-=,.*%\\"))),
 ]
 EXPRESSIONS: Final = [
     *("len(state.queues)", "{name: len(q) for name, q in state.queues.items() if q}"),

@@ -6,33 +6,26 @@ its order. The one rule: whatever can differ between two runs is a step or a set
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from time import thread_time
-from types import TracebackType
 from typing import Any, Final, Self
 
-from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Slow
-from mqks.broker.log.pending import Batch, ErrorRecord, Run
+from mqks.broker.log.pending import ErrorRecord
 from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
 from mqks.broker.queue.blocks import BLOCK, SHORT
-from mqks.broker.queue.queue import Queue
 from mqks.broker.requests import intake as intake_module
-from mqks.broker.requests.intake import Intake
-from mqks.broker.shared import Fetch
-from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, LINES_MAX, SCARCE_BYTES
 from mqks.settings import Settings
 from mqks.users import User, Users, hash_token
 from tests.fuzz import Finding
-from tests.fuzz.disk import Disk
 from tests.fuzz.invariants import check, check_disk, digest, require
 from tests.fuzz.peer import Peer
 from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
 from tests.fuzz.steps import Step, Steps
+from tests.played import ALL, Played
 
 TOKEN: Final = "token-of-u"
 USERS_FILE: Final = Path("users.jsonl")
@@ -54,7 +47,7 @@ USERS: Final = [
 ]
 
 
-class World(AbstractContextManager["World"]):
+class World(Played):
     """`checked_every`: after how many steps the invariants are looked at; 0 for never. A
     `stopwatch` of the wall is quicker; what takes long by it is measured by CPU time as well.
     `settings` may have three that are none: `calls_a_turn`, how often the stopwatch may be asked
@@ -68,19 +61,17 @@ class World(AbstractContextManager["World"]):
         self.digested_every = 1 if checked_every == 1 else 20
         self.lines = 0
         self.slowest_s = 0.0
-        self.disk = Disk()
         self._steps = self._alone = 0
         self._looked_cpu_s = thread_time()
-        self._now_s = 1000.0
         self._stopwatch = stopwatch
-        self._calls_a_turn = settings.pop("calls_a_turn", 0)
+        calls_a_turn = settings.pop("calls_a_turn", 0)
         self._small_steps = settings.pop("small_steps", 0)
         self._books = bool(settings.pop("books", 0))
-        self._error_ids, self._addresses = count(1), count(1)
+        self._addresses = count(1)
         settings.setdefault("queues_max", QUEUES_MAX)
-        self._settings = Settings(auth="remote", users=USERS_FILE, **settings)
         self._tune()
-        self._start()
+        told = Settings(auth="remote", users=USERS_FILE, **settings)
+        super().__init__(told, calls_a_turn=calls_a_turn)
 
     def _tune(self) -> None:
         small = self._small_steps
@@ -90,41 +81,21 @@ class World(AbstractContextManager["World"]):
         setattr(lane_module, "SCARCE_BYTES", 100 if small else SCARCE_BYTES)  # noqa: B010
         setattr(intake_module, "LINES_MAX", 4 if small else LINES_MAX)  # noqa: B010
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._small_steps = 0
         self._tune()
 
     def __enter__(self) -> Self:
         return self
 
-    def _start(self) -> None:
-        self.broker = Broker(
-            self._settings,
-            clock=lambda: self._now_s,
-            now_us=lambda: round(self._now_s * 1e6),
-            new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
-            on_error=self._failed,
-        )
-        self.intake = Intake(self.broker)
-        self.broker.access.users = Users(USERS, b"key")
-        if self._calls_a_turn:
-            ticks = count()
-            self.broker.turns.clock = lambda: float(next(ticks))
-            self.broker.turns.chunk_s = float(self._calls_a_turn)
-        else:
-            self.broker.turns.clock, self.broker.turns.chunk_s = self._stopwatch, CHUNK_S
+    def crash(self) -> None:
         self.peers: dict[str, Peer] = {}
-        self._in_flight: Batch | None = None
         self._slow = False
-        self._pages: list[tuple[Queue, int | None, list[Run]]] = []
-        self._fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self._going: list[Peer] = []
-        self.disk.recover(self.broker)
+        super().crash()
+        self.broker.access.users = Users(USERS, b"key")
+        if not self.calls_a_turn:
+            self.broker.turns.clock, self.broker.turns.chunk_s = self._stopwatch, CHUNK_S
 
     # -- steps
 
@@ -141,8 +112,8 @@ class World(AbstractContextManager["World"]):
         """Raise Finding if an invariant does not hold."""
         self._looked_cpu_s = thread_time()
         check(self.broker)
-        if not self.broker.pending and self._in_flight is None:
-            check_disk(self.broker, self.disk, [fetch for fetch, _ in self._fetched])
+        if not self.broker.pending and not self.in_flight:
+            check_disk(self.broker, self.disk, [fetch for fetch, _ in self.fetched])
 
     def settle(self) -> None:
         """Do all that is due, and look at the whole."""
@@ -192,7 +163,7 @@ class World(AbstractContextManager["World"]):
         connection = peer.connection
         while not peer.ended and (connection.overrun or connection.awaits_login):
             if connection.works:
-                self._timed(self.broker.go_on)
+                self.timed(self.broker.go_on)
                 self._page()
             elif connection.overrun:
                 self._receive(peer, b"")
@@ -202,7 +173,7 @@ class World(AbstractContextManager["World"]):
 
     def _is_held(self, peer: Peer) -> bool:
         """Whether the server would not read from it now."""
-        return peer.paused and peer.unsent_bytes > self._settings.output_buffer_bytes_max
+        return peer.paused and peer.unsent_bytes > self.settings.output_buffer_bytes_max
 
     def _receive(self, peer: Peer, data: bytes) -> None:
         connection, broker = peer.connection, self.broker
@@ -211,13 +182,13 @@ class World(AbstractContextManager["World"]):
         if alone:
             self._alone = 0
         before, errors = digest(broker) if alone else None, broker.errors
-        self._timed(self.intake.receive, connection, data)
+        self.timed(self.intake.receive, connection, data)
         # That another connection has taken an id is told to a connection that asked for nothing.
         if alone and broker.errors > errors and not self._has_replaced():
             require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
 
-    def _failed(self, record: ErrorRecord) -> bool:
+    def refused(self, record: ErrorRecord) -> bool:
         if record.reason.endswith("consumes under this id now"):
             for peer in self.peers.values():
                 if peer.connection.address == record.connection:
@@ -244,7 +215,7 @@ class World(AbstractContextManager["World"]):
             peer.expelled = True
             self._end(peer)
 
-    def _timed(self, call: Callable[..., object], *args: Any) -> None:
+    def timed(self, call: Callable[..., object], *args: Any) -> None:
         start_s = self._stopwatch()
         call(*args)
         took_s = self._stopwatch() - start_s
@@ -258,7 +229,7 @@ class World(AbstractContextManager["World"]):
 
     def _end(self, peer: Peer) -> None:
         peer.ended = True
-        self._timed(self.broker.end, peer.connection)
+        self.timed(self.broker.end, peer.connection)
 
     def _on_end(self, who: str) -> None:
         peer = self.peers.get(who)
@@ -279,12 +250,12 @@ class World(AbstractContextManager["World"]):
         connection.closed = True
         connection.rest(Slow.END)
         if connection.works:
-            self._timed(self.broker.go_on)
+            self.timed(self.broker.go_on)
         elif connection.overrun:
-            self._timed(self.intake.receive, connection, b"")
+            self.timed(self.intake.receive, connection, b"")
         else:
             self._going.remove(peer)
-            self._timed(self.broker.disconnect, connection)
+            self.timed(self.broker.disconnect, connection)
 
     def _on_pause(self, who: str) -> None:
         peer = self._peer(who)
@@ -296,11 +267,11 @@ class World(AbstractContextManager["World"]):
         if peer is not None and peer.paused:
             peer.paused, peer.unsent_bytes = False, 0
             peer.connection.outbox_bytes = 0
-            self._timed(peer.connection.resume, Slow.OUTBOX | Slow.PEER)
+            self.timed(peer.connection.resume, Slow.OUTBOX | Slow.PEER)
 
     def _on_tick(self, seconds: bytes) -> None:
-        self._now_s += float(seconds)
-        self._timed(self.broker.expire)
+        self.now_us += round(float(seconds) * 1e6)
+        self.timed(self.broker.expire)
 
     def _on_slow(self) -> None:
         """Commits take until `commit` from now on."""
@@ -310,47 +281,21 @@ class World(AbstractContextManager["World"]):
         self._slow = False
         self._on_commit()
 
-    def _on_commit(self) -> None:
-        """What is under way has been written."""
-        batch, self._in_flight = self._in_flight, None
-        if batch is not None:
-            self.disk.write(batch.entry)
-            self._timed(self.broker.committed, batch)
-
-    def _on_fail(self) -> None:
-        """What is under way could not be written, and is tried again."""
-        batch, self._in_flight = self._in_flight, None
-        if batch is not None:
-            self._timed(lambda: self.broker.pending.put_back(batch))
-
-    def _on_full(self) -> None:
-        """It could not be written, as the disk is full."""
-        broker, full = self.broker, DiskFull("the disk is full")
-        if broker.unwritable:
-            return
-        batches = [broker.pending.take(whole=True), *([self._in_flight] if self._in_flight else [])]
-        self._in_flight = None
-        broker.unwritable = str(full)
-        for batch in batches:
-            broker.failed(batch, full)
-            broker.pending.put_back(batch)
-
-    def _on_room(self) -> None:
-        broker = self.broker
-        if broker.unwritable:
-            self._commit(broker.pending.take(whole=True))
-            broker.unwritable = ""
+    _on_commit = Played.land
+    _on_fail = Played.fail
+    _on_full = Played.fill
+    _on_room = Played.make_room
 
     def _on_restart(self) -> None:
         """A crash: what was not written is gone, and so are the clients."""
-        self._start()
+        self.crash()
         self.look()
 
     def _on_work(self) -> None:
         """What the server's tasks do in the next turn."""
         broker = self.broker
         self._find_out_unsent()
-        self._timed(broker.go_on)
+        self.timed(broker.go_on)
         for peer in [*self.peers.values()]:
             if peer.connection.overrun and not peer.ended:
                 self._receive(peer, b"")
@@ -367,8 +312,8 @@ class World(AbstractContextManager["World"]):
             broker.has_work
             or broker.shared.page_requests
             or broker.shared.fetches
-            or self._pages
-            or self._fetched
+            or self.pages
+            or self.fetched
             or broker.access.logins
             or broker.reads_waiting
             or self._going
@@ -376,25 +321,9 @@ class World(AbstractContextManager["World"]):
         )
 
     def _page(self) -> None:
-        """Pages that were read in the turn before have come; others begin to be read."""
-        pages, self._pages = self._pages, []
-        for page in pages:
-            self._timed(page[0].page_in, *page[1:])
-        broker = self.broker
-        wanted, broker.shared.page_requests = broker.shared.page_requests, []
-        for queue in wanted:
-            first = queue.lane.page_first
-            is_there = first is not None and queue.id in self.disk.queues
-            self._pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
-        fetched, self._fetched = self._fetched, []
-        for fetch, lines in fetched:
-            if not fetch.queue.deleted:
-                self._timed(fetch.then, lines)
-        fetches, broker.shared.fetches = broker.shared.fetches, []
-        for fetch in fetches:
-            is_there = fetch.queue.id in self.disk.queues
-            lines = self.disk.fetch(fetch.queue.id, fetch.numbers) if is_there else {}
-            self._fetched.append((fetch, lines))
+        """What was read in the turn before has come; other reads begin."""
+        self.answer(ALL)
+        self.read()
 
     def _login(self) -> None:
         login = self.broker.access.logins.popleft()
@@ -425,10 +354,6 @@ class World(AbstractContextManager["World"]):
 
     # -- the end of a turn
 
-    def _commit(self, batch: Batch) -> None:
-        self.disk.write(batch.entry)
-        self.broker.committed(batch)
-
     def _flush(self) -> None:
         broker = self.broker
         expelled, broker.shared.expelled = broker.shared.expelled, []
@@ -436,12 +361,15 @@ class World(AbstractContextManager["World"]):
             if peer.connection in expelled:
                 self._look_at(peer)
         for _ in range(_MORE_THAN_ENDLESS):
-            self._write()
+            if self._slow and not self.broker.unwritable:
+                self.take()
+            else:
+                self.commit()
             if not (broker.shared.touched or broker.has_work):
                 break
-            self._timed(broker.go_on)
+            self.timed(broker.go_on)
             self._hand_over()
-            if broker.shared.fetches or self._fetched:
+            if broker.shared.fetches or self.fetched:
                 break  # What waits for them goes on in a later turn.
         else:
             raise Finding("a turn that never ends")
@@ -455,21 +383,7 @@ class World(AbstractContextManager["World"]):
             return
         peer.settle()
         del self.peers[who]
-        self._timed(self.broker.disconnect, connection)
-
-    def _write(self) -> None:
-        broker = self.broker
-        if not broker.pending:
-            return
-        if broker.unwritable:
-            if broker.pending.waiters:
-                self._commit(broker.pending.take_settled())
-                broker.pending.put_back(broker.pending.take(whole=True))
-        elif not self._slow:
-            while broker.pending:
-                self._timed(self._commit, broker.pending.take())
-        elif self._in_flight is None:
-            self._in_flight = broker.pending.take()
+        self.timed(self.broker.disconnect, connection)
 
     def _hand_over(self) -> None:
         broker = self.broker
@@ -492,14 +406,14 @@ class World(AbstractContextManager["World"]):
         self._find_out_unsent()
         for connection in slow:
             connection.outbox_bytes = 0
-            self._timed(connection.resume, Slow.OUTBOX)
+            self.timed(connection.resume, Slow.OUTBOX)
 
     def _find_out_unsent(self) -> None:
         """What has not been taken, what this turn has written included."""
         shared = self.broker.shared
         unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values())
         unsent_bytes += sum(len(data) for each in shared.touched for data in each.outbox)
-        self._timed(shared.outboxes.set, unsent_bytes)
+        self.timed(shared.outboxes.set, unsent_bytes)
 
 
 class TooSlow(Finding):

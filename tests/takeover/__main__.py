@@ -1,7 +1,6 @@
 """`python -m tests.takeover 60 [--seed S]`: faults for so many seconds, then the verdict.
 
-With `--patroni` the databases are Patroni's. `600 --open-transaction` measures commits while a
-transaction is open.
+`600 --open-transaction` measures commits while a transaction is open.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--without", choices=SAFEGUARDS, default="", metavar="SAFEGUARD")
     parser.add_argument("--only", nargs="+", default=(), metavar="FAULT")
-    parser.add_argument("--patroni", action="store_true")
     parser.add_argument("--open-transaction", action="store_true")
     arguments = parser.parse_args(words)
     if arguments.open_transaction:
@@ -52,7 +50,6 @@ def main(words: list[str] | None = None) -> int:
         arguments.seed,
         without=arguments.without,
         only=arguments.only,
-        patroni=arguments.patroni,
         say=say,
     )
     failed: BaseException | None = None

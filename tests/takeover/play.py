@@ -21,7 +21,6 @@ from tests.takeover.checker import Drained, Event
 from tests.takeover.clients import Consumer, Gone, Place, Publisher, Reader, is_empty, set_up
 from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Network, Violation
 from tests.takeover.faults import Faults
-from tests.takeover.patroni import FailOvers, Patroni
 
 BROKERS = 3
 DISK_BYTES = 512 * 1024 * 1024
@@ -66,7 +65,6 @@ class Play:
         *,
         without: str = "",
         only: Sequence[str] = (),
-        patroni: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
         self.place = Place()
@@ -75,7 +73,6 @@ class Play:
         self._without = without
         self._only = only
         """Faults, instead of all: each of them happens, however long it takes."""
-        self._patroni = patroni
         self._say = say
         self._ends = False
 
@@ -88,8 +85,7 @@ class Play:
         with ExitStack() as stack:
             disk = stack.enter_context(small_disk(self._say))
             watch = stack.enter_context(clock(self._say))
-            kind = Patroni(self.place) if self._patroni else Databases(self.place, disk)
-            databases = stack.enter_context(kind)
+            databases = stack.enter_context(Databases(self.place, disk))
             asyncio.run(self._run(databases, watch, disk, seconds))
 
     async def _run(
@@ -108,8 +104,7 @@ class Play:
             background.append(group.create_task(brokers.watch()))
             await set_up(self.place, (await brokers.until_served()).number)
             clients = [group.create_task(client.run()) for client in self._clients()]
-            kind = FailOvers if self._patroni else Faults
-            await self._fail(kind(brokers, watch, disk), seconds)
+            await self._fail(Faults(brokers, watch, disk), seconds)
             self._ends = True
             _, late = await asyncio.wait(clients, timeout=LIMIT_S)
             if late:
