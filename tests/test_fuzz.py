@@ -17,6 +17,7 @@ from mqks.protocol import replies
 from tests.compiled import patches_modules
 from tests.fuzz import client, mutations, steps
 from tests.fuzz.coverage import traced
+from tests.fuzz.expressions import Expressions
 from tests.fuzz.grow import arcs_of
 from tests.fuzz.mass import Mass
 from tests.fuzz.reduce import failure_of, kind_of, reduced
@@ -71,6 +72,14 @@ def test_mutated_lines() -> None:
 @pytest.mark.slow
 def test_many_mutated_lines() -> None:
     run_mass(MANY_LINES)
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_expressions(count: int) -> None:
+    expressions = Expressions(printed_seed())
+    for _ in range(count):
+        expressions.one()
+    assert expressions.found == []
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])

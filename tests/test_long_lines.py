@@ -2,6 +2,7 @@
 
 import gc
 from math import inf
+from random import Random
 from time import process_time
 
 import pytest
@@ -10,6 +11,7 @@ from mqks.broker.requests.actions import ACTIONS
 from mqks.users import STRANGER, Permissions
 from tests.bare import BareWorld
 from tests.fuzz import grammar
+from tests.fuzz.long_lines import LongLines
 
 SMALL, LARGE = 64 * 1024, 1024 * 1024 - 2
 RATIO_MAX = 40
@@ -89,3 +91,11 @@ def test_who_may_do_nothing_is_refused_at_once(who: Permissions) -> None:
         if all(cpu_s(line, who) > most_s for _ in range(5))
     ]
     assert dear == []
+
+
+def test_the_fuzzer_finds_nothing() -> None:
+    long = LongLines(seed := Random().randrange(10**6))
+    print("seed", seed)
+    for _ in range(30):
+        long.one()
+    assert long.found == []

@@ -503,13 +503,17 @@ class Worker(Player):
         if self._aide is None:
             return
         self._send_by_aide()
+        done: list[bool] = []
         request = self.checker.send(self._aide.link)
 
-        def is_last(rest: bytes) -> bool:
+        def told(word: bytes, rest: bytes) -> bool:
             self.checker.answered(request)
+            done.append(True)
             return True
 
-        await self._aide.answer(b"p", b"ping", is_last)
+        self._aide.ask(b"p", told)
+        self._aide.send(b"p ping\n")
+        await self._aide.until(lambda: done)
 
     async def _settle_all(self, consumer: Consumer) -> None:
         what = self.rng.random()
@@ -608,22 +612,31 @@ class Reader(Player):
             position = after
 
     async def _answer(
-        self, line: bytes, last: Callable[[bytes], object] | None = None
+        self, line: bytes, end: Callable[[bytes], bool]
     ) -> tuple[Request, list[bytes]]:
-        request = self.checker.send(self.wire.link)
+        name, request = self.id("r"), self.checker.send(self.wire.link)
+        told: list[bytes] = []
+        done: list[bool] = []
 
-        def is_last(rest: bytes) -> bool:
-            if last is not None and not last(rest):
+        def take(word: bytes, rest: bytes) -> bool:
+            if word != b"ok":
+                raise Violation(f"an error for {line!r}")
+            told.append(rest)
+            if not end(rest):
                 return False
             self.checker.answered(request)
+            done.append(True)
             return True
 
-        return request, await self.wire.answer(self.id("r"), line, is_last)
+        self.wire.ask(name, take)
+        self.send(b"%s %s\n" % (name, line))
+        await self.wire.until(lambda: done)
+        return request, told
 
     async def _peek(self, queue: Queue, position: int) -> tuple[list[Row], int]:
         limit = self.rng.choice([1, 10, 100, 1000, 1000])
         line = b"peek %s --after=%d --limit=%d" % (queue.name, position - 1, limit)
-        request, told = await self._answer(line, b"--end".__eq__)
+        request, told = await self._answer(line, lambda rest: rest == b"--end")
         rows = [peeked(rest) for rest in told[:-1]]
         self._check_rows(queue, request, rows, position, limit)
         return rows, position
@@ -632,7 +645,7 @@ class Reader(Player):
         limit = self.rng.choice([1, 50, 1000, 100_000, 100_000])
         line = b"read %s --from=%d --limit=%d" % (queue.name, position, limit)
         least = queue.next
-        request, [answer] = await self._answer(line)
+        request, [answer] = await self._answer(line, lambda rest: True)
         epoch, after, rows = columns(answer)
         self.checker.told_range(queue, epoch, 1, after, 1 if rows else least)
         self._check_rows(queue, request, rows, position, limit)
@@ -649,7 +662,7 @@ class Reader(Player):
 
     async def _trim(self, queue: Queue, end: int) -> None:
         least = queue.next
-        _, [told] = await self._answer(b"range %s --at=1" % queue.name)
+        _, [told] = await self._answer(b"range %s --at=1" % queue.name, lambda rest: True)
         words = dict(word.split(b"=") for word in told.split(b" "))
         first, after = int(words[b"first"]), int(words[b"next"])
         if int(words[b"at"]) != first:

@@ -260,7 +260,7 @@ class Ward:
         wire = await Wire.open(life, "ward-look")
         limit = time.monotonic() + SETTLES_S
         while True:
-            await self._ask(wire, "ping --confirm x", b"".__eq__)
+            await self._ask(wire, "ping --confirm x", lambda rest: rest == b"")
             places = {
                 "ready": await self._peek(wire, QUEUE.decode()),
                 "scheduled": await self._peek(wire, f"{QUEUE.decode()} --scheduled"),
@@ -283,19 +283,30 @@ class Ward:
         while True:
             after = rows[-1].seq if rows else 0
             line = f"peek {what} --after={after} --limit=1000"
-            *told, _ = await self._ask(wire, line, b"--end".__eq__)
+            *told, _ = await self._ask(wire, line, lambda rest: rest == b"--end")
             if not told:
                 return rows
             rows += [Peeked.parse(rest) for rest in told]
 
     async def _ask(
-        self,
-        wire: Wire,
-        line: str,
-        last: Callable[[bytes], object] | None = None,
-        name: bytes = b"",
+        self, wire: Wire, line: str, last: Callable[[bytes], bool], name: bytes = b""
     ) -> list[bytes]:
-        return await wire.answer(name or self._id("a"), line.encode(), last)
+        told: list[bytes] = []
+        done: list[bool] = []
+
+        def take(word: bytes, rest: bytes) -> bool:
+            if word != b"ok":
+                raise Violation(f"an error for {line!r}")
+            told.append(rest)
+            if last(rest):
+                done.append(True)
+            return bool(done)
+
+        name = name or self._id("a")
+        wire.ask(name, take)
+        wire.send(b"%s %s\n" % (name, line.encode()))
+        await wire.until(lambda: done)
+        return told
 
     def _id(self, kind: str) -> bytes:
         self._count += 1
@@ -315,7 +326,7 @@ class Ward:
                 f"set_queue --confirm {aside} --dead-letters={dead}",
                 f"set_queue --confirm {dead}",
             ):
-                await self._ask(wire, line)
+                await self._ask(wire, line, lambda rest: True)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._until_gone(partial(self._nurse, wire)))
                 tasks.create_task(self._until_gone(self._publish))
@@ -352,11 +363,11 @@ class Ward:
                 names.append(name)
             wire.send(b"".join(lines))
             if rng.random() < 0.5:
-                await self._ask(wire, "ping x")
+                await self._ask(wire, "ping x", lambda rest: True)
                 book.received(names)
             await asyncio.sleep(rng.uniform(0, 0.02))
             while sum(not patient.gone for patient in book.patients.values()) > MESSAGES_MAX:
-                await self._ask(wire, "ping x")
+                await self._ask(wire, "ping x", lambda rest: True)
                 await asyncio.sleep(0.01)
 
     def _told_of_publish(self, name: bytes, confirm: bool, word: bytes, rest: bytes) -> bool:
@@ -376,10 +387,10 @@ class Ward:
             lines: list[bytes] = []
             wire.on_line = partial(self._came, wire, holder, queue, lines)
             line = f"consume --confirm {queue.decode()} --manual-ack --prefetch={holder.prefetch}"
-            await self._ask(wire, line + " --meta", b"".__eq__, holder.name)
+            await self._ask(wire, line + " --meta", lambda rest: rest == b"", holder.name)
             for _ in range(self._rng.randrange(5, 100)):
                 sent = len(holder.unproved)
-                await self._ask(wire, "ping x")
+                await self._ask(wire, "ping x", lambda rest: True)
                 del holder.unproved[:sent]
                 if not lines and len(holder.held) >= holder.prefetch:
                     break
@@ -467,10 +478,10 @@ class Ward:
                 await self._cancel(wire)
             elif what < 0.6:
                 line = f"{rng.choice(moves)} --limit={rng.choice([1, 10, 1000])}"
-                await self._ask(wire, line)
+                await self._ask(wire, line, lambda rest: True)
             else:
                 book.hurries()
-                await self._ask(wire, rng.choice(hastes))
+                await self._ask(wire, rng.choice(hastes), lambda rest: True)
                 book.hurried()
 
     async def _cancel(self, wire: Wire) -> None:
@@ -482,5 +493,5 @@ class Ward:
         name = self._rng.choice(waiting)
         patients[name].cancelling = True
         line = f"cancel --confirm {QUEUE.decode()} {name.decode()}"
-        [count] = await self._ask(wire, line)
+        [count] = await self._ask(wire, line, lambda rest: True)
         self.book.cancelled(name, int(count))

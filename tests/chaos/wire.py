@@ -180,26 +180,6 @@ class Wire(asyncio.Protocol):
             raise AssertionError(f"{name!r} is asked twice")
         self.asked[name] = told
 
-    async def answer(
-        self, name: bytes, line: bytes, last: Callable[[bytes], object] | None = None
-    ) -> list[bytes]:
-        """Ask, and wait for all that is told: one line, or all up to the last one."""
-        told: list[bytes] = []
-        done: list[bool] = []
-
-        def take(word: bytes, rest: bytes) -> bool:
-            if word != b"ok":
-                raise Violation(f"an error for {line!r}")
-            told.append(rest)
-            if last is None or last(rest):
-                done.append(True)
-            return bool(done)
-
-        self.ask(name, take)
-        self.send(b"%s %s\n" % (name, line))
-        await self.until(lambda: done)
-        return told
-
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure

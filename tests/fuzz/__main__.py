@@ -10,8 +10,9 @@ from pathlib import Path
 from random import Random
 from time import monotonic, process_time
 
-from tests.fuzz import client, mutations, world
+from tests.fuzz import client, expressions, mutations, world
 from tests.fuzz.grow import Growth
+from tests.fuzz.long_lines import LongLines
 from tests.fuzz.mass import Mass
 from tests.fuzz.reduce import kind_of, reduced
 from tests.fuzz.steps import CORPUS, Steps, load, read, save, written
@@ -20,8 +21,9 @@ from tests.fuzz.tcp import fuzz_over_tcp
 BROKER, SEEDS = CORPUS / "broker.txt", CORPUS / "seeds.txt"
 TOLD_EVERY_LINES = 500_000
 KINDS_MAX = 20
-CLIENT_SHARE = 20
-"""One line in so many goes to a client."""
+CLIENT_SHARE, EXPRESSION_SHARE, LONG_SHARE = 20, 2000, 10_000
+"""One line in so many goes to a client; one expression, and one line of a mebibyte, come for so
+many lines."""
 
 
 def main() -> int:
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=Random().randrange(10**6))
     parser.add_argument("--first", type=int, default=0, help="number of the first episode")
     parser.add_argument("--tcp", type=float, default=30.0, help="seconds against a real server")
+    parser.add_argument("--long", type=float, help="long lines for so many seconds of CPU instead")
     parser.add_argument("--grow", type=float, help="grow the corpus for so many seconds instead")
     parser.add_argument("--replay", type=Path, help="run the steps in this file instead")
     options = parser.parse_args()
@@ -37,6 +40,8 @@ def main() -> int:
     print("seed", options.seed, flush=True)
     if options.replay:
         return _replay(options.replay)
+    if options.long:
+        return _long(options.long, options.seed)
     if options.grow:
         return _grow(options.grow, options.seed)
     return _fuzz(options)
@@ -62,10 +67,22 @@ def _grow(seconds: float, seed: int) -> int:
     return findings.count()
 
 
+def _long(seconds: float, seed: int) -> int:
+    long, findings = LongLines(seed), Findings()
+    while process_time() < seconds:
+        long.one()
+        findings.tell(long.found)
+        long.found.clear()
+    print(f"{long.count} long lines; {long.told()}")
+    return findings.count()
+
+
 def _fuzz(options: argparse.Namespace) -> int:
     """All kinds, in turns."""
     mass = Mass([*load(BROKER), *load(SEEDS)], options.seed)
     clients = client.ClientMass(client.seeds(), options.seed)
+    looks = expressions.Expressions(options.seed)
+    long = LongLines(options.seed)
     findings = Findings()
     start_s, start_cpu_s, told, number = monotonic(), process_time(), 0, options.first
     with suppress(KeyboardInterrupt):
@@ -74,16 +91,22 @@ def _fuzz(options: argparse.Namespace) -> int:
             number += 1
             while clients.lines * CLIENT_SHARE < mass.lines:
                 clients.episode(number + clients.lines)
-            for found in (mass.found, clients.found):
+            while looks.count * EXPRESSION_SHARE < mass.lines:
+                looks.one()
+            while long.count * LONG_SHARE < mass.lines:
+                long.one()
+            for found in (mass.found, clients.found, looks.found, long.found):
                 findings.tell(found)
                 found.clear()
             if mass.lines - told >= TOLD_EVERY_LINES:
                 told = mass.lines
                 print(f"{told} lines", flush=True)
     print(
-        f"{mass.lines} lines ({mass.mutated} of them unlike) and {clients.lines} lines to clients "
-        f"in {monotonic() - start_s:.0f} s, {process_time() - start_cpu_s:.0f} s of them CPU; "
-        f"the slowest call took {mass.slowest_s * 1000:.0f} ms",
+        f"{mass.lines} lines ({mass.mutated} of them unlike), {clients.lines} lines to clients, "
+        f"{looks.count} expressions and {long.count} long lines in {monotonic() - start_s:.0f} s, "
+        f"{process_time() - start_cpu_s:.0f} s of them CPU; "
+        f"the slowest call took {mass.slowest_s * 1000:.0f} ms, "
+        f"the slowest expression {looks.slowest_s * 1000:.0f} ms; {long.told()}",
         flush=True,
     )
     if options.tcp:

@@ -5,6 +5,7 @@ The one rule: the words of an action come from its usage in `ACTIONS`, so a new 
 
 import re
 from collections.abc import Iterator
+from random import Random
 from typing import Final
 
 from mqks.broker.requests.actions import ACTIONS
@@ -58,6 +59,11 @@ def filled(head: bytes, repeated: bytes, size: int, tail: bytes = b"") -> bytes:
 
 MANY_NAMES: Final = b"subscribe", b"consume", b"rebind"
 """Actions whose words have no limit but the line."""
+HEADS: Final = (
+    *(b"", b"--confirm ", b"q ", b"--confirm q ", b"q --add ", b"q --add-mask ", b"q --all "),
+    *(b"q --remove ", b"q --remove-mask ", b"q --add-mask ** --add "),
+)
+TAILS: Final = b"", b"x --confirm y", b" q"
 
 
 def plain_lines(action: bytes, size: int) -> Iterator[bytes]:
@@ -83,3 +89,30 @@ def numbered(action: bytes, size: int) -> Iterator[bytes]:
                 line += name % number + b" "
                 number += 1
             yield bytes(line[:size].rsplit(b" ", 1)[0])
+
+
+def random_line(chance: Random, size: int) -> bytes:
+    """Some words of one action in a pattern that is repeated, mostly with other names each time."""
+    action = chance.choice(MANY_NAMES if chance.random() < 0.5 else list(ACTIONS))
+    every = words(action)
+    if chance.random() < 0.8:
+        every = [word for word in every if word not in ODD]
+    if chance.random() < 0.5:
+        every = [word for word in every if word[:2] != b"--"]
+    head = b"x %b " % action + chance.choice(HEADS)
+    period = [chance.choice(every) for _ in range(chance.choice((1, 1, 2, 3, 5)))]
+    if chance.random() < 0.2:
+        joint = chance.choice((b"", b",", b".", b"=", b"&", b"-", b"*", b".*."))
+        return filled(head, joint.join(period) + joint or b" ", size, chance.choice(TAILS))
+    if chance.random() < 0.3:
+        return filled(head, b" ".join(period) + b" ", size, chance.choice(TAILS))
+    period = [chance.choice((1, 1, 1, 30, 100)) * word for word in period]
+    line, number = bytearray(head), 0
+    while len(line) < size:
+        for word in period:
+            line += (
+                word if word[:2] == b"--" else chance.choice((b"%d%b", b"%d.%b")) % (number, word)
+            )
+            line += b" "
+        number += 1
+    return bytes(line[:size])
