@@ -6,6 +6,8 @@ The one rule: importing it is cheap; the clients are loaded when they are first 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mqks.version import __version__
+
 if TYPE_CHECKING:
     from mqks.client.app import App
     from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncTail, connect
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from mqks.client.messages import Letter, Message, Peeked, Update
     from mqks.client.options import Options
     from mqks.errors import ConfigurationError, MqksError
-
-__version__ = "0.1.0"
 
 __all__ = [
     "App",

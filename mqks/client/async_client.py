@@ -11,15 +11,16 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.async_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
+    InvalidRequest,
     PublishFailed,
     QueueMissing,
     RequestFailed,
@@ -39,8 +40,11 @@ from mqks.client.session import (
 )
 from mqks.limits import STATS_ROWS_DEFAULT
 
+if TYPE_CHECKING:
+    from mqks.client.tracing import Tracing
+
 TURN_MESSAGES = 256
-"""After this number of messages without a wait, other tasks can run."""
+"""After this number of messages without a wait, the connection's `turn` is called."""
 NAMES_COMPARED_MAX = 10_000
 """Queues among which the nearest name is looked for."""
 REASON_S = 2.0
@@ -61,6 +65,11 @@ class AsyncClient:
         self._options = named(options, self._address.client_name)
         self._made_at = caller()
         self._replies: Connection[ReplySession] | None = None
+        self._tracing: Tracing | None = None
+        if self._options.tracing:
+            from mqks.client import tracing
+
+            self._tracing = tracing.Tracing(self._address, self._options.client_name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in STATE:
@@ -250,6 +259,18 @@ class AsyncClient:
         if terms:
             check(terms, AsyncClient.publish)
             flags = requests.publish_flags(terms)
+        if self._tracing is not None and not self._tracing.has_begun(terms):
+            requests.name(event)  # What is wrong raises before the span.
+            again = partial(self.publish, event, data, confirm=confirm, id=id, once=once)
+            again = partial(again, mandatory=mandatory, timeout_s=timeout_s)
+            with self._tracing.publish(event, terms) as span:
+                message_id = None
+                with suppress(InvalidRequest):
+                    message_id = await again(**span.terms)
+                if message_id is None:  # The line may be short enough without a trace.
+                    message_id = await again(**span.without_trace)
+                span.has_id(message_id)
+                return message_id
         if confirm:
             ids = [b""]
 
@@ -300,28 +321,31 @@ class AsyncClient:
         connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
-        try:
-            async for messages in batches:
-                deadline_s = self._deadline(timeout_s)
-                for bodies in requests.bodies(messages, once, mandatory, flags):
-                    with connection.lock:
-                        if not await connection.room(deadline_s):
-                            call.result()
-                        self._session.publish_many(bodies, call, prefix)
-                if call.failed:
-                    break
-            with connection.lock:
-                call.settle()
-            await connection.answered(call, answered, deadline_s)
-        finally:
-            with connection.lock:
-                if call.remaining:
-                    self._session.abandon(call)
-        try:
-            return call.confirmed()
-        except RequestFailed as failure:
-            await self._explain(failure)
-            raise
+        with nullcontext() if self._tracing is None else self._tracing.publish_many(terms) as span:
+            try:
+                async for messages in batches:
+                    deadline_s = self._deadline(timeout_s)
+                    if span is not None:
+                        messages, flags = span.counted(messages), span.flags
+                    for bodies in requests.bodies(messages, once, mandatory, flags):
+                        with connection.lock:
+                            if not await connection.room(deadline_s):
+                                call.result()
+                            self._session.publish_many(bodies, call, prefix)
+                    if call.failed:
+                        break
+                with connection.lock:
+                    call.settle()
+                await connection.answered(call, answered, deadline_s)
+            finally:
+                with connection.lock:
+                    if call.remaining:
+                        self._session.abandon(call)
+            try:
+                return call.confirmed()
+            except RequestFailed as failure:
+                await self._explain(failure)
+                raise
 
     async def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -369,7 +393,8 @@ class AsyncClient:
         if not isinstance(message, Message):
             raise TypeError(f"reply needs the message to reply to, not {message!r}")
         event, meta = requests.reply(message.meta, error)
-        await self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
+        with nullcontext() if self._tracing is None else self._tracing.replying(message):
+            await self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
     async def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
         """The connection for replies. It is created at the first call, and again if the server
@@ -436,7 +461,7 @@ class AsyncClient:
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
-            meta=meta,
+            meta=meta or self._tracing is not None,  # It has the trace.
             **bindings,
         )
         return AsyncConsumer(self, queue, arguments)
@@ -652,12 +677,13 @@ class AsyncClient:
 class AsyncMessages:
     """A consumer or a tail, for `async with`, then `async for`.
 
-    Several tasks may iterate at the same time; each message goes to one of them. The iteration ends
-    after `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
+    Several tasks may iterate at once; each message goes to one of them. The iteration ends after
+    `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
     refuses to start it again after a reconnect.
     """
 
     _kind: type[ConsumerSession] = ConsumerSession
+    _tracing: "Tracing | None" = None
 
     def __init__(self, client: AsyncClient, queue: str, arguments: bytes) -> None:
         self.queue = queue
@@ -677,20 +703,19 @@ class AsyncMessages:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = self._new_session(lock)
-        self._connection = Connection(client._address, client._options, session, lock)
-        await client._start(self._connection)
-        return self
-
-    def _new_session(self, lock: Lock) -> ConsumerSession:
-        return self._kind(
-            self._client._options,
-            self._client._address.credentials,
+        self._session = session = self._kind(
+            client._options,
+            client._address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
             arguments=self._arguments,
             guard=partial(guard, lock),
         )
+        if self._tracing is not None:
+            session.message_type = self._tracing.message_type(self.queue)
+        self._connection = Connection(client._address, client._options, session, lock)
+        await client._start(self._connection)
+        return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         await self._client._leave(self._connection)
@@ -746,9 +771,12 @@ class AsyncMessages:
             if not session.ready or session.updates or self._is_stopping:
                 await self._filled(timeout_s)
             try:
-                return session.ready.popleft()
+                message = session.ready.popleft()
             except IndexError:  # Another thread was faster.
                 continue
+            if self._tracing is not None:
+                self._tracing.consumed(self.queue, 1)
+            return message
 
     async def receive(self, timeout_s: float | None = None) -> Message:
         """Return the next message. Raises TimeoutError after `timeout_s` seconds without a message,
@@ -774,6 +802,8 @@ class AsyncMessages:
             with connection.lock:
                 batch = self._session.take_ready(count_max)
             if batch:  # Otherwise another thread was faster.
+                if self._tracing is not None:
+                    self._tracing.consumed(self.queue, len(batch))
                 yield batch
 
 
@@ -784,13 +814,21 @@ class AsyncConsumer(AsyncMessages):
     on_update: Callable[[Update], object] | None = None
     """Called from the iteration when the bindings or the delete rule of the queue change."""
 
+    def __init__(self, client: AsyncClient, queue: str, arguments: bytes) -> None:
+        super().__init__(client, queue, arguments)
+        self._tracing = client._tracing
+
     def _tell(self, update: Update | int) -> None:
         if isinstance(update, Update) and self.on_update is not None:
             self.on_update(update)
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack several messages."""
-        with self._connection.lock:
+        span: AbstractContextManager[None] = nullcontext()
+        if self._tracing is not None and not isinstance(messages, Message):
+            messages = list(messages)
+            span = self._tracing.ack_many(self.queue, messages)
+        with span, self._connection.lock:
             self._session.ack_all(messages)
 
     async def rebind(
@@ -830,9 +868,4 @@ def connect(
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options must be mqks.Options(…), not {options!r}")
-    options = named(options or Options(), client_name)
-    if options.tracing:
-        from mqks.client.async_traced import TracedClient
-
-        return TracedClient(url, options)
-    return AsyncClient(url, options)
+    return AsyncClient(url, named(options or Options(), client_name))

@@ -9,15 +9,16 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin, guard
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
+    InvalidRequest,
     PublishFailed,
     QueueMissing,
     RequestFailed,
@@ -37,8 +38,11 @@ from mqks.client.session import (
 )
 from mqks.limits import STATS_ROWS_DEFAULT
 
+if TYPE_CHECKING:
+    from mqks.client.tracing import Tracing
+
 TURN_MESSAGES = 256
-"""After this number of messages without a wait, other tasks can run."""
+"""After this number of messages without a wait, the connection's `turn` is called."""
 NAMES_COMPARED_MAX = 10_000
 """Queues among which the nearest name is looked for."""
 REASON_S = 2.0
@@ -59,6 +63,11 @@ class BlockingClient:
         self._options = named(options, self._address.client_name)
         self._made_at = caller()
         self._replies: Connection[ReplySession] | None = None
+        self._tracing: Tracing | None = None
+        if self._options.tracing:
+            from mqks.client import tracing
+
+            self._tracing = tracing.Tracing(self._address, self._options.client_name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in STATE:
@@ -248,6 +257,18 @@ class BlockingClient:
         if terms:
             check(terms, BlockingClient.publish)
             flags = requests.publish_flags(terms)
+        if self._tracing is not None and not self._tracing.has_begun(terms):
+            requests.name(event)  # What is wrong raises before the span.
+            again = partial(self.publish, event, data, confirm=confirm, id=id, once=once)
+            again = partial(again, mandatory=mandatory, timeout_s=timeout_s)
+            with self._tracing.publish(event, terms) as span:
+                message_id = None
+                with suppress(InvalidRequest):
+                    message_id = again(**span.terms)
+                if message_id is None:  # The line may be short enough without a trace.
+                    message_id = again(**span.without_trace)
+                span.has_id(message_id)
+                return message_id
         if confirm:
             ids = [b""]
 
@@ -298,28 +319,31 @@ class BlockingClient:
         connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
-        try:
-            for messages in batches:
-                deadline_s = self._deadline(timeout_s)
-                for bodies in requests.bodies(messages, once, mandatory, flags):
-                    with connection.lock:
-                        if not connection.room(deadline_s):
-                            call.result()
-                        self._session.publish_many(bodies, call, prefix)
-                if call.failed:
-                    break
-            with connection.lock:
-                call.settle()
-            connection.answered(call, answered, deadline_s)
-        finally:
-            with connection.lock:
-                if call.remaining:
-                    self._session.abandon(call)
-        try:
-            return call.confirmed()
-        except RequestFailed as failure:
-            self._explain(failure)
-            raise
+        with nullcontext() if self._tracing is None else self._tracing.publish_many(terms) as span:
+            try:
+                for messages in batches:
+                    deadline_s = self._deadline(timeout_s)
+                    if span is not None:
+                        messages, flags = span.counted(messages), span.flags
+                    for bodies in requests.bodies(messages, once, mandatory, flags):
+                        with connection.lock:
+                            if not connection.room(deadline_s):
+                                call.result()
+                            self._session.publish_many(bodies, call, prefix)
+                    if call.failed:
+                        break
+                with connection.lock:
+                    call.settle()
+                connection.answered(call, answered, deadline_s)
+            finally:
+                with connection.lock:
+                    if call.remaining:
+                        self._session.abandon(call)
+            try:
+                return call.confirmed()
+            except RequestFailed as failure:
+                self._explain(failure)
+                raise
 
     def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -367,7 +391,8 @@ class BlockingClient:
         if not isinstance(message, Message):
             raise TypeError(f"reply needs the message to reply to, not {message!r}")
         event, meta = requests.reply(message.meta, error)
-        self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
+        with nullcontext() if self._tracing is None else self._tracing.replying(message):
+            self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
     def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
         """The connection for replies. It is created at the first call, and again if the server
@@ -434,7 +459,7 @@ class BlockingClient:
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
-            meta=meta,
+            meta=meta or self._tracing is not None,  # It has the trace.
             **bindings,
         )
         return BlockingConsumer(self, queue, arguments)
@@ -650,12 +675,13 @@ class BlockingClient:
 class BlockingMessages:
     """A consumer or a tail, for `with`, then `for`.
 
-    Several tasks may iterate at the same time; each message goes to one of them. The iteration ends
-    after `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
+    Several threads may iterate at once; each message goes to one of them. The iteration ends after
+    `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
     refuses to start it again after a reconnect.
     """
 
     _kind: type[ConsumerSession] = ConsumerSession
+    _tracing: "Tracing | None" = None
 
     def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
         self.queue = queue
@@ -675,20 +701,19 @@ class BlockingMessages:
         client = self._client
         client._session.raise_if_closed()
         lock = Lock()
-        self._session = session = self._new_session(lock)
-        self._connection = Connection(client._address, client._options, session, lock)
-        client._start(self._connection)
-        return self
-
-    def _new_session(self, lock: Lock) -> ConsumerSession:
-        return self._kind(
-            self._client._options,
-            self._client._address.credentials,
+        self._session = session = self._kind(
+            client._options,
+            client._address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
             arguments=self._arguments,
             guard=partial(guard, lock),
         )
+        if self._tracing is not None:
+            session.message_type = self._tracing.message_type(self.queue)
+        self._connection = Connection(client._address, client._options, session, lock)
+        client._start(self._connection)
+        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._client._leave(self._connection)
@@ -744,9 +769,12 @@ class BlockingMessages:
             if not session.ready or session.updates or self._is_stopping:
                 self._filled(timeout_s)
             try:
-                return session.ready.popleft()
+                message = session.ready.popleft()
             except IndexError:  # Another thread was faster.
                 continue
+            if self._tracing is not None:
+                self._tracing.consumed(self.queue, 1)
+            return message
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """Return the next message. Raises TimeoutError after `timeout_s` seconds without a message,
@@ -772,6 +800,8 @@ class BlockingMessages:
             with connection.lock:
                 batch = self._session.take_ready(count_max)
             if batch:  # Otherwise another thread was faster.
+                if self._tracing is not None:
+                    self._tracing.consumed(self.queue, len(batch))
                 yield batch
 
 
@@ -782,13 +812,21 @@ class BlockingConsumer(BlockingMessages):
     on_update: Callable[[Update], object] | None = None
     """Called from the iteration when the bindings or the delete rule of the queue change."""
 
+    def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
+        super().__init__(client, queue, arguments)
+        self._tracing = client._tracing
+
     def _tell(self, update: Update | int) -> None:
         if isinstance(update, Update) and self.on_update is not None:
             self.on_update(update)
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack several messages."""
-        with self._connection.lock:
+        span: AbstractContextManager[None] = nullcontext()
+        if self._tracing is not None and not isinstance(messages, Message):
+            messages = list(messages)
+            span = self._tracing.ack_many(self.queue, messages)
+        with span, self._connection.lock:
             self._session.ack_all(messages)
 
     def rebind(
@@ -828,9 +866,4 @@ def connect_blocking(
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options must be mqks.Options(…), not {options!r}")
-    options = named(options or Options(), client_name)
-    if options.tracing:
-        from mqks.client.blocking_traced import TracedClient
-
-        return TracedClient(url, options)
-    return BlockingClient(url, options)
+    return BlockingClient(url, named(options or Options(), client_name))
