@@ -204,7 +204,7 @@ class AsyncClient:
             with connection.lock:
                 if not (self._session.has_room or await connection.room(deadline_s)):
                     return call.result()
-                request_id = connection.send(send, call)
+                request_id = send(call)
             await connection.answered(call, answered, deadline_s)
         finally:
             if call.remaining:

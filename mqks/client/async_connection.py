@@ -140,7 +140,6 @@ class Connection(Generic[S]):
         self._stream: ByteStream | None = None
         self._gathered = anyio.Event()
         """There is something to write for the task that writes."""
-        self._is_asking = False
         self._is_flushing = False
         """Whether the end of this turn writes."""
         self._waiting: set[Event] = set()
@@ -150,13 +149,11 @@ class Connection(Generic[S]):
         self._scope = anyio.CancelScope()
         session.on_output = self._output
 
-    def _output(self) -> None:
-        """There is something to send where nothing was."""
-        if self._is_asking:
-            return
+    def _output(self, is_prompt: bool) -> None:
+        """There is something to send."""
         if self._wire is None:
             self._gathered.set()
-        elif self.session.is_prompt:
+        elif is_prompt:
             self._flush()
         elif not self._is_flushing:
             self._is_flushing = True
@@ -168,19 +165,6 @@ class Connection(Generic[S]):
         if wire is not None and wire.may_write and (data := self.session.take()):
             wire.transport.write(data)
             self.notify()  # There is room again.
-
-    def send(self, send: Callable[[Call], bytes], call: Call) -> bytes:
-        """Send a request, and give its id; `answered` follows."""
-        self._is_asking = True
-        try:
-            request_id = send(call)
-        finally:
-            self._is_asking = False
-        if self._wire is not None and self.session.is_alone:
-            self._flush()
-        else:
-            self._output()
-        return request_id
 
     async def answered(self, call: Call, answered: Event, deadline_s: float) -> None:
         """Wait for the answer to a request, or until this time."""

@@ -202,7 +202,7 @@ class BlockingClient:
             with connection.lock:
                 if not (self._session.has_room or connection.room(deadline_s)):
                     return call.result()
-                request_id = connection.send(send, call)
+                request_id = send(call)
             connection.answered(call, answered, deadline_s)
         finally:
             if call.remaining:

@@ -108,7 +108,8 @@ class Session:
     """A connection for requests.
 
     `prefix` begins every id and differs from that of every other session; `jitter` gives numbers
-    from 0 to 1. `on_output` is called when there is something to take where nothing was.
+    from 0 to 1. `on_output` is called when there is something to take where nothing was, and with
+    True for what is better sent at once than gathered for a moment.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Session:
         """The one that it is connected to, or was last."""
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
-        self.on_output: Callable[[], None] = lambda: None
+        self.on_output: Callable[[bool], None] = lambda is_prompt: None
         self.outages = Outages(lambda: 0.0)
         """Of its client."""
         self.greeting_s = inf
@@ -182,16 +183,6 @@ class Session:
     @property
     def is_idle(self) -> bool:
         return not self._outbox and not self._in_flight
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether at most one request is in flight."""
-        return len(self._in_flight) <= 1
-
-    @property
-    def is_prompt(self) -> bool:
-        """Whether output is better sent at once than gathered for a moment."""
-        return False
 
     @property
     def has_unsent(self) -> bool:
@@ -284,7 +275,7 @@ class Session:
         self._in_flight[request_id] = (line, call)
         self._in_flight_bytes += len(line)
         self._unsent.append(request_id)
-        self._put(line)
+        self._put(line, is_prompt=len(self._in_flight) == 1)  # Others have more to come.
 
     def _check(self, line: bytes) -> None:
         if len(line) > self._options.line_bytes_max + 1:
@@ -298,14 +289,14 @@ class Session:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, line: bytes, is_prompt: bool = False) -> None:
         if self.failure is not None:
             self.raise_if_closed()
         outbox = self._outbox
         outbox.append(line)
         self._outbox_bytes += len(line)
-        if len(outbox) == 1:
-            self.on_output()
+        if is_prompt or len(outbox) == 1:
+            self.on_output(is_prompt)
 
     # -- the socket's side
 
@@ -320,7 +311,7 @@ class Session:
             self._greeting += requests.line(self.new_id(), self._name)
         if self.state is not State.CLOSED:
             self.state = State.GREETING
-            self.on_output()
+            self.on_output(True)
 
     def take(self) -> bytes:
         """All that can be sent now, joined; empty when there is nothing."""
@@ -374,7 +365,7 @@ class Session:
             for call in calls.values():
                 call.error = failure
                 call.settle(call.remaining)
-            self.on_output()
+            self.on_output(False)
 
     def disown(self, failure: ClientError) -> None:
         """End it in the child of a fork, where nobody waits for it."""
@@ -457,7 +448,7 @@ class Session:
             self.outages.back(self, self.server)
             self._begin()
             if self._outbox:
-                self.on_output()
+                self.on_output(False)
 
     def _begin(self) -> None:
         """A new life: what goes before all that waits."""
@@ -531,26 +522,29 @@ class ConsumerSession(Session):
         waits = self.ready or (self.updates and self.is_consuming)
         return self._buffered_bytes >= self._options.buffer_bytes_max and bool(waits)
 
-    @property
-    def is_prompt(self) -> bool:
-        """Where messages arrive one by one, nothing follows the ack of the last one."""
-        return self._is_single and not self.ready
-
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
             self._heard_s, self._pinged = now_s, False
-        elif self.is_awaited and 0 < self._prefetch <= self._delivered and not self._is_settling:
+        elif self._is_starved:
             self._is_settling = True  # It is told once.
             queue = requests.decoded(self._queue)
             told = "%s: none of %d messages is acked, and the server sends no more (prefetch)"
             _log.warning(told, queue, self._delivered)
         return super().tick(now_s)
 
+    @property
+    def _is_starved(self) -> bool:
+        """Whether the program waits for what does not come before it acks."""
+        is_waiting = self.is_awaited and not self.ready
+        return is_waiting and not self._is_settling and 0 < self._prefetch <= self._delivered
+
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
         self._is_settling = True
         if message.consumer_id is self.consumer_id and self.state is State.UP:
-            self._put(requests.line(b"a", action, self.consumer_id, message._id))
+            # Where messages arrive one by one, nothing follows the ack of the last one.
+            is_prompt = self._is_single and not self.ready
+            self._put(requests.line(b"a", action, self.consumer_id, message._id), is_prompt)
 
     def settle_told(self, message: Message, action: bytes, call: Call) -> None:
         """The same; `call` gets what the server tells of it, or nothing."""
