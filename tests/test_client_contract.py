@@ -35,7 +35,7 @@ from mqks import (
     RequestFailed,
     Update,
 )
-from mqks.client.dialogue import Dialogue
+from mqks.client.wire import Wire
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.proxy import Peer, Proxy
@@ -1355,8 +1355,8 @@ async def test_a_silent_server_does_not_keep_a_client_from_the_next_one(
         async with connect([silent.url, mqks_broker.url], options) as client:
             await client.publish("e", "x", confirm=True)
         assert silent.accepted == 1
-        with Dialogue(f"{silent.url},{mqks_broker.url}", options) as dialogue:
-            assert dialogue.ask(b"ping x") == b"x"
+        with Wire(f"{silent.url},{mqks_broker.url}", options) as wire:
+            assert wire.ask(b"ping x") == b"x"
         assert silent.accepted == 2
 
 
@@ -1385,3 +1385,15 @@ async def test_a_client_goes_over_to_the_next_server(
                 await anyio.sleep(0.01)
             await client.publish("e", "two", confirm=True)
             assert (await consumer.receive(WAIT_S)).text == "two"
+
+
+async def test_stats(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        for queue in "a", "b":
+            await client.subscribe(queue, ["e"])
+        await client.publish("e", "x", confirm=True)
+        assert (await client.stats())["queues"] == 2
+        assert [row["name"] for row in await client.stats("queues", "--after=a")] == ["b"]
+        assert (await client.stats("queue", "a"))["ready"] == 1
+        with pytest.raises(RequestFailed, match="there is no queue 'c'"):
+            await client.stats("queue", "c")

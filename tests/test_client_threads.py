@@ -24,7 +24,7 @@ import pytest
 import trustme
 
 from mqks import BlockingClient, ConfirmTimeout, ConnectionLost, Options, connect_blocking
-from mqks.client.dialogue import Dialogue
+from mqks.client.wire import Wire
 from mqks.testing import Broker
 from tests.proxy import Peer, Proxy
 from tests.waiting import WAIT_S, until
@@ -174,11 +174,11 @@ def test_the_reason_is_read_when_a_write_fails() -> None:
             client._session._put(b"p ping x\n", is_prompt=True)
             assert connection._problem
         until(lambda: why in client._session.reason)
-    with refusing() as (url, refuse), Dialogue(url, QUICK) as dialogue:
-        assert dialogue.ask(b"ping x") == b""
+    with refusing() as (url, refuse), Wire(url, QUICK) as wire:
+        assert wire.ask(b"ping x") == b""
         refuse()
         with pytest.raises(ConnectionLost, match=re.escape(why)):
-            dialogue.ask(b"ping x")
+            wire.ask(b"ping x")
 
 
 def test_more_than_the_socket_takes(threads: ThreadPoolExecutor) -> None:

@@ -38,7 +38,6 @@ from mqks.client.session import (
     State,
     TailSession,
 )
-from mqks.limits import STATS_ROWS_DEFAULT
 
 if TYPE_CHECKING:
     from mqks.client.tracing import Tracing
@@ -522,15 +521,15 @@ class AsyncClient:
 
     async def _names_of_queues(self, timeout_s: float | None) -> list[str]:
         """The first ones; none for a user who may not inspect the server."""
-        names, last = list[str](), ""
+        names, behind = list[str](), None
         with suppress(RequestFailed):
             while len(names) < NAMES_COMPARED_MAX:
-                body = requests.names_of_queues(last)
-                some = requests.names_told(await self._request(body, timeout_s))
-                names += some
-                if len(some) < STATS_ROWS_DEFAULT:
+                words = requests.page("queues", behind, "name")
+                page = await self.stats(*words, timeout_s=timeout_s)
+                names += (row["name"] for row in page)
+                if len(page) < requests.PAGE_ROWS:
                     break
-                last = some[-1]
+                behind = page[-1]
         return names
 
     async def delete_queue(
@@ -650,6 +649,12 @@ class AsyncClient:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no
         longer has it, or if another user made the request."""
         return await self._reason(error_id, timeout_s)
+
+    async def stats(self, *words: str, timeout_s: float | None = None) -> Any:
+        """What `stats` with these words replies, as Python's values of its JSON: `stats()` has the
+        totals of the server, `stats("queues")` a list of its first queues, `stats("queue", name)`
+        one of them. Needs the permission to inspect the server."""
+        return requests.stats_told(await self._request(requests.request("stats", words), timeout_s))
 
     async def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
         """Return the data, which the server sends back."""

@@ -303,7 +303,7 @@ class Connection(Generic[S]):
 
     def _live(self) -> str:
         """Connect and stay so; give the reason of the end."""
-        address, sock = _dialled(self._servers, self._options)
+        address, sock = dialled(self._servers, self._options)
         try:
             with self.lock:
                 self.session.is_tls, self.session.server = address.tls, str(address)
@@ -366,16 +366,12 @@ class Connection(Generic[S]):
         return ""
 
 
-def open_socket(address: urls.Address, options: Options) -> socket.socket:
-    """To the first of its servers that accepts a connection."""
-    return _dialled(urls.Servers(address), options)[1]
-
-
-def _dialled(servers: urls.Servers, options: Options) -> tuple[urls.Address, socket.socket]:
+def dialled(servers: urls.Servers, options: Options) -> tuple[urls.Address, socket.socket]:
+    """The first of the servers that accepts a connection. Raises OSError."""
     failures: list[tuple[urls.Address, str]] = []
     for address in servers.round():
         try:
-            return address, _open(address, options, options.connect_timeout_s / servers.count)
+            return address, open_socket(address, options, options.connect_timeout_s / servers.count)
         except OSError as error:
             if servers.count == 1:
                 raise
@@ -383,7 +379,8 @@ def _dialled(servers: urls.Servers, options: Options) -> tuple[urls.Address, soc
     raise ConnectionLost(urls.told(failures))
 
 
-def _open(address: urls.Address, options: Options, timeout_s: float) -> socket.socket:
+def open_socket(address: urls.Address, options: Options, timeout_s: float) -> socket.socket:
+    """To the one server of this address. It does not block. Raises OSError."""
     if address.path:
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(timeout_s)
