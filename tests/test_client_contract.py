@@ -24,7 +24,6 @@ from anyio import to_thread
 import mqks
 from mqks import (
     AuthenticationFailed,
-    ConfirmTimeout,
     ConnectionLost,
     ConsumerReplaced,
     InvalidRequest,
@@ -32,8 +31,9 @@ from mqks import (
     ProtocolViolation,
     PublishFailed,
     QueueMissing,
+    QueueUpdate,
+    ReplyTimeout,
     RequestFailed,
-    Update,
 )
 from mqks.client.wire import Wire
 from mqks.testing import Broker
@@ -269,7 +269,7 @@ async def test_no_ack_with_auto_ack(connect: Any, mqks_broker: Broker) -> None:
 
 
 async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
-    updates: list[Update] = []
+    updates: list[QueueUpdate] = []
     async with connect(mqks_broker.url) as client:
         async with client.consume(
             "q", ["a.1", "b"], delete_when_unused=5, auto_ack=True
@@ -284,11 +284,11 @@ async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
             await client.publish("last", "x", confirm=True)
             await consumer.receive(WAIT_S)
         assert updates == [
-            Update("q", ["c"], 5.0),
-            Update("q", ["d", "e"], 5.0),
-            Update("q", ["f"], 5.0),
-            Update("q", [], 5.0),
-            Update("q", ["last"], True),
+            QueueUpdate("q", ["c"], 5.0),
+            QueueUpdate("q", ["d", "e"], 5.0),
+            QueueUpdate("q", ["f"], 5.0),
+            QueueUpdate("q", [], 5.0),
+            QueueUpdate("q", ["last"], True),
         ]
         assert await client.evaluate("len(state.queues)") == "0"
 
@@ -898,7 +898,7 @@ async def test_a_consumer_goes_on_when_its_queue_is_deleted_and_made_again(
     connect: Any, mqks_broker: Broker
 ) -> None:
     async with connect(mqks_broker.url) as client, connect(mqks_broker.url) as other:
-        updates = list[Update]()
+        updates = list[QueueUpdate]()
         async with client.consume("q", ["a"]) as consumer:
             consumer.on_update = updates.append
             await other.delete_queue("q")
@@ -1018,11 +1018,11 @@ async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy)
     async with connect(proxy.url, options) as client:
         await client.subscribe("q", ["e"])
         proxy.is_frozen = True
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.publish("e", "x", confirm=True, timeout_s=0.05)
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.publish_many([("e", "x")] * 1000, timeout_s=0.05)
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.ping("x", timeout_s=0.05)
         with anyio.fail_after(WAIT_S):
             while b" ping x\n" not in proxy.swallowed:
@@ -1046,7 +1046,7 @@ async def test_publishers_wait_while_the_server_is_away(connect: Any, proxy: Pro
                 while published < 100_000:
                     await client.publish("e", "x" * 90, timeout_s=0.1)
                     published += 1
-            except ConfirmTimeout:
+            except ReplyTimeout:
                 pass
 
     with pytest.raises(ConnectionLost, match="before all published messages were sent"):
@@ -1397,3 +1397,17 @@ async def test_stats(connect: Any, mqks_broker: Broker) -> None:
         assert (await client.stats("queue", "a"))["ready"] == 1
         with pytest.raises(RequestFailed, match="there is no queue 'c'"):
             await client.stats("queue", "c")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("ConfirmTimeout", "ReplyTimeout"),
+        ("Failed", "Refused"),
+        ("Letter", "DeadLetter"),
+        ("Update", "QueueUpdate"),
+    ],
+)
+def test_an_old_name_means_the_same(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"mqks.{old} is now mqks.{new}"):
+        assert getattr(mqks, old) is getattr(mqks, new)

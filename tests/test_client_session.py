@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from mqks import (
     AuthenticationFailed,
-    ConfirmTimeout,
     ConnectionLost,
-    Failed,
     InvalidRequest,
     Options,
     ProtocolViolation,
     PublishFailed,
+    QueueUpdate,
+    Refused,
+    ReplyTimeout,
     RequestFailed,
-    Update,
 )
 from mqks.client import requests
 from mqks.client.session import Call, ConsumerSession, Session, State
@@ -250,7 +250,7 @@ def test_ids_with_a_prefix_tell_the_place_and_are_not_mixed_up() -> None:
     subject.receive(f"file-1 ok \nfile-3 error {ERROR_ID}\nfile-2 ok \n".encode(), 0.0)
     with pytest.raises(PublishFailed) as failure:
         call.confirmed()
-    assert (failure.value.confirmed, failure.value.failed) == (2, [Failed(2, "file-3", ERROR_ID)])
+    assert (failure.value.confirmed, failure.value.failed) == (2, [Refused(2, "file-3", ERROR_ID)])
 
 
 def test_a_message_that_counts_once() -> None:
@@ -268,7 +268,7 @@ def test_an_abandoned_call_gets_nothing_and_is_not_sent_again() -> None:
     subject.take()
     subject.abandon(call, id_)
     subject.receive(id_ + b" ok \n", 0.0)
-    with pytest.raises(ConfirmTimeout):
+    with pytest.raises(ReplyTimeout):
         call.result()
     subject.lost("cut")
     up(subject)
@@ -338,7 +338,7 @@ def test_an_update_of_another_queue_is_no_update(told: bytes) -> None:
 
     with pytest.raises(ProtocolViolation):
         subject.receive(b"c-2 ok --update %b\n" % told, 0.0)
-    assert list(subject.updates) == [Update("q", [], False)]
+    assert list(subject.updates) == [QueueUpdate("q", [], False)]
 
 
 def test_transcript_of_a_consumer() -> None:
@@ -387,7 +387,7 @@ def test_a_consumer_starts_again_as_last_told() -> None:
     subject.receive(b"c-2 ok --update q a e --manual-ack\nc-2 ok \n", 0.0)
     assert not subject.updates
     subject.receive(b"c-2 ok --update " + told + b"\nc-2 ok m event=e x\n", 0.0)
-    assert list(subject.updates) == [Update("q", ["a", "b"], True)]
+    assert list(subject.updates) == [QueueUpdate("q", ["a", "b"], True)]
     message = subject.ready[0]
     subject.lost("cut")
     assert not subject.ready
@@ -527,7 +527,7 @@ def test_any_split_of_the_stream(
     for piece in split(b"\n".join(lines) + b"\n", cuts):
         subject.receive(piece, 0.0)
     assert subject.is_consuming
-    assert list(subject.updates) == [Update("q", ["e", "f"], False)]
+    assert list(subject.updates) == [QueueUpdate("q", ["e", "f"], False)]
     got = [(m.id, m.event, m.retry, m.text) for m in subject.ready]
     assert got == [(f"m{n}", event, n, data) for n, (event, data) in enumerate(messages)]
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import trustme
 
-from mqks import BlockingClient, ConfirmTimeout, ConnectionLost, Options, connect_blocking
+from mqks import BlockingClient, ConnectionLost, Options, ReplyTimeout, Stopped, connect_blocking
 from mqks.client.wire import Wire
 from mqks.testing import Broker
 from tests.proxy import Peer, Proxy
@@ -110,11 +110,11 @@ def test_a_call_times_out_while_another_waits(
     held: tuple[Held, BlockingClient], threads: ThreadPoolExecutor
 ) -> None:
     peer, client = held
-    with pytest.raises(ConfirmTimeout):
+    with pytest.raises(ReplyTimeout):
         client.ping("x", timeout_s=0.05)
     until(lambda: len(peer.asked) == 1)
     second = ask(threads, peer, client)
-    with pytest.raises(ConfirmTimeout):
+    with pytest.raises(ReplyTimeout):
         client.ping("x", timeout_s=0.05)
     until(lambda: len(peer.asked) == 3)
     peer.reply(0, 2, 1)
@@ -299,7 +299,7 @@ def test_stop_ends_a_receive(mqks_broker: Broker, threads: ThreadPoolExecutor) -
         message = threads.submit(consumer.receive, WAIT_S)
         until(waits(consumer))
         consumer.stop()
-        with pytest.raises(ConnectionLost, match="stopped"):
+        with pytest.raises(Stopped, match="stopped"):
             message.result(WAIT_S)
 
 

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from mqks import ConfirmTimeout, ConnectionLost, Options, ProtocolViolation, RequestFailed
+from mqks import ConnectionLost, Options, ProtocolViolation, ReplyTimeout, RequestFailed
 from mqks.client.wire import Wire
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.wire import HEADER_BYTES_MAX, Server
@@ -28,7 +28,7 @@ def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> None:
     with a_peer() as (listener, url), Wire(url, Options(timeout_s=0.05)) as asking:
         peer, _ = listener.accept()
         with peer:
-            with pytest.raises(ConfirmTimeout):
+            with pytest.raises(ReplyTimeout):
                 asking.ask(b"ping first")
             peer.sendall(b"q ok first\n")
 

@@ -24,9 +24,10 @@ from mqks.client.errors import (
     PublishFailed,
     QueueMissing,
     RequestFailed,
+    Stopped,
 )
 from mqks.client.keywords import check, checking, strict
-from mqks.client.messages import Message, Peeked, Update
+from mqks.client.messages import Message, Peeked, QueueUpdate
 from mqks.client.opened import STATE, caller
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -54,7 +55,7 @@ REASON_S = 2.0
 class AsyncClient:
     """A connected client. `connect` creates it.
 
-    Every call may raise ConnectionLost (the client is closed), ConfirmTimeout after `timeout_s`
+    Every call may raise ConnectionLost (the client is closed), ReplyTimeout after `timeout_s`
     seconds (default: `timeout_s` of the options), RequestFailed with the reason from the server,
     and InvalidRequest before anything is sent. While the client reconnects, calls wait.
     """
@@ -352,7 +353,7 @@ class AsyncClient:
         """Publish a request and return the reply of the service that handled it.
 
         Raises RequestFailed if no queue is bound to the event, CallFailed if the service raised an
-        error, and ConfirmTimeout if no reply arrived in time. A request that is still in a queue
+        error, and ReplyTimeout if no reply arrived in time. A request that is still in a queue
         after the timeout is dropped.
         """
         deadline_s = self._deadline(timeout_s)
@@ -731,7 +732,7 @@ class AsyncMessages:
             self._is_stopping = True
             self._connection.notify()
 
-    def _tell(self, update: Update | int) -> None:
+    def _tell(self, update: QueueUpdate | int) -> None:
         """Called with updates about the messages."""
 
     async def _filled(self, timeout_s: float | None) -> None:
@@ -785,11 +786,11 @@ class AsyncMessages:
 
     async def receive(self, timeout_s: float | None = None) -> Message:
         """Return the next message. Raises TimeoutError after `timeout_s` seconds without a message,
-        and ConnectionLost after `stop`."""
+        and Stopped after `stop`."""
         try:
             return await self._next(timeout_s)
         except StopAsyncIteration:
-            raise ConnectionLost("the consumer was stopped") from None
+            raise Stopped("the consumer was stopped") from None
 
     async def batches(
         self, count_max: int | None = None, timeout_s: float | None = None
@@ -816,15 +817,15 @@ class AsyncMessages:
 class AsyncConsumer(AsyncMessages):
     """A consumer. `consume` creates it."""
 
-    on_update: Callable[[Update], object] | None = None
+    on_update: Callable[[QueueUpdate], object] | None = None
     """Called from the iteration when the bindings or the delete rule of the queue change."""
 
     def __init__(self, client: AsyncClient, queue: str, arguments: bytes) -> None:
         super().__init__(client, queue, arguments)
         self._tracing = client._tracing
 
-    def _tell(self, update: Update | int) -> None:
-        if isinstance(update, Update) and self.on_update is not None:
+    def _tell(self, update: QueueUpdate | int) -> None:
+        if isinstance(update, QueueUpdate) and self.on_update is not None:
             self.on_update(update)
 
     def ack(self, messages: Iterable[Message]) -> None:
@@ -852,7 +853,7 @@ class AsyncTail(AsyncMessages):
     on_dropped: Callable[[int], object] | None = None
     """Called from the iteration with the number of dropped messages."""
 
-    def _tell(self, update: Update | int) -> None:
+    def _tell(self, update: QueueUpdate | int) -> None:
         if isinstance(update, int):
             self.dropped += update
             if self.on_dropped is not None:

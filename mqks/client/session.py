@@ -22,16 +22,16 @@ from mqks.client.errors import (
     AuthenticationFailed,
     CallFailed,
     ClientError,
-    ConfirmTimeout,
     ConnectionLost,
     ConsumerReplaced,
-    Failed,
     InvalidRequest,
     ProtocolViolation,
     PublishFailed,
+    Refused,
+    ReplyTimeout,
     RequestFailed,
 )
-from mqks.client.messages import Message, MetaMessage, Settle, Update, settled
+from mqks.client.messages import Message, MetaMessage, QueueUpdate, Settle, settled
 from mqks.client.options import Options
 from mqks.client.outages import Outages
 from mqks.protocol.lines import LineSplitter
@@ -79,7 +79,7 @@ class Call:
             # One error may end many calls: each tells its own way only.
             raise self.error.with_traceback(None)
         if self.remaining:
-            raise ConfirmTimeout(
+            raise ReplyTimeout(
                 "no reply before the timeout; whether the request was executed is unknown"
             )
         if self.failed:
@@ -94,10 +94,10 @@ class Call:
             starts = [numbers.start for numbers in self.ids]
             *places, count = accumulate(map(len, self.ids), initial=0)
 
-            def failed(id_: bytes, error_id: str) -> Failed:
+            def failed(id_: bytes, error_id: str) -> Refused:
                 number = int(id_.rpartition(b"-")[2])
                 at = bisect(starts, number) - 1
-                return Failed(places[at] + number - starts[at], requests.decoded(id_), error_id)
+                return Refused(places[at] + number - starts[at], requests.decoded(id_), error_id)
 
             raise PublishFailed(count - len(self.failed), sorted(starmap(failed, self.failed)))
         self.result()
@@ -485,7 +485,7 @@ class ConsumerSession(Session):
         self.ready: deque[Message] = deque()
         """Messages that wait to be handled."""
         self.updates: deque[Any] = deque()
-        """Each an Update; of a tail, how many messages were dropped."""
+        """Each a QueueUpdate; of a tail, how many messages were dropped."""
         self.is_consuming = False
         """Whether the server has confirmed the consumer, in this life or an earlier one."""
         self._is_confirmed = False
@@ -664,7 +664,7 @@ class ConsumerSession(Session):
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
-        update = Update.parse(told)
+        update = QueueUpdate.parse(told)
         if self.is_consuming:  # Before, it says what this consume itself has bound.
             self.updates.append(update)
         # Events and masks may not fit a request; without any, the queue keeps those it has.

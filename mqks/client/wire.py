@@ -17,9 +17,9 @@ from mqks.client.blocking_connection import open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
     ClientError,
-    ConfirmTimeout,
     ConnectionLost,
     ProtocolViolation,
+    ReplyTimeout,
     RequestFailed,
 )
 from mqks.client.options import Options, named
@@ -36,7 +36,7 @@ class Wire:
     """A connection, open within its context or after `open`; with `greets`, a server without
     credentials is asked as well whether it answers.
 
-    `ask`, `ask_lines`, `ask_many` and `stats` raise ConnectionLost, ConfirmTimeout after
+    `ask`, `ask_lines`, `ask_many` and `stats` raise ConnectionLost, ReplyTimeout after
     `Options.timeout_s`, ProtocolViolation and RequestFailed; one that leaves the context gets its
     reason. What is below them raises OSError, of which the first two are."""
 
@@ -147,7 +147,7 @@ class Wire:
             yield
         except TimeoutError:
             told = f"{self.address}: no answer in {self._options.timeout_s:g} s"
-            raise ConfirmTimeout(told) from None
+            raise ReplyTimeout(told) from None
         except OSError as error:
             raise ConnectionLost(f"{self.address}: {reason(error)}") from None
 

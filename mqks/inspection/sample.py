@@ -3,7 +3,7 @@
 from itertools import islice
 
 from mqks.client.blocking import BlockingClient
-from mqks.client.errors import ConfirmTimeout
+from mqks.client.errors import ReplyTimeout
 from mqks.client.wire import rows
 from mqks.inspection.source import Row
 
@@ -23,7 +23,7 @@ def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
     try:
         totals, journal = client.stats(), client.stats("journal")
         queues, consumers = first("queues", "name"), first("consumers", "id")
-    except ConfirmTimeout:
+    except ReplyTimeout:
         return {"connected": False}
     now = {
         "connected": True,
