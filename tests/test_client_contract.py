@@ -34,6 +34,7 @@ from mqks import (
     QueueUpdate,
     ReplyTimeout,
     RequestFailed,
+    Stopped,
 )
 from mqks.client.wire import Wire
 from mqks.testing import Broker
@@ -722,7 +723,7 @@ async def test_stop_ends_the_iteration(connect: Any, mqks_broker: Broker) -> Non
             async for message in consumer:
                 message.ack()
                 consumer.stop()
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(Stopped):
                 await consumer.receive(WAIT_S)
         assert await ready(client, "q") == 9
 
