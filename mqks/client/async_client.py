@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mqks.client import requests, urls
-from mqks.client.async_connection import Connection, Connections, Event, Lock, begin, guard
+from mqks.client.async_connection import Connection, Connections, Event, Lock, S, begin, guard
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
@@ -80,15 +80,9 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         if self._is_open:
             return self
-        lock = Lock()
         self._connections = Connections(self)
-        self._session = session = Session(
-            self._options,
-            self._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-        )
-        self._connection = Connection(self._address, self._options, session, lock)
+        self._connection = self._new_connection(Session)
+        self._session = self._connection.session
         await self._connections.open()
         try:
             await self._start(self._connection)
@@ -133,6 +127,18 @@ class AsyncClient:
     def server(self) -> str:
         """The server that it is connected to, or was last, as `host:port` or `unix:/path`."""
         return self._session.server
+
+    def _new_connection(self, kind: type[S], **more: Any) -> Connection[S]:
+        lock = Lock()
+        session = kind(
+            self._options,
+            self._address.credentials,
+            prefix=secrets.token_hex(6),
+            jitter=random.random,
+            guard=partial(guard, lock),
+            **more,
+        )
+        return Connection(self._address, self._options, session, lock)
 
     async def _start(self, connection: Connection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
@@ -205,7 +211,7 @@ class AsyncClient:
                 if not (self._session.has_room or await connection.room(deadline_s)):
                     return call.result()
                 request_id = send(call)
-            await connection.answered(call, answered, deadline_s)
+            await answered.wait(deadline_s - time.monotonic())
         finally:
             if call.remaining:
                 with connection.lock:
@@ -336,7 +342,7 @@ class AsyncClient:
                         break
                 with connection.lock:
                     call.settle()
-                await connection.answered(call, answered, deadline_s)
+                await answered.wait(deadline_s - time.monotonic())
             finally:
                 with connection.lock:
                     if call.remaining:
@@ -373,7 +379,7 @@ class AsyncClient:
                 ttl_s=requests.request_ttl_s(left_s),
                 meta={"reply-to": session.queue, "correlation-id": correlation_id},
             )
-            await connection.answered(call, answered, deadline_s)
+            await answered.wait(deadline_s - time.monotonic())
         finally:
             with connection.lock:
                 session.forget(correlation_id)
@@ -402,7 +408,9 @@ class AsyncClient:
         with self._connection.lock:
             self._session.raise_if_closed()
             if self._replies is None or self._replies.session.failure:
-                self._replies = self._new_reply_connection()
+                queue = f"reply.{secrets.token_hex(16)}"
+                self._replies = self._new_connection(ReplySession, queue=queue)
+                self._connections.start(self._replies)
             connection = self._replies
         session = connection.session
         with connection.lock:
@@ -410,20 +418,6 @@ class AsyncClient:
             if not await connection.until(lambda: session.is_up or session.failure, left_s):
                 Call().result()
             session.raise_if_closed()
-        return connection
-
-    def _new_reply_connection(self) -> Connection[ReplySession]:
-        lock = Lock()
-        session = ReplySession(
-            self._options,
-            self._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-            queue=f"reply.{secrets.token_hex(16)}",
-            guard=partial(guard, lock),
-        )
-        connection = Connection(self._address, self._options, session, lock)
-        self._connections.start(connection)
         return connection
 
     def consume(
@@ -708,18 +702,10 @@ class AsyncMessages:
     async def __aenter__(self) -> Self:
         client = self._client
         client._session.raise_if_closed()
-        lock = Lock()
-        self._session = session = self._kind(
-            client._options,
-            client._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-            arguments=self._arguments,
-            guard=partial(guard, lock),
-        )
+        self._connection = client._new_connection(self._kind, arguments=self._arguments)
+        self._session = self._connection.session
         if self._tracing is not None:
-            session.message_type = self._tracing.message_type(self.queue)
-        self._connection = Connection(client._address, client._options, session, lock)
+            self._session.message_type = self._tracing.message_type(self.queue)
         await client._start(self._connection)
         return self
 

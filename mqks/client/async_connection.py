@@ -26,7 +26,7 @@ from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
 from mqks.client.opened import Opened
 from mqks.client.options import Options
-from mqks.client.session import Call, Session
+from mqks.client.session import Session
 
 _log = logging.getLogger("mqks.client")
 
@@ -150,10 +150,6 @@ class Connection(Generic[S]):
         if wire is not None and wire.may_write and (data := self.session.take()):
             wire.transport.write(data)
             self.notify()  # There is room again.
-
-    async def answered(self, call: Call, answered: Event, deadline_s: float) -> None:
-        """Wait for the answer to a request, or until this time."""
-        await answered.wait(deadline_s - time.monotonic())
 
     async def until(self, predicate: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Wait until it is so; False when the time is over."""

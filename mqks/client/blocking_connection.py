@@ -180,10 +180,6 @@ class Connection(Generic[S]):
             if not is_prompt or self._out or self._problem or self.session.has_unsent:
                 self._wake()
 
-    def answered(self, call: Call, answered: Event, deadline_s: float) -> None:
-        """Wait for the answer to a request, or until this time. Call without the lock."""
-        answered.wait(deadline_s - time.monotonic())
-
     def arrival(self, predicate: Callable[[], object], timeout_s: float | None) -> bool:
         """Wait until it is so; False when the time is over. Call without the lock."""
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s

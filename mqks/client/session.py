@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
 from math import inf
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from mqks.client import failures, requests
 from mqks.client.errors import (
@@ -104,12 +104,21 @@ class Call:
         return sum(map(len, self.ids))
 
 
+class Setup(TypedDict, total=False):
+    """What every session gets; see there."""
+
+    prefix: Required[str]
+    jitter: Required[Callable[[], float]]
+    guard: Callable[[Settle], Settle]
+
+
 class Session:
     """A connection for requests.
 
     `prefix` begins every id and differs from that of every other session; `jitter` gives numbers
-    from 0 to 1. `on_output` is called when there is something to take where nothing was, and with
-    True for what is better sent at once than gathered for a moment.
+    from 0 to 1; `guard` makes of `settle` what a message's ack and reject call. `on_output` is
+    called when there is something to take where nothing was, and with True for what is better sent
+    at once than gathered for a moment.
     """
 
     def __init__(
@@ -119,6 +128,7 @@ class Session:
         *,
         prefix: str,
         jitter: Callable[[], float],
+        guard: Callable[[Settle], Settle] = lambda settle: settle,
     ) -> None:
         self.state = State.DOWN
         self.failure: ClientError | None = None
@@ -137,6 +147,7 @@ class Session:
         self._options = options
         self._prefix = prefix.encode()
         self._jitter = jitter
+        self._guard = guard
         self._number = count(1)
         self._auth = requests.auth(credentials) if credentials else b"ping hello"
         self._name = requests.set_name(options.client_name) if options.client_name else b""
@@ -466,22 +477,20 @@ class Session:
 
 
 class ConsumerSession(Session):
-    """A connection with one consumer and nothing else.
+    """A connection with one consumer and nothing else."""
 
-    `guard` makes of `settle` what a message's ack and reject call.
-    """
+    has_meta = False
+    """Whether deliveries have attributes that nobody asked for."""
 
     def __init__(
         self,
         options: Options,
         credentials: Sequence[str],
         *,
-        prefix: str,
-        jitter: Callable[[], float],
         arguments: bytes,
-        guard: Callable[[Settle], Settle],
+        **more: Unpack[Setup],
     ) -> None:
-        super().__init__(options, credentials, prefix=prefix, jitter=jitter)
+        super().__init__(options, credentials, **more)
         self.ready: deque[Message] = deque()
         """Messages that wait to be handled."""
         self.updates: deque[Any] = deque()
@@ -501,7 +510,7 @@ class ConsumerSession(Session):
         """What the last update said of the queue."""
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
-        self._settle = guard(self.settle) if b"--manual-ack" in words else None
+        self._settle = self._guard(self.settle) if b"--manual-ack" in words else None
         limits = (word[11:] for word in words if word.startswith(b"--prefetch="))
         self._prefetch = int(next(limits, 0))
         self._delivered = 0
@@ -509,7 +518,8 @@ class ConsumerSession(Session):
         """Whether a message was ever acked or returned."""
         self.is_awaited = False
         """Whether the program waits for a message."""
-        self.message_type: type[Message] = MetaMessage if b"--meta" in words else Message
+        has_meta = self.has_meta or b"--meta" in words
+        self.message_type: type[Message] = MetaMessage if has_meta else Message
         """What deliveries become."""
 
     @property
@@ -681,21 +691,7 @@ class ConsumerSession(Session):
 class TailSession(ConsumerSession):
     """A connection with one tail. Its `updates` say how many messages were dropped."""
 
-    def __init__(
-        self,
-        options: Options,
-        credentials: Sequence[str],
-        *,
-        prefix: str,
-        jitter: Callable[[], float],
-        arguments: bytes,
-        guard: Callable[[Settle], Settle],
-    ) -> None:
-        super().__init__(
-            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
-        )
-        self.message_type = MetaMessage
-        self._settle = None
+    has_meta = True
 
     def _begin(self) -> None:
         self.consumer_id = self.new_id()
@@ -740,21 +736,12 @@ class ReplySession(ConsumerSession):
         options: Options,
         credentials: Sequence[str],
         *,
-        prefix: str,
-        jitter: Callable[[], float],
         queue: str,
-        guard: Callable[[Settle], Settle],
+        **more: Unpack[Setup],
     ) -> None:
-        arguments = requests.consume(
-            queue,
-            [queue],
-            delete_when_unused=REPLIES_KEPT_S,
-            prefetch=0,
-            meta=True,
-        )
-        super().__init__(
-            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
-        )
+        rule = REPLIES_KEPT_S
+        arguments = requests.consume(queue, [queue], delete_when_unused=rule, prefetch=0, meta=True)
+        super().__init__(options, credentials, arguments=arguments, **more)
         self.queue = queue
         """Its name, which is also the event that it is bound to."""
         self._calls: dict[str, Asked] = {}
