@@ -14,7 +14,7 @@ The one rule: a message is not refused, changed or lost because of its trace.
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from types import TracebackType
@@ -60,14 +60,13 @@ _names: set[str] = set()
 class Operation:
     """A span while it runs."""
 
-    __slots__ = ("context", "error", "event", "span")
+    __slots__ = ("context", "event", "span")
 
     def __init__(self, span: Span, context: Context, destination: str | None) -> None:
         self.span = span
         self.context = context
         self.event = destination
         """An event or a queue; None if it is not known, or if there are several."""
-        self.error: BaseException | None = None
 
 
 class _Meta(dict[str, str]):
@@ -211,8 +210,9 @@ class Tracing:
         self._consumed.add(count, self._labels("consume", queue))
 
     @contextmanager
-    def process(self, message: "TracedMessage", *, is_alone: bool) -> Iterator[None]:
+    def process(self, message: Message, *, is_alone: bool) -> Iterator[None]:
         """The work on one message; if it `is_alone`, whatever span is current is not its parent."""
+        assert isinstance(message, TracedMessage)
         current = trace.get_current_span()
         context, links = _producer(message), list[Link]()
         if not is_alone and current.get_span_context().is_valid:
@@ -365,17 +365,6 @@ class TracedProcessing(Processing):
 
     async def __aenter__(self) -> Message:
         return self.__enter__()
-
-
-def traced(work: Callable[[Message], Awaitable[object]]) -> Callable[[Message], Awaitable[object]]:
-    """The function of a service, with a process span around each message."""
-
-    async def process(message: Message) -> object:
-        assert isinstance(message, TracedMessage)
-        with message.tracing.process(message, is_alone=True):
-            return await work(message)
-
-    return process
 
 
 def _carried(meta: Mapping[str, str]) -> Mapping[str, str]:
