@@ -3,8 +3,11 @@
 The one rule: importing it is cheap; the clients are loaded when they are first asked for.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mqks.version import __version__
 
 if TYPE_CHECKING:
     from mqks.client.app import App
@@ -19,21 +22,20 @@ if TYPE_CHECKING:
         AuthenticationFailed,
         CallFailed,
         ClientError,
-        ConfirmTimeout,
         ConnectionLost,
         ConsumerReplaced,
-        Failed,
         InvalidRequest,
         ProtocolViolation,
         PublishFailed,
         QueueMissing,
+        Refused,
+        ReplyTimeout,
         RequestFailed,
+        Stopped,
     )
-    from mqks.client.messages import Letter, Message, Peeked, Update
+    from mqks.client.messages import DeadLetter, Message, Peeked, QueueUpdate
     from mqks.client.options import Options
     from mqks.errors import ConfigurationError, MqksError
-
-__version__ = "0.2.0"
 
 __all__ = [
     "App",
@@ -47,12 +49,10 @@ __all__ = [
     "CallFailed",
     "ClientError",
     "ConfigurationError",
-    "ConfirmTimeout",
     "ConnectionLost",
     "ConsumerReplaced",
-    "Failed",
+    "DeadLetter",
     "InvalidRequest",
-    "Letter",
     "Message",
     "MqksError",
     "Options",
@@ -60,12 +60,23 @@ __all__ = [
     "ProtocolViolation",
     "PublishFailed",
     "QueueMissing",
+    "QueueUpdate",
+    "Refused",
+    "ReplyTimeout",
     "RequestFailed",
-    "Update",
+    "Stopped",
     "__version__",
     "connect",
     "connect_blocking",
 ]
+
+_RENAMED = {
+    "ConfirmTimeout": "ReplyTimeout",
+    "Failed": "Refused",
+    "Letter": "DeadLetter",
+    "Update": "QueueUpdate",
+}
+"""Names of 0.1, which still mean the same."""
 
 _HOMES = {
     "mqks.client.app": ("App",),
@@ -76,13 +87,16 @@ _HOMES = {
         "BlockingTail",
         "connect_blocking",
     ),
-    "mqks.client.messages": ("Letter", "Message", "Peeked", "Update"),
+    "mqks.client.messages": ("DeadLetter", "Message", "Peeked", "QueueUpdate"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"mqks.{name} is now mqks.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in __all__:
         homes = (home for home, names in _HOMES.items() if name in names)
         return getattr(import_module(next(homes, "mqks.client.errors")), name)

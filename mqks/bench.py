@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Self
 
 from mqks.client import requests
-from mqks.client.blocking_connection import open_socket
+from mqks.client.blocking_connection import dialled
 from mqks.client.options import Options
-from mqks.client.urls import Address
+from mqks.client.urls import Address, Servers
 from mqks.errors import BenchFailed, reason
 from mqks.protocol import replies
 
@@ -62,7 +62,7 @@ class Bench:
     def connect(self) -> socket.socket:
         """A connection that is closed at the end."""
         try:
-            sock = open_socket(self.address, self.options)
+            sock = dialled(Servers(self.address), self.options)[1]
         except OSError as error:
             raise BenchFailed(f"no server at {self.address}: {reason(error)}") from None
         sock.settimeout(self.options.timeout_s)

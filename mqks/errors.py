@@ -28,7 +28,7 @@
         ├── RequestFailed      65  the server's error reply
         ├── ConnectionLost     69  the server does not answer
         ├── ProtocolViolation  69  the peer is not an MQKS server
-        └── ConfirmTimeout     75  no answer in time
+        └── ReplyTimeout       75  no answer in time
 
 The one rule: the message is a single line for the person who must act on it. The number is the
 exit code when the exception ends the process, as in BSD's sysexits.h.

@@ -20,13 +20,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import of the others; itself always. `*` is everything.
 ARROWS = {
-    "__init__": {"errors", "client"},
+    "__init__": {"errors", "client", "version"},
     "__main__": {"commands"},
     "compiled": set[str](),
     "errors": set[str](),
     "durable": set[str](),
     "files": set[str](),
     "limits": {"errors"},
+    "version": set[str](),
     "settings": {"protocol", "errors", "limits"},
     "protocol": {"errors", "limits"},
     "users": {"protocol", "errors", "limits"},
@@ -37,7 +38,7 @@ ARROWS = {
         *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
         *("errors", "limits", "settings"),
     },
-    "client": {"protocol", "errors", "limits"},
+    "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.client.messages import Letter, Peeked
+from mqks.client.messages import DeadLetter, Peeked
 from tests.chaos.__main__ import main as run_chaos
 from tests.chaos.checker import (
     Checker,
@@ -395,7 +395,7 @@ class WardStory:
 
 def found(name: bytes, reason: str = "", died: float = 200.0) -> Peeked:
     """As a reader sees it; with a reason, as a dead letter."""
-    letter = Letter(reason, QUEUE.decode(), 1, 100.0, died) if reason else None
+    letter = DeadLetter(reason, QUEUE.decode(), 1, 100.0, died) if reason else None
     return Peeked(1, 100.0, name.decode(), "ward.new", payload(name), 0, {}, letter, None)
 
 

@@ -24,7 +24,6 @@ from anyio import to_thread
 import mqks
 from mqks import (
     AuthenticationFailed,
-    ConfirmTimeout,
     ConnectionLost,
     ConsumerReplaced,
     InvalidRequest,
@@ -32,10 +31,12 @@ from mqks import (
     ProtocolViolation,
     PublishFailed,
     QueueMissing,
+    QueueUpdate,
+    ReplyTimeout,
     RequestFailed,
-    Update,
+    Stopped,
 )
-from mqks.client.dialogue import Dialogue
+from mqks.client.wire import Wire
 from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.proxy import Peer, Proxy
@@ -269,7 +270,7 @@ async def test_no_ack_with_auto_ack(connect: Any, mqks_broker: Broker) -> None:
 
 
 async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
-    updates: list[Update] = []
+    updates: list[QueueUpdate] = []
     async with connect(mqks_broker.url) as client:
         async with client.consume(
             "q", ["a.1", "b"], delete_when_unused=5, auto_ack=True
@@ -284,11 +285,11 @@ async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
             await client.publish("last", "x", confirm=True)
             await consumer.receive(WAIT_S)
         assert updates == [
-            Update("q", ["c"], 5.0),
-            Update("q", ["d", "e"], 5.0),
-            Update("q", ["f"], 5.0),
-            Update("q", [], 5.0),
-            Update("q", ["last"], True),
+            QueueUpdate("q", ["c"], 5.0),
+            QueueUpdate("q", ["d", "e"], 5.0),
+            QueueUpdate("q", ["f"], 5.0),
+            QueueUpdate("q", [], 5.0),
+            QueueUpdate("q", ["last"], True),
         ]
         assert await client.evaluate("len(state.queues)") == "0"
 
@@ -722,7 +723,7 @@ async def test_stop_ends_the_iteration(connect: Any, mqks_broker: Broker) -> Non
             async for message in consumer:
                 message.ack()
                 consumer.stop()
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(Stopped):
                 await consumer.receive(WAIT_S)
         assert await ready(client, "q") == 9
 
@@ -898,7 +899,7 @@ async def test_a_consumer_goes_on_when_its_queue_is_deleted_and_made_again(
     connect: Any, mqks_broker: Broker
 ) -> None:
     async with connect(mqks_broker.url) as client, connect(mqks_broker.url) as other:
-        updates = list[Update]()
+        updates = list[QueueUpdate]()
         async with client.consume("q", ["a"]) as consumer:
             consumer.on_update = updates.append
             await other.delete_queue("q")
@@ -1018,11 +1019,11 @@ async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy)
     async with connect(proxy.url, options) as client:
         await client.subscribe("q", ["e"])
         proxy.is_frozen = True
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.publish("e", "x", confirm=True, timeout_s=0.05)
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.publish_many([("e", "x")] * 1000, timeout_s=0.05)
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.ping("x", timeout_s=0.05)
         with anyio.fail_after(WAIT_S):
             while b" ping x\n" not in proxy.swallowed:
@@ -1046,7 +1047,7 @@ async def test_publishers_wait_while_the_server_is_away(connect: Any, proxy: Pro
                 while published < 100_000:
                     await client.publish("e", "x" * 90, timeout_s=0.1)
                     published += 1
-            except ConfirmTimeout:
+            except ReplyTimeout:
                 pass
 
     with pytest.raises(ConnectionLost, match="before all published messages were sent"):
@@ -1355,8 +1356,8 @@ async def test_a_silent_server_does_not_keep_a_client_from_the_next_one(
         async with connect([silent.url, mqks_broker.url], options) as client:
             await client.publish("e", "x", confirm=True)
         assert silent.accepted == 1
-        with Dialogue(f"{silent.url},{mqks_broker.url}", options) as dialogue:
-            assert dialogue.ask(b"ping x") == b"x"
+        with Wire(f"{silent.url},{mqks_broker.url}", options) as wire:
+            assert wire.ask(b"ping x") == b"x"
         assert silent.accepted == 2
 
 
@@ -1385,3 +1386,29 @@ async def test_a_client_goes_over_to_the_next_server(
                 await anyio.sleep(0.01)
             await client.publish("e", "two", confirm=True)
             assert (await consumer.receive(WAIT_S)).text == "two"
+
+
+async def test_stats(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        for queue in "a", "b":
+            await client.subscribe(queue, ["e"])
+        await client.publish("e", "x", confirm=True)
+        assert (await client.stats())["queues"] == 2
+        assert [row["name"] for row in await client.stats("queues", "--after=a")] == ["b"]
+        assert (await client.stats("queue", "a"))["ready"] == 1
+        with pytest.raises(RequestFailed, match="there is no queue 'c'"):
+            await client.stats("queue", "c")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("ConfirmTimeout", "ReplyTimeout"),
+        ("Failed", "Refused"),
+        ("Letter", "DeadLetter"),
+        ("Update", "QueueUpdate"),
+    ],
+)
+def test_an_old_name_means_the_same(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"mqks.{old} is now mqks.{new}"):
+        assert getattr(mqks, old) is getattr(mqks, new)

@@ -17,11 +17,11 @@ import pytest
 from mqks import (
     App,
     CallFailed,
-    ConfirmTimeout,
     ConnectionLost,
     InvalidRequest,
     Message,
     Options,
+    ReplyTimeout,
     RequestFailed,
     users_file,
 )
@@ -387,7 +387,7 @@ async def test_a_call_that_nobody_answers(connect: Any, mqks_broker: Broker) -> 
     """The request does not wait longer than its caller; a late reply goes nowhere."""
     async with connect(mqks_broker.url) as client:
         async with client.consume("q", ["e"], meta=True) as consumer:
-            with pytest.raises(ConfirmTimeout):
+            with pytest.raises(ReplyTimeout):
                 await client.call("e", "x", 0.3)
             request = await consumer.receive(WAIT_S)
             await client.reply(request, "late")
@@ -407,7 +407,7 @@ async def test_a_call_that_nobody_answers(connect: Any, mqks_broker: Broker) -> 
 
                 tasks.start_soon(answer)
                 assert (await client.call("e", "y")).text == "mine"
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.call("e", "x", 0.05)
         await drained(client, "q")
 

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from mqks import (
     AuthenticationFailed,
-    ConfirmTimeout,
     ConnectionLost,
-    Failed,
     InvalidRequest,
     Options,
     ProtocolViolation,
     PublishFailed,
+    QueueUpdate,
+    Refused,
+    ReplyTimeout,
     RequestFailed,
-    Update,
 )
 from mqks.client import requests
 from mqks.client.session import Call, ConsumerSession, Session, State
@@ -250,7 +250,7 @@ def test_ids_with_a_prefix_tell_the_place_and_are_not_mixed_up() -> None:
     subject.receive(f"file-1 ok \nfile-3 error {ERROR_ID}\nfile-2 ok \n".encode(), 0.0)
     with pytest.raises(PublishFailed) as failure:
         call.confirmed()
-    assert (failure.value.confirmed, failure.value.failed) == (2, [Failed(2, "file-3", ERROR_ID)])
+    assert (failure.value.confirmed, failure.value.failed) == (2, [Refused(2, "file-3", ERROR_ID)])
 
 
 def test_a_message_that_counts_once() -> None:
@@ -268,7 +268,7 @@ def test_an_abandoned_call_gets_nothing_and_is_not_sent_again() -> None:
     subject.take()
     subject.abandon(call, id_)
     subject.receive(id_ + b" ok \n", 0.0)
-    with pytest.raises(ConfirmTimeout):
+    with pytest.raises(ReplyTimeout):
         call.result()
     subject.lost("cut")
     up(subject)
@@ -338,7 +338,7 @@ def test_an_update_of_another_queue_is_no_update(told: bytes) -> None:
 
     with pytest.raises(ProtocolViolation):
         subject.receive(b"c-2 ok --update %b\n" % told, 0.0)
-    assert list(subject.updates) == [Update("q", [], False)]
+    assert list(subject.updates) == [QueueUpdate("q", [], False)]
 
 
 def test_transcript_of_a_consumer() -> None:
@@ -370,7 +370,7 @@ def test_acks_are_gathered() -> None:
     subject.take()
     subject.receive(b"".join(b"c-2 ok m%d event=e x\n" % n for n in range(3)), 0.0)
     woken: list[int] = []
-    subject.on_output = lambda: woken.append(1)
+    subject.on_output = lambda is_prompt: woken.append(1)
     first, second, third = subject.take_ready(None)
     first.ack()
     second.reject()
@@ -387,7 +387,7 @@ def test_a_consumer_starts_again_as_last_told() -> None:
     subject.receive(b"c-2 ok --update q a e --manual-ack\nc-2 ok \n", 0.0)
     assert not subject.updates
     subject.receive(b"c-2 ok --update " + told + b"\nc-2 ok m event=e x\n", 0.0)
-    assert list(subject.updates) == [Update("q", ["a", "b"], True)]
+    assert list(subject.updates) == [QueueUpdate("q", ["a", "b"], True)]
     message = subject.ready[0]
     subject.lost("cut")
     assert not subject.ready
@@ -418,13 +418,15 @@ def test_a_consumer_that_was_not_confirmed_starts_again_as_it_was() -> None:
 
 
 def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    def messages_of_two(*, is_acking: bool, is_waiting: bool = True) -> list[str]:
+    def messages_of_two(
+        *, is_acking: bool, is_waiting: bool = True, is_taking: bool = True
+    ) -> list[str]:
         caplog.clear()
         subject = consumer(b"q --manual-ack --prefetch=2", keep_alive_s=10)
         up(subject)
         subject.take()
         subject.receive(b"c-2 ok \nc-2 ok m event=e x\nc-2 ok n event=e x\n", 0.0)
-        for message in subject.take_ready(None):
+        for message in subject.take_ready(None if is_taking else 0):
             if is_acking:
                 message.ack()
         subject.is_awaited = is_waiting
@@ -434,6 +436,7 @@ def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -
 
     assert messages_of_two(is_acking=True) == []
     assert messages_of_two(is_acking=False, is_waiting=False) == []
+    assert messages_of_two(is_acking=False, is_taking=False) == []
     assert messages_of_two(is_acking=False) == [
         "q: none of 2 messages is acked, and the server sends no more (prefetch)"
     ]
@@ -524,7 +527,7 @@ def test_any_split_of_the_stream(
     for piece in split(b"\n".join(lines) + b"\n", cuts):
         subject.receive(piece, 0.0)
     assert subject.is_consuming
-    assert list(subject.updates) == [Update("q", ["e", "f"], False)]
+    assert list(subject.updates) == [QueueUpdate("q", ["e", "f"], False)]
     got = [(m.id, m.event, m.retry, m.text) for m in subject.ready]
     assert got == [(f"m{n}", event, n, data) for n, (event, data) in enumerate(messages)]
 
@@ -700,4 +703,4 @@ def test_importing_mqks_loads_neither_client_nor_server() -> None:
     code = "import json, sys, mqks; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     loaded = [name for name in json.loads(done.stdout) if name.split(".")[0] in ("mqks", "anyio")]
-    assert loaded == ["mqks"]
+    assert set(loaded) == {"mqks", "mqks.version"}

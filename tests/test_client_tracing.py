@@ -32,11 +32,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from mqks import (
     App,
     CallFailed,
-    ConfirmTimeout,
     InvalidRequest,
     Message,
     Options,
     PublishFailed,
+    ReplyTimeout,
     RequestFailed,
     connect,
     connect_blocking,
@@ -481,7 +481,7 @@ async def test_publishes_that_fail(skin: Any, mqks_broker: Broker, spans: Spans)
         with pytest.raises(InvalidRequest):
             await client.publish_many([(event, "1"), (event, "a\tb")])
         await anyio.to_thread.run_sync(mqks_broker.stop)
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ReplyTimeout):
             await client.publish(event, "x", confirm=True, timeout_s=0)
         await anyio.to_thread.run_sync(mqks_broker.start)
 
@@ -489,12 +489,12 @@ async def test_publishes_that_fail(skin: Any, mqks_broker: Broker, spans: Spans)
     kinds = [attributes(span)["error.type"] for span in spans.all()]
     assert kinds == [
         *("RequestFailed", "PublishFailed", "InvalidRequest", "InvalidRequest"),
-        *("InvalidRequest", "ConfirmTimeout"),
+        *("InvalidRequest", "ReplyTimeout"),
     ]
     counted = {
         point.attributes["error.type"]: point.value for point in points(name, "publish", event)
     }
-    assert counted == {"RequestFailed": 1, "PublishFailed": 2, "ConfirmTimeout": 1}
+    assert counted == {"RequestFailed": 1, "PublishFailed": 2, "ReplyTimeout": 1}
 
 
 async def test_arguments_that_are_wrong_raise_as_without_traces(

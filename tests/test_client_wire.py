@@ -10,8 +10,8 @@ from threading import Thread
 
 import pytest
 
-from mqks import ConfirmTimeout, ConnectionLost, Options, ProtocolViolation, RequestFailed
-from mqks.client.dialogue import Dialogue
+from mqks import ConnectionLost, Options, ProtocolViolation, ReplyTimeout, RequestFailed
+from mqks.client.wire import Wire
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.wire import HEADER_BYTES_MAX, Server
 from tests.waiting import WAIT_S
@@ -25,10 +25,10 @@ def a_peer() -> Iterator[tuple[socket.socket, str]]:
 
 
 def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> None:
-    with a_peer() as (listener, url), Dialogue(url, Options(timeout_s=0.05)) as asking:
+    with a_peer() as (listener, url), Wire(url, Options(timeout_s=0.05)) as asking:
         peer, _ = listener.accept()
         with peer:
-            with pytest.raises(ConfirmTimeout):
+            with pytest.raises(ReplyTimeout):
                 asking.ask(b"ping first")
             peer.sendall(b"q ok first\n")
 
@@ -51,7 +51,7 @@ def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> None:
 )
 def test_what_is_no_answer(sent: bytes, raised: type[Exception]) -> None:
     options = Options(timeout_s=WAIT_S, reply_bytes_max=104)
-    with a_peer() as (listener, url), Dialogue(url, options) as asking:
+    with a_peer() as (listener, url), Wire(url, options) as asking:
         peer, _ = listener.accept()
         with peer:
             peer.sendall(sent)
@@ -61,7 +61,7 @@ def test_what_is_no_answer(sent: bytes, raised: type[Exception]) -> None:
 
 
 def test_a_line_may_be_as_long_as_the_limit() -> None:
-    with a_peer() as (listener, url), Dialogue(url, Options(reply_bytes_max=104)) as asking:
+    with a_peer() as (listener, url), Wire(url, Options(reply_bytes_max=104)) as asking:
         peer, _ = listener.accept()
         with peer:
             peer.sendall(b"q ok " + b"x" * 99 + b"\n")

@@ -9,7 +9,7 @@ from mqks.broker.clients.consumer import Consumer
 from mqks.broker.queue.queue import Queue
 from mqks.broker.routing.bindings import Bindings
 from mqks.client.errors import ProtocolViolation
-from mqks.client.messages import Message, Update
+from mqks.client.messages import Message, QueueUpdate
 from mqks.client.requests import number_told, reason_told
 from mqks.client.session import ConsumerSession
 from mqks.errors import BadRequest
@@ -186,7 +186,7 @@ def test_the_oldest_message_is_paged_in_whatever_newer_ones_take() -> None:
 @pytest.mark.parametrize("seconds", [b"soon", b"", b"1e", b"5,0"])
 def test_an_update_with_bad_seconds_is_a_violation(seconds: bytes) -> None:
     with pytest.raises(ProtocolViolation):
-        Update.parse(b"q e --delete-queue-when-unused=" + seconds)
+        QueueUpdate.parse(b"q e --delete-queue-when-unused=" + seconds)
 
 
 def test_more_digits_than_python_reads_are_no_number() -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqks.broker.routing import bindings as bindings_module
 from mqks.broker.routing import masks as masks_module
-from mqks.client.messages import Update
+from mqks.client.messages import QueueUpdate
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
 from mqks.testing import Broker
 from mqks.users import Permissions
@@ -438,8 +438,8 @@ def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClie
 def test_an_update_is_parsed() -> None:
     told = b"q e1 e2 --add-mask a.* b.** --delete-queue-when-unused=5.0 --manual-ack"
 
-    assert Update.parse(told) == Update("q", ["e1", "e2"], 5.0, ["a.*", "b.**"])
-    assert Update.parse(b"q") == Update("q", [], False)
+    assert QueueUpdate.parse(told) == QueueUpdate("q", ["e1", "e2"], 5.0, ["a.*", "b.**"])
+    assert QueueUpdate.parse(b"q") == QueueUpdate("q", [], False)
 
 
 def test_masks_survive_a_kill(tmp_path: Path) -> None:

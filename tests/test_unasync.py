@@ -1,10 +1,14 @@
-"""The blocking client is the async one in other words."""
+"""The blocking client is what `python -m tools.unasync` writes."""
 
-import pytest
+import re
 
-from tools.unasync import TARGETS, blocking, target
+from tools.unasync import TARGET, blocking
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_the_blocking_client_is_written_from_the_async_one(name: str) -> None:
-    assert target(name).read_text() == blocking(name), "run: python -m tools.unasync"
+def test_the_blocking_client_is_generated() -> None:
+    assert TARGET.read_text() == blocking(), "run: python -m tools.unasync"
+
+
+def test_it_speaks_of_threads() -> None:
+    text = TARGET.read_text()
+    assert re.findall(r"(?i)\basync(?!_client)|\bawait\b|\btasks?\b|event loop", text) == []

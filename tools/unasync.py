@@ -14,28 +14,17 @@ import mqks
 CLIENT = Path(mqks.__file__).parent / "client"
 RUFF = sys.executable, "-m", "ruff"
 STYLE = Path(__file__).parents[1] / "pyproject.toml"
-DOCSTRINGS = {
-    "async_client": '''"""The blocking client, on threads. Any thread may call.
+DOCSTRING = '''"""The blocking client, on threads. Any thread may call.
 
 Generated from `async_client.py` by `python -m tools.unasync`: edit that file.
 
 The one rule: a session is touched with its lock held.
 """
-''',
-    "async_traced": '''"""The blocking client with spans.
-
-Generated from `async_traced.py` by `python -m tools.unasync`: edit that file.
-
-The one rule: what a span says is decided in `tracing.py`.
-"""
-''',
-}
-"""Of the blocking modules, by the async ones that they are written from."""
-TARGETS = {"async_client": "blocking", "async_traced": "blocking_traced"}
+'''
+SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "blocking.py"
 WORDS = {
     "async_client": "blocking",
     "async_connection": "blocking_connection",
-    "async_traced": "blocking_traced",
     "connect": "connect_blocking",
     "AsyncClient": "BlockingClient",
     "AsyncConsumer": "BlockingConsumer",
@@ -48,29 +37,22 @@ WORDS = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
+    "tasks": "threads",
 }
 WORD = re.compile(rf"\b(?:(?:async|await) |({'|'.join(WORDS)})\b)")
 
 
-def source(name: str) -> Path:
-    return CLIENT / f"{name}.py"
-
-
-def target(name: str) -> Path:
-    return CLIENT / f"{TARGETS[name]}.py"
-
-
-def blocking(name: str) -> str:
-    """The text of the blocking module that is written from this async one."""
-    _, _, code = source(name).read_text().partition('"""\n\n')
+def blocking() -> str:
+    """The text of the blocking module."""
+    _, _, code = SOURCE.read_text().partition('"""\n\n')
     code = WORD.sub(lambda found: WORDS.get(found[0], ""), code)
     # Imports of two names have become one.
     code = code.replace(
         "Iterable, Iterator, Callable, Iterable\n", "Callable, Iterable, Iterator\n"
     ).replace("import Iterable, Iterator, Iterable\n", "import Iterable, Iterator\n")
     return subprocess.run(
-        [*RUFF, "format", "--config", STYLE, "--stdin-filename", target(name), "-"],
-        input=f"{DOCSTRINGS[name]}\n{code}",
+        [*RUFF, "format", "--config", STYLE, "--stdin-filename", TARGET, "-"],
+        input=f"{DOCSTRING}\n{code}",
         text=True,
         capture_output=True,
         check=True,
@@ -78,5 +60,4 @@ def blocking(name: str) -> str:
 
 
 if __name__ == "__main__":
-    for name in TARGETS:
-        target(name).write_text(blocking(name))
+    TARGET.write_text(blocking())

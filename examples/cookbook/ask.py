@@ -7,5 +7,5 @@ with mqks.connect_blocking() as client:
             print(f"{item} costs {client.call('price.get', item, timeout_s=10).json()}")
         except mqks.CallFailed as error:
             print(f"{item}: {error.kind}")
-        except mqks.ConfirmTimeout:
+        except mqks.ReplyTimeout:
             print(f"{item}: no reply")

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -127,9 +128,15 @@ class App:
         requests.consume(queue, events, add, False, delete_when_unused, add_mask, held)
 
         def register(function: F) -> F:
-            work = self._traced(_work_of(function, concurrency))
             service = _Service(
-                *(work, queue, tuple(events), tuple(add), tuple(add_mask), replace),
+                *(
+                    _work_of(function, concurrency),
+                    queue,
+                    tuple(events),
+                    tuple(add),
+                    tuple(add_mask),
+                    replace,
+                ),
                 *(delete_when_unused, concurrency, held),
                 *(retries, backoff),
             )
@@ -137,13 +144,6 @@ class App:
             return function
 
         return register
-
-    def _traced(self, work: Work) -> Work:
-        if not (self._options and self._options.tracing):
-            return work
-        from mqks.client.tracing import traced
-
-        return traced(work)
 
     @property
     def client(self) -> AsyncClient:
@@ -218,7 +218,7 @@ class App:
         async for message in consumer:
             try:
                 if message.reply_to is None:
-                    await service.work(message)
+                    await self._handle(service, message)
                 else:
                     await self._answer(service, message)
             except Exception:
@@ -227,6 +227,11 @@ class App:
                 _log.exception("message %s of %s failed, try %d%s", *what)
             else:
                 message.ack()
+
+    async def _handle(self, service: _Service, message: Message) -> object:
+        tracing = self.client._tracing
+        with nullcontext() if tracing is None else tracing.process(message, is_alone=True):
+            return await service.work(message)
 
     async def _reject(self, service: _Service, consumer: AsyncConsumer, message: Message) -> str:
         """Reject it, and say if that was its last try."""
@@ -256,7 +261,7 @@ class App:
 
     async def _answer(self, service: _Service, message: Message) -> None:
         try:
-            await self.client.reply(message, cast(Data, await service.work(message)))
+            await self.client.reply(message, cast(Data, await self._handle(service, message)))
         except Exception as error:
             _log.exception("request %s of %s failed", message.id, service.queue)
             try:

@@ -1,10 +1,8 @@
-"""Connections of the async client, on anyio: one for requests, and one of its own per consumer.
+"""Connections of the async client, on asyncio: one for requests, and one of its own per consumer.
 
-A plain connection on asyncio is a protocol of the event loop (`_Wire`): what arrives is handled in
-the turn in which it arrives, and what has gathered in a turn is written at its end; a request that
-is alone in flight is written at once. All others (TLS, trio, a stream that the address opens) are
-served by three tasks: one reads, one writes what has gathered since its last write, one looks at
-the time. No message has a task, a timer or a queue hop of its own.
+Each is a protocol of the event loop (`_Wire`), TLS or not: what arrives is handled in the turn in
+which it arrives, and what has gathered in a turn is written at its end; a request that is alone in
+flight is written at once. No message has a task, a timer or a queue hop of its own.
 
 The one rule: whatever is waited for shows in the session, and `notify` tells when to look again.
 """
@@ -14,35 +12,31 @@ import logging
 import math
 import os
 import socket
+import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar, cast
 
 import anyio
-from anyio.abc import ByteStream, SocketAttribute
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
-from anyio.streams.tls import TLSStream
 
 from mqks.client import failures, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
 from mqks.client.opened import Opened
 from mqks.client.options import Options
-from mqks.client.session import Call, Session
+from mqks.client.session import Session
 
 _log = logging.getLogger("mqks.client")
-
-CHUNK_BYTES = 256 * 1024
 
 TURN_BYTES = 64 * 1024
 """After so many bytes at once the tasks have a turn: uvloop would read on for up to 32 times."""
 TRY_NEXT_S = 0.25
 """After this time without a connection, the next address of a host is tried as well."""
+CLOSED = "the server closed the connection"
 TIMER_S_MAX = 1e6
 """A longer wait has no end."""
-
-_BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
 S = TypeVar("S", bound=Session)
 
@@ -73,16 +67,11 @@ class Event:
     async def wait(self, timeout_s: float, *, shield: bool = False) -> bool:
         """Wait until it has happened; False when the time is over. With `shield` a cancellation
         does not end the wait."""
-        event = anyio.Event()
-        self._wake = event.set
-        if self._is_set:
-            event.set()
-        with anyio.move_on_after(timeout_s, shield=shield):
-            await event.wait()
-        return self._is_set
-
-    async def wait_on(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-        """The same on asyncio, with less: a cancel scope costs more than the rest of a call."""
+        if shield:
+            with anyio.CancelScope(shield=True):
+                return await self.wait(timeout_s)
+        # Not in a cancel scope, which costs more than the rest of a call.
+        loop = asyncio.get_running_loop()
         future = loop.create_future()
 
         def wake() -> None:
@@ -98,6 +87,7 @@ class Event:
         finally:
             if timer is not None:
                 timer.cancel()
+        return self._is_set
 
 
 def begin(client: object) -> None:
@@ -137,26 +127,18 @@ class Connection(Generic[S]):
             session.greeting_s = options.connect_timeout_s / self._servers.count
         self._options = options
         self._wire: _Wire | None = None
-        self._stream: ByteStream | None = None
-        self._gathered = anyio.Event()
-        """There is something to write for the task that writes."""
-        self._is_asking = False
         self._is_flushing = False
         """Whether the end of this turn writes."""
         self._waiting: set[Event] = set()
-        self._drained = anyio.Event()
-        """Reading may go on for the task that reads."""
         self._room_turn = anyio.Lock()
         self._scope = anyio.CancelScope()
         session.on_output = self._output
 
-    def _output(self) -> None:
-        """There is something to send where nothing was."""
-        if self._is_asking:
-            return
+    def _output(self, is_prompt: bool) -> None:
+        """There is something to send."""
         if self._wire is None:
-            self._gathered.set()
-        elif self.session.is_prompt:
+            return
+        if is_prompt:
             self._flush()
         elif not self._is_flushing:
             self._is_flushing = True
@@ -169,29 +151,6 @@ class Connection(Generic[S]):
             wire.transport.write(data)
             self.notify()  # There is room again.
 
-    def send(self, send: Callable[[Call], bytes], call: Call) -> bytes:
-        """Send a request, and give its id; `answered` follows."""
-        self._is_asking = True
-        try:
-            request_id = send(call)
-        finally:
-            self._is_asking = False
-        if self._wire is not None and self.session.is_alone:
-            self._flush()
-        else:
-            self._output()
-        return request_id
-
-    async def answered(self, call: Call, answered: Event, deadline_s: float) -> None:
-        """Wait for the answer to a request, or until this time."""
-        await self._wait(answered, deadline_s - time.monotonic())
-
-    async def _wait(self, event: Event, timeout_s: float) -> None:
-        if self._wire is None:
-            await event.wait(timeout_s)
-        else:
-            await event.wait_on(self._wire.loop, timeout_s)
-
     async def until(self, predicate: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Wait until it is so; False when the time is over."""
         now_s = time.monotonic()
@@ -202,7 +161,7 @@ class Connection(Generic[S]):
             event = Event()
             self._waiting.add(event)
             try:
-                await self._wait(event, deadline_s - now_s)
+                await event.wait(deadline_s - now_s)
             finally:
                 self._waiting.discard(event)
             now_s = time.monotonic()
@@ -234,9 +193,7 @@ class Connection(Generic[S]):
 
     def resume(self) -> None:
         """Read on if that was held back."""
-        if self._wire is None:
-            self._drained.set()
-        elif self._wire.is_held and not self.session.is_full:
+        if self._wire is not None and self._wire.is_held and not self.session.is_full:
             self._wire.is_held = False
             self._wire.transport.resume_reading()
 
@@ -244,11 +201,7 @@ class Connection(Generic[S]):
         """In the child of a fork: close what it has of the connection, and nothing else. The event
         loop and its transports share with the parent what they wait for."""
         self.session.disown(failure)
-        sock: Any = None
-        if self._wire is not None:
-            sock = self._wire.transport.get_extra_info("socket")
-        elif self._stream is not None:
-            sock = self._stream.extra(SocketAttribute.raw_socket, None)
+        sock: Any = self._wire and self._wire.transport.get_extra_info("socket")
         if sock is not None and (number := sock.fileno()) >= 0:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, number, inheritable=False)
@@ -279,20 +232,15 @@ class Connection(Generic[S]):
             try:
                 # None of them takes the time of the others.
                 with anyio.fail_after(self._options.connect_timeout_s / self._servers.count):
-                    if address.tls or address.opener or not _is_asyncio():
-                        connected: _Wire | ByteStream = await _open(address, self._options)
-                    else:
-                        connected = await _wired(address, self)
-            except _BROKEN as error:
+                    wire = await _connected(address, self._options, self)
+            except OSError as error:
                 failures.append((address, _told(error)))
-                continue
-            self.session.is_tls, self.session.server = address.tls, str(address)
-            if isinstance(connected, _Wire):
-                return await self._on_wire(connected)
-            return await self._on_stream(connected)
+            else:
+                self.session.is_tls, self.session.server = address.tls, str(address)
+                return await self._serve(wire)
         return urls.told(failures)
 
-    async def _on_wire(self, wire: "_Wire") -> str:
+    async def _serve(self, wire: "_Wire") -> str:
         session, self._wire = self.session, wire
         try:
             session.connected(time.monotonic())
@@ -300,7 +248,7 @@ class Connection(Generic[S]):
                 with anyio.move_on_after(max(session.deadline_s - time.monotonic(), 0.001)):
                     await wire.ended.wait()
                     return wire.end
-            return self.session.silence
+            return session.silence
         except anyio.get_cancelled_exc_class():
             self._flush()  # The event loop may end, and nobody have closed the client.
             raise
@@ -309,58 +257,9 @@ class Connection(Generic[S]):
             wire.transport.abort()
             await cancel_shielded_checkpoint()  # The loop closes the socket in its next turn.
 
-    async def _on_stream(self, stream: ByteStream) -> str:
-        ends: list[str] = []
-
-        async def serve(work: Callable[[ByteStream], Awaitable[str]]) -> None:
-            try:
-                ends.append(await work(stream))
-            except _BROKEN as error:
-                ends.append(_told(error))
-            except ProtocolViolation as error:
-                self.session.fail(error)
-                ends.append(str(error))
-            tasks.cancel_scope.cancel()
-
-        self._stream = stream
-        async with stream:
-            self.session.connected(time.monotonic())
-            async with anyio.create_task_group() as tasks:
-                for work in (self._read, self._write, self._watch):
-                    tasks.start_soon(serve, work)
-        return ends[0]
-
-    async def _read(self, stream: ByteStream) -> str:
-        session = self.session
-        while session.failure is None:
-            data = await stream.receive(CHUNK_BYTES)
-            session.receive(data, time.monotonic())
-            self.notify()
-            while session.is_full:
-                self._drained = anyio.Event()
-                await self._drained.wait()
-        return "closed"
-
-    async def _write(self, stream: ByteStream) -> str:
-        session = self.session
-        while session.failure is None:
-            if data := session.take():
-                self.notify()  # There is room again.
-                await stream.send(data)
-            else:
-                self._gathered = anyio.Event()
-                await self._gathered.wait()
-        return "closed"
-
-    async def _watch(self, stream: ByteStream) -> str:
-        session = self.session
-        while session.tick(time.monotonic()):
-            await anyio.sleep(max(session.deadline_s - time.monotonic(), 0.001))
-        return self.session.silence
-
 
 class _Wire(asyncio.Protocol):
-    """A plain connection on asyncio."""
+    """A connection while it lasts."""
 
     transport: asyncio.Transport
 
@@ -380,7 +279,8 @@ class _Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(0)  # What is not taken gathers in the session.
+        # What is not taken gathers in the session. With TLS, 0 would stop writing for good.
+        self.transport.set_write_buffer_limits(1, 0)
 
     def data_received(self, data: bytes) -> None:
         connection = self._connection
@@ -405,10 +305,10 @@ class _Wire(asyncio.Protocol):
             self.transport.resume_reading()
 
     def eof_received(self) -> None:
-        self._ends("the server closed the connection")
+        self._ends(CLOSED)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._ends(_told(error or anyio.EndOfStream()))
+        self._ends(_told(error) if error else CLOSED)
 
     def pause_writing(self) -> None:
         self.may_write = False
@@ -418,24 +318,28 @@ class _Wire(asyncio.Protocol):
         self._connection._flush()
 
 
-def _is_asyncio() -> bool:
-    try:
-        return asyncio.current_task() is not None
-    except RuntimeError:
-        return False
-
-
-async def _wired(address: urls.Address, connection: Connection[Any]) -> _Wire:
+async def _connected(address: urls.Address, options: Options, connection: Connection[Any]) -> _Wire:
     loop = asyncio.get_running_loop()
+    wire = _Wire(connection, loop)
+    if address.opener is not None:
+        await loop.create_unix_connection(lambda: wire, sock=await address.opener())
+        return wire
     if address.path:
-        _, wire = await loop.create_unix_connection(lambda: _Wire(connection, loop), address.path)
+        await loop.create_unix_connection(lambda: wire, address.path)
         return wire
     sock = await _dialled(address, loop)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _, wire = await loop.create_connection(lambda: _Wire(connection, loop), sock=sock)
-    except BaseException:
+        if address.tls:
+            context = options.ssl_context or ssl.create_default_context()
+            name = address.host
+            await loop.create_connection(lambda: wire, sock=sock, ssl=context, server_hostname=name)
+        else:
+            await loop.create_connection(lambda: wire, sock=sock)
+    except BaseException as error:
         sock.close()
+        if address.tls and isinstance(error, OSError):
+            raise ConnectionLost(failures.of_handshake(error, address)) from None
         raise
     return wire
 
@@ -482,30 +386,5 @@ async def _dialled(address: urls.Address, loop: asyncio.AbstractEventLoop) -> so
     return accepted[0]
 
 
-async def _open(address: urls.Address, options: Options) -> ByteStream:
-    if address.opener is not None:
-        stream: ByteStream = await address.opener()
-        return stream
-    if address.path:
-        return await anyio.connect_unix(address.path)
-    if not address.tls:
-        return await anyio.connect_tcp(address.host, address.port)
-    stream = await anyio.connect_tcp(address.host, address.port)
-    try:
-        return await TLSStream.wrap(
-            stream,
-            hostname=address.host,
-            ssl_context=options.ssl_context,
-            standard_compatible=False,
-        )
-    except BaseException as error:
-        await anyio.aclose_forcefully(stream)
-        if isinstance(error, _BROKEN):
-            raise ConnectionLost(failures.of_handshake(error, address)) from None
-        raise
-
-
-def _told(error: BaseException) -> str:
-    if isinstance(error, anyio.EndOfStream):
-        return "the server closed the connection"
-    return str(error.__cause__ or error) or type(error).__name__
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -9,21 +9,23 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mqks.client import requests, urls
-from mqks.client.blocking_connection import Connection, Connections, Event, Lock, begin, guard
+from mqks.client.blocking_connection import Connection, Connections, Event, Lock, S, begin, guard
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
+    InvalidRequest,
     PublishFailed,
     QueueMissing,
     RequestFailed,
+    Stopped,
 )
 from mqks.client.keywords import check, checking, strict
-from mqks.client.messages import Message, Peeked, Update
+from mqks.client.messages import Message, Peeked, QueueUpdate
 from mqks.client.opened import STATE, caller
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -35,10 +37,12 @@ from mqks.client.session import (
     State,
     TailSession,
 )
-from mqks.limits import STATS_ROWS_DEFAULT
+
+if TYPE_CHECKING:
+    from mqks.client.tracing import Tracing
 
 TURN_MESSAGES = 256
-"""After this number of messages without a wait, other tasks can run."""
+"""After this number of messages without a wait, the connection's `turn` is called."""
 NAMES_COMPARED_MAX = 10_000
 """Queues among which the nearest name is looked for."""
 REASON_S = 2.0
@@ -49,7 +53,7 @@ REASON_S = 2.0
 class BlockingClient:
     """A connected client. `connect_blocking` creates it.
 
-    Every call may raise ConnectionLost (the client is closed), ConfirmTimeout after `timeout_s`
+    Every call may raise ConnectionLost (the client is closed), ReplyTimeout after `timeout_s`
     seconds (default: `timeout_s` of the options), RequestFailed with the reason from the server,
     and InvalidRequest before anything is sent. While the client reconnects, calls wait.
     """
@@ -59,6 +63,11 @@ class BlockingClient:
         self._options = named(options, self._address.client_name)
         self._made_at = caller()
         self._replies: Connection[ReplySession] | None = None
+        self._tracing: Tracing | None = None
+        if self._options.tracing:
+            from mqks.client import tracing
+
+            self._tracing = tracing.Tracing(self._address, self._options.client_name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in STATE:
@@ -69,15 +78,9 @@ class BlockingClient:
     def __enter__(self) -> Self:
         if self._is_open:
             return self
-        lock = Lock()
         self._connections = Connections(self)
-        self._session = session = Session(
-            self._options,
-            self._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-        )
-        self._connection = Connection(self._address, self._options, session, lock)
+        self._connection = self._new_connection(Session)
+        self._session = self._connection.session
         self._connections.open()
         try:
             self._start(self._connection)
@@ -122,6 +125,18 @@ class BlockingClient:
     def server(self) -> str:
         """The server that it is connected to, or was last, as `host:port` or `unix:/path`."""
         return self._session.server
+
+    def _new_connection(self, kind: type[S], **more: Any) -> Connection[S]:
+        lock = Lock()
+        session = kind(
+            self._options,
+            self._address.credentials,
+            prefix=secrets.token_hex(6),
+            jitter=random.random,
+            guard=partial(guard, lock),
+            **more,
+        )
+        return Connection(self._address, self._options, session, lock)
 
     def _start(self, connection: Connection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
@@ -193,8 +208,8 @@ class BlockingClient:
             with connection.lock:
                 if not (self._session.has_room or connection.room(deadline_s)):
                     return call.result()
-                request_id = connection.send(send, call)
-            connection.answered(call, answered, deadline_s)
+                request_id = send(call)
+            answered.wait(deadline_s - time.monotonic())
         finally:
             if call.remaining:
                 with connection.lock:
@@ -248,6 +263,18 @@ class BlockingClient:
         if terms:
             check(terms, BlockingClient.publish)
             flags = requests.publish_flags(terms)
+        if self._tracing is not None and not self._tracing.has_begun(terms):
+            requests.name(event)  # What is wrong raises before the span.
+            again = partial(self.publish, event, data, confirm=confirm, id=id, once=once)
+            again = partial(again, mandatory=mandatory, timeout_s=timeout_s)
+            with self._tracing.publish(event, terms) as span:
+                message_id = None
+                with suppress(InvalidRequest):
+                    message_id = again(**span.terms)
+                if message_id is None:  # The line may be short enough without a trace.
+                    message_id = again(**span.without_trace)
+                span.has_id(message_id)
+                return message_id
         if confirm:
             ids = [b""]
 
@@ -298,28 +325,31 @@ class BlockingClient:
         connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
-        try:
-            for messages in batches:
-                deadline_s = self._deadline(timeout_s)
-                for bodies in requests.bodies(messages, once, mandatory, flags):
-                    with connection.lock:
-                        if not connection.room(deadline_s):
-                            call.result()
-                        self._session.publish_many(bodies, call, prefix)
-                if call.failed:
-                    break
-            with connection.lock:
-                call.settle()
-            connection.answered(call, answered, deadline_s)
-        finally:
-            with connection.lock:
-                if call.remaining:
-                    self._session.abandon(call)
-        try:
-            return call.confirmed()
-        except RequestFailed as failure:
-            self._explain(failure)
-            raise
+        with nullcontext() if self._tracing is None else self._tracing.publish_many(terms) as span:
+            try:
+                for messages in batches:
+                    deadline_s = self._deadline(timeout_s)
+                    if span is not None:
+                        messages, flags = span.counted(messages), span.flags
+                    for bodies in requests.bodies(messages, once, mandatory, flags):
+                        with connection.lock:
+                            if not connection.room(deadline_s):
+                                call.result()
+                            self._session.publish_many(bodies, call, prefix)
+                    if call.failed:
+                        break
+                with connection.lock:
+                    call.settle()
+                answered.wait(deadline_s - time.monotonic())
+            finally:
+                with connection.lock:
+                    if call.remaining:
+                        self._session.abandon(call)
+            try:
+                return call.confirmed()
+            except RequestFailed as failure:
+                self._explain(failure)
+                raise
 
     def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -327,7 +357,7 @@ class BlockingClient:
         """Publish a request and return the reply of the service that handled it.
 
         Raises RequestFailed if no queue is bound to the event, CallFailed if the service raised an
-        error, and ConfirmTimeout if no reply arrived in time. A request that is still in a queue
+        error, and ReplyTimeout if no reply arrived in time. A request that is still in a queue
         after the timeout is dropped.
         """
         deadline_s = self._deadline(timeout_s)
@@ -347,7 +377,7 @@ class BlockingClient:
                 ttl_s=requests.request_ttl_s(left_s),
                 meta={"reply-to": session.queue, "correlation-id": correlation_id},
             )
-            connection.answered(call, answered, deadline_s)
+            answered.wait(deadline_s - time.monotonic())
         finally:
             with connection.lock:
                 session.forget(correlation_id)
@@ -367,7 +397,8 @@ class BlockingClient:
         if not isinstance(message, Message):
             raise TypeError(f"reply needs the message to reply to, not {message!r}")
         event, meta = requests.reply(message.meta, error)
-        self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
+        with nullcontext() if self._tracing is None else self._tracing.replying(message):
+            self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
     def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
         """The connection for replies. It is created at the first call, and again if the server
@@ -375,7 +406,9 @@ class BlockingClient:
         with self._connection.lock:
             self._session.raise_if_closed()
             if self._replies is None or self._replies.session.failure:
-                self._replies = self._new_reply_connection()
+                queue = f"reply.{secrets.token_hex(16)}"
+                self._replies = self._new_connection(ReplySession, queue=queue)
+                self._connections.start(self._replies)
             connection = self._replies
         session = connection.session
         with connection.lock:
@@ -383,20 +416,6 @@ class BlockingClient:
             if not connection.until(lambda: session.is_up or session.failure, left_s):
                 Call().result()
             session.raise_if_closed()
-        return connection
-
-    def _new_reply_connection(self) -> Connection[ReplySession]:
-        lock = Lock()
-        session = ReplySession(
-            self._options,
-            self._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-            queue=f"reply.{secrets.token_hex(16)}",
-            guard=partial(guard, lock),
-        )
-        connection = Connection(self._address, self._options, session, lock)
-        self._connections.start(connection)
         return connection
 
     def consume(
@@ -434,7 +453,7 @@ class BlockingClient:
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
-            meta=meta,
+            meta=meta or self._tracing is not None,  # It has the trace.
             **bindings,
         )
         return BlockingConsumer(self, queue, arguments)
@@ -495,15 +514,15 @@ class BlockingClient:
 
     def _names_of_queues(self, timeout_s: float | None) -> list[str]:
         """The first ones; none for a user who may not inspect the server."""
-        names, last = list[str](), ""
+        names, behind = list[str](), None
         with suppress(RequestFailed):
             while len(names) < NAMES_COMPARED_MAX:
-                body = requests.names_of_queues(last)
-                some = requests.names_told(self._request(body, timeout_s))
-                names += some
-                if len(some) < STATS_ROWS_DEFAULT:
+                words = requests.page("queues", behind, "name")
+                page = self.stats(*words, timeout_s=timeout_s)
+                names += (row["name"] for row in page)
+                if len(page) < requests.PAGE_ROWS:
                     break
-                last = some[-1]
+                behind = page[-1]
         return names
 
     def delete_queue(
@@ -624,6 +643,12 @@ class BlockingClient:
         longer has it, or if another user made the request."""
         return self._reason(error_id, timeout_s)
 
+    def stats(self, *words: str, timeout_s: float | None = None) -> Any:
+        """What `stats` with these words replies, as Python's values of its JSON: `stats()` has the
+        totals of the server, `stats("queues")` a list of its first queues, `stats("queue", name)`
+        one of them. Needs the permission to inspect the server."""
+        return requests.stats_told(self._request(requests.request("stats", words), timeout_s))
+
     def ping(self, data: str = "", *, timeout_s: float | None = None) -> str:
         """Return the data, which the server sends back."""
         answer = self._request(b"ping " + requests.payload(data), timeout_s)
@@ -650,12 +675,13 @@ class BlockingClient:
 class BlockingMessages:
     """A consumer or a tail, for `with`, then `for`.
 
-    Several tasks may iterate at the same time; each message goes to one of them. The iteration ends
-    after `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
+    Several threads may iterate at once; each message goes to one of them. The iteration ends after
+    `stop`. It raises ConnectionLost if the client is closed, and RequestFailed if the server
     refuses to start it again after a reconnect.
     """
 
     _kind: type[ConsumerSession] = ConsumerSession
+    _tracing: "Tracing | None" = None
 
     def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
         self.queue = queue
@@ -674,21 +700,12 @@ class BlockingMessages:
     def __enter__(self) -> Self:
         client = self._client
         client._session.raise_if_closed()
-        lock = Lock()
-        self._session = session = self._new_session(lock)
-        self._connection = Connection(client._address, client._options, session, lock)
+        self._connection = client._new_connection(self._kind, arguments=self._arguments)
+        self._session = self._connection.session
+        if self._tracing is not None:
+            self._session.message_type = self._tracing.message_type(self.queue)
         client._start(self._connection)
         return self
-
-    def _new_session(self, lock: Lock) -> ConsumerSession:
-        return self._kind(
-            self._client._options,
-            self._client._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-            arguments=self._arguments,
-            guard=partial(guard, lock),
-        )
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._client._leave(self._connection)
@@ -699,7 +716,7 @@ class BlockingMessages:
             self._is_stopping = True
             self._connection.notify()
 
-    def _tell(self, update: Update | int) -> None:
+    def _tell(self, update: QueueUpdate | int) -> None:
         """Called with updates about the messages."""
 
     def _filled(self, timeout_s: float | None) -> None:
@@ -744,17 +761,20 @@ class BlockingMessages:
             if not session.ready or session.updates or self._is_stopping:
                 self._filled(timeout_s)
             try:
-                return session.ready.popleft()
+                message = session.ready.popleft()
             except IndexError:  # Another thread was faster.
                 continue
+            if self._tracing is not None:
+                self._tracing.consumed(self.queue, 1)
+            return message
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """Return the next message. Raises TimeoutError after `timeout_s` seconds without a message,
-        and ConnectionLost after `stop`."""
+        and Stopped after `stop`."""
         try:
             return self._next(timeout_s)
         except StopIteration:
-            raise ConnectionLost("the consumer was stopped") from None
+            raise Stopped("the consumer was stopped") from None
 
     def batches(
         self, count_max: int | None = None, timeout_s: float | None = None
@@ -772,6 +792,8 @@ class BlockingMessages:
             with connection.lock:
                 batch = self._session.take_ready(count_max)
             if batch:  # Otherwise another thread was faster.
+                if self._tracing is not None:
+                    self._tracing.consumed(self.queue, len(batch))
                 yield batch
 
 
@@ -779,16 +801,24 @@ class BlockingMessages:
 class BlockingConsumer(BlockingMessages):
     """A consumer. `consume` creates it."""
 
-    on_update: Callable[[Update], object] | None = None
+    on_update: Callable[[QueueUpdate], object] | None = None
     """Called from the iteration when the bindings or the delete rule of the queue change."""
 
-    def _tell(self, update: Update | int) -> None:
-        if isinstance(update, Update) and self.on_update is not None:
+    def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
+        super().__init__(client, queue, arguments)
+        self._tracing = client._tracing
+
+    def _tell(self, update: QueueUpdate | int) -> None:
+        if isinstance(update, QueueUpdate) and self.on_update is not None:
             self.on_update(update)
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack several messages."""
-        with self._connection.lock:
+        span: AbstractContextManager[None] = nullcontext()
+        if self._tracing is not None and not isinstance(messages, Message):
+            messages = list(messages)
+            span = self._tracing.ack_many(self.queue, messages)
+        with span, self._connection.lock:
             self._session.ack_all(messages)
 
     def rebind(
@@ -807,7 +837,7 @@ class BlockingTail(BlockingMessages):
     on_dropped: Callable[[int], object] | None = None
     """Called from the iteration with the number of dropped messages."""
 
-    def _tell(self, update: Update | int) -> None:
+    def _tell(self, update: QueueUpdate | int) -> None:
         if isinstance(update, int):
             self.dropped += update
             if self.on_dropped is not None:
@@ -828,9 +858,4 @@ def connect_blocking(
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"options must be mqks.Options(…), not {options!r}")
-    options = named(options or Options(), client_name)
-    if options.tracing:
-        from mqks.client.blocking_traced import TracedClient
-
-        return TracedClient(url, options)
-    return BlockingClient(url, options)
+    return BlockingClient(url, named(options or Options(), client_name))

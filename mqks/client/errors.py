@@ -5,7 +5,8 @@
     └── ClientError             70
         ├── InvalidRequest      65  invalid arguments; nothing was sent (also a ValueError)
         ├── ConnectionLost      69  no connection before the timeout, or the client is closed
-        ├── ConfirmTimeout      75  no reply in time; whether the request was executed is unknown
+        ├── Stopped             70  the consumer was stopped
+        ├── ReplyTimeout        75  no reply in time; whether the request was executed is unknown
         ├── RequestFailed       65  the server sent an error reply; `reason` is the cause
         │   ├── QueueMissing        there is no such queue
         │   ├── ConsumerReplaced    another connection uses the id of the consumer
@@ -37,7 +38,11 @@ class ConnectionLost(ClientError, ConnectionError, exit_code=69):
     """No connection could be made before the timeout, or the client is closed."""
 
 
-class ConfirmTimeout(ClientError, TimeoutError, exit_code=75):
+class Stopped(ClientError):
+    """The consumer gives no more messages, since `stop` was called."""
+
+
+class ReplyTimeout(ClientError, TimeoutError, exit_code=75):
     """No reply in time. The server may have executed the request, or may still execute it."""
 
 
@@ -63,7 +68,7 @@ class CallFailed(ClientError, exit_code=65):
         self.kind = kind
 
 
-class Failed(NamedTuple):
+class Refused(NamedTuple):
     """One message of a `publish_many` that the server refused."""
 
     number: int
@@ -75,7 +80,7 @@ class Failed(NamedTuple):
 class PublishFailed(RequestFailed):
     """The server refused some of the messages. The other ones, `confirmed`, are stored."""
 
-    def __init__(self, confirmed: int, failed: Sequence[Failed]) -> None:
+    def __init__(self, confirmed: int, failed: Sequence[Refused]) -> None:
         first = failed[0]
         super().__init__(
             f"{len(failed)} messages were refused, {confirmed} are confirmed; "

@@ -23,7 +23,7 @@ _PEEKED = re.compile(
 )
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """Why a message is in a dead-letter queue."""
 
     reason: str
@@ -82,7 +82,7 @@ class Message:
         return _attributes(self._raw_meta())[0]
 
     @property
-    def letter(self) -> Letter | None:
+    def letter(self) -> DeadLetter | None:
         """Why a dead letter died; else None, also without `meta`."""
         return _attributes(self._raw_meta())[1]
 
@@ -195,7 +195,7 @@ class Peeked(NamedTuple):
     data: bytes
     retry: int
     meta: dict[str, str]
-    letter: Letter | None
+    letter: DeadLetter | None
     due: float | None
     """When a scheduled message is added to the queue."""
 
@@ -227,7 +227,7 @@ def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]
     return message_id, event, data, int(retry or 0), meta or b"", int(seq), int(time_us), due_us
 
 
-def _attributes(meta: bytes) -> tuple[dict[str, str], Letter | None]:
+def _attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
     """The attributes of a message, and what the broker added to a dead letter. Raises
     ProtocolViolation."""
     if not meta:
@@ -240,7 +240,7 @@ def _attributes(meta: bytes) -> tuple[dict[str, str], Letter | None]:
         return pairs, None
     try:
         reason, queue, tries, published, died = (pairs.pop(key) for key in _LETTER)
-        return pairs, Letter(reason, queue, int(tries), float(published), float(died))
+        return pairs, DeadLetter(reason, queue, int(tries), float(published), float(died))
     except (KeyError, ValueError):
         raise ProtocolViolation(f"the peer sent {meta[:80]!r} instead of a dead letter") from None
 
@@ -286,7 +286,7 @@ class Processing:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class QueueUpdate:
     """The current bindings of a queue, and its delete rule."""
 
     queue: str
@@ -296,7 +296,7 @@ class Update:
     masks: list[str] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, text: bytes) -> "Update":
+    def parse(cls, text: bytes) -> "QueueUpdate":
         """From what follows `--update` on the wire. Raises ProtocolViolation."""
         queue, *words = decoded(text).split(" ")
         rule: float | bool = False

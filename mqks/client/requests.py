@@ -82,6 +82,10 @@ class Many(Terms, total=False):
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """The size of the pieces in which `publish_many` passes its messages on."""
 
+PAGE_ROWS = STATS_ROWS_DEFAULT
+BEHIND = "--after", "--then", "--mask"
+"""The flags of `stats` that name a row."""
+
 _FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -494,18 +498,20 @@ def tells_missing(reason: str | None) -> bool:
     return "there is no queue" in (reason or "")
 
 
-def names_of_queues(after: str) -> bytes:
-    """A request for the next names, in their order."""
-    behind = b" --after=" + name(after) if after else b""
-    return b"stats queues --limit=%d%b" % (STATS_ROWS_DEFAULT, behind)
+def page(what: str, behind: Mapping[str, Any] | None, *keys: str) -> list[str]:
+    """The words after `stats` for a page of a list that is sorted by `keys`, up to three: the first
+    rows, or those behind this one, in the keys that are not None there."""
+    told = ((flag, behind[key]) for flag, key in zip(BEHIND, keys, strict=False) if behind)
+    flags = (f"{flag}={value}" for flag, value in told if value is not None)
+    return [what, f"--limit={PAGE_ROWS}", *flags]
 
 
-def names_told(answer: bytes) -> list[str]:
-    """The reply to `names_of_queues`. Raises ProtocolViolation."""
+def stats_told(answer: bytes) -> Any:
+    """What `stats` replies. Raises ProtocolViolation."""
     try:
-        return [row["name"] for row in json.loads(answer)]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of queues") from None
+        return json.loads(answer)
+    except (ValueError, RecursionError):
+        raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of JSON") from None
 
 
 def move(source: str, to: str, choice: Choice) -> bytes:
@@ -620,10 +626,10 @@ def number_told(answer: bytes) -> int:
 
 def reason_told(answer: bytes) -> str | None:
     """The reason in the reply to `reason`. Raises ProtocolViolation."""
+    rows = stats_told(answer)
     try:
-        rows = json.loads(answer)
         return str(rows[0]["reason"]) if rows else None
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (LookupError, TypeError):
         raise ProtocolViolation(
             f"the peer sent {answer[:80]!r} instead of the reason of an error"
         ) from None

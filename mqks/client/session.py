@@ -15,23 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
 from math import inf
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from mqks.client import failures, requests
 from mqks.client.errors import (
     AuthenticationFailed,
     CallFailed,
     ClientError,
-    ConfirmTimeout,
     ConnectionLost,
     ConsumerReplaced,
-    Failed,
     InvalidRequest,
     ProtocolViolation,
     PublishFailed,
+    Refused,
+    ReplyTimeout,
     RequestFailed,
 )
-from mqks.client.messages import Message, MetaMessage, Settle, Update, settled
+from mqks.client.messages import Message, MetaMessage, QueueUpdate, Settle, settled
 from mqks.client.options import Options
 from mqks.client.outages import Outages
 from mqks.protocol.lines import LineSplitter
@@ -79,7 +79,7 @@ class Call:
             # One error may end many calls: each tells its own way only.
             raise self.error.with_traceback(None)
         if self.remaining:
-            raise ConfirmTimeout(
+            raise ReplyTimeout(
                 "no reply before the timeout; whether the request was executed is unknown"
             )
         if self.failed:
@@ -94,21 +94,31 @@ class Call:
             starts = [numbers.start for numbers in self.ids]
             *places, count = accumulate(map(len, self.ids), initial=0)
 
-            def failed(id_: bytes, error_id: str) -> Failed:
+            def failed(id_: bytes, error_id: str) -> Refused:
                 number = int(id_.rpartition(b"-")[2])
                 at = bisect(starts, number) - 1
-                return Failed(places[at] + number - starts[at], requests.decoded(id_), error_id)
+                return Refused(places[at] + number - starts[at], requests.decoded(id_), error_id)
 
             raise PublishFailed(count - len(self.failed), sorted(starmap(failed, self.failed)))
         self.result()
         return sum(map(len, self.ids))
 
 
+class Setup(TypedDict, total=False):
+    """What every session gets; see there."""
+
+    prefix: Required[str]
+    jitter: Required[Callable[[], float]]
+    guard: Callable[[Settle], Settle]
+
+
 class Session:
     """A connection for requests.
 
     `prefix` begins every id and differs from that of every other session; `jitter` gives numbers
-    from 0 to 1. `on_output` is called when there is something to take where nothing was.
+    from 0 to 1; `guard` makes of `settle` what a message's ack and reject call. `on_output` is
+    called when there is something to take where nothing was, and with True for what is better sent
+    at once than gathered for a moment.
     """
 
     def __init__(
@@ -118,6 +128,7 @@ class Session:
         *,
         prefix: str,
         jitter: Callable[[], float],
+        guard: Callable[[Settle], Settle] = lambda settle: settle,
     ) -> None:
         self.state = State.DOWN
         self.failure: ClientError | None = None
@@ -128,7 +139,7 @@ class Session:
         """The one that it is connected to, or was last."""
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
-        self.on_output: Callable[[], None] = lambda: None
+        self.on_output: Callable[[bool], None] = lambda is_prompt: None
         self.outages = Outages(lambda: 0.0)
         """Of its client."""
         self.greeting_s = inf
@@ -136,6 +147,7 @@ class Session:
         self._options = options
         self._prefix = prefix.encode()
         self._jitter = jitter
+        self._guard = guard
         self._number = count(1)
         self._auth = requests.auth(credentials) if credentials else b"ping hello"
         self._name = requests.set_name(options.client_name) if options.client_name else b""
@@ -182,16 +194,6 @@ class Session:
     @property
     def is_idle(self) -> bool:
         return not self._outbox and not self._in_flight
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether at most one request is in flight."""
-        return len(self._in_flight) <= 1
-
-    @property
-    def is_prompt(self) -> bool:
-        """Whether output is better sent at once than gathered for a moment."""
-        return False
 
     @property
     def has_unsent(self) -> bool:
@@ -284,7 +286,7 @@ class Session:
         self._in_flight[request_id] = (line, call)
         self._in_flight_bytes += len(line)
         self._unsent.append(request_id)
-        self._put(line)
+        self._put(line, is_prompt=len(self._in_flight) == 1)  # Others have more to come.
 
     def _check(self, line: bytes) -> None:
         if len(line) > self._options.line_bytes_max + 1:
@@ -298,14 +300,14 @@ class Session:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, line: bytes, is_prompt: bool = False) -> None:
         if self.failure is not None:
             self.raise_if_closed()
         outbox = self._outbox
         outbox.append(line)
         self._outbox_bytes += len(line)
-        if len(outbox) == 1:
-            self.on_output()
+        if is_prompt or len(outbox) == 1:
+            self.on_output(is_prompt)
 
     # -- the socket's side
 
@@ -320,7 +322,7 @@ class Session:
             self._greeting += requests.line(self.new_id(), self._name)
         if self.state is not State.CLOSED:
             self.state = State.GREETING
-            self.on_output()
+            self.on_output(True)
 
     def take(self) -> bytes:
         """All that can be sent now, joined; empty when there is nothing."""
@@ -374,7 +376,7 @@ class Session:
             for call in calls.values():
                 call.error = failure
                 call.settle(call.remaining)
-            self.on_output()
+            self.on_output(False)
 
     def disown(self, failure: ClientError) -> None:
         """End it in the child of a fork, where nobody waits for it."""
@@ -457,7 +459,7 @@ class Session:
             self.outages.back(self, self.server)
             self._begin()
             if self._outbox:
-                self.on_output()
+                self.on_output(False)
 
     def _begin(self) -> None:
         """A new life: what goes before all that waits."""
@@ -475,26 +477,24 @@ class Session:
 
 
 class ConsumerSession(Session):
-    """A connection with one consumer and nothing else.
+    """A connection with one consumer and nothing else."""
 
-    `guard` makes of `settle` what a message's ack and reject call.
-    """
+    has_meta = False
+    """Whether deliveries have attributes that nobody asked for."""
 
     def __init__(
         self,
         options: Options,
         credentials: Sequence[str],
         *,
-        prefix: str,
-        jitter: Callable[[], float],
         arguments: bytes,
-        guard: Callable[[Settle], Settle],
+        **more: Unpack[Setup],
     ) -> None:
-        super().__init__(options, credentials, prefix=prefix, jitter=jitter)
+        super().__init__(options, credentials, **more)
         self.ready: deque[Message] = deque()
         """Messages that wait to be handled."""
         self.updates: deque[Any] = deque()
-        """Each an Update; of a tail, how many messages were dropped."""
+        """Each a QueueUpdate; of a tail, how many messages were dropped."""
         self.is_consuming = False
         """Whether the server has confirmed the consumer, in this life or an earlier one."""
         self._is_confirmed = False
@@ -510,7 +510,7 @@ class ConsumerSession(Session):
         """What the last update said of the queue."""
         self._check(b"consume --confirm " + arguments + b" " * 100)
         words = arguments.split(b" ")
-        self._settle = guard(self.settle) if b"--manual-ack" in words else None
+        self._settle = self._guard(self.settle) if b"--manual-ack" in words else None
         limits = (word[11:] for word in words if word.startswith(b"--prefetch="))
         self._prefetch = int(next(limits, 0))
         self._delivered = 0
@@ -518,7 +518,8 @@ class ConsumerSession(Session):
         """Whether a message was ever acked or returned."""
         self.is_awaited = False
         """Whether the program waits for a message."""
-        self.message_type: type[Message] = MetaMessage if b"--meta" in words else Message
+        has_meta = self.has_meta or b"--meta" in words
+        self.message_type: type[Message] = MetaMessage if has_meta else Message
         """What deliveries become."""
 
     @property
@@ -531,26 +532,29 @@ class ConsumerSession(Session):
         waits = self.ready or (self.updates and self.is_consuming)
         return self._buffered_bytes >= self._options.buffer_bytes_max and bool(waits)
 
-    @property
-    def is_prompt(self) -> bool:
-        """Where messages arrive one by one, nothing follows the ack of the last one."""
-        return self._is_single and not self.ready
-
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
             self._heard_s, self._pinged = now_s, False
-        elif self.is_awaited and 0 < self._prefetch <= self._delivered and not self._is_settling:
+        elif self._is_starved:
             self._is_settling = True  # It is told once.
             queue = requests.decoded(self._queue)
             told = "%s: none of %d messages is acked, and the server sends no more (prefetch)"
             _log.warning(told, queue, self._delivered)
         return super().tick(now_s)
 
+    @property
+    def _is_starved(self) -> bool:
+        """Whether the program waits for what does not come before it acks."""
+        is_waiting = self.is_awaited and not self.ready
+        return is_waiting and not self._is_settling and 0 < self._prefetch <= self._delivered
+
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
         self._is_settling = True
         if message.consumer_id is self.consumer_id and self.state is State.UP:
-            self._put(requests.line(b"a", action, self.consumer_id, message._id))
+            # Where messages arrive one by one, nothing follows the ack of the last one.
+            is_prompt = self._is_single and not self.ready
+            self._put(requests.line(b"a", action, self.consumer_id, message._id), is_prompt)
 
     def settle_told(self, message: Message, action: bytes, call: Call) -> None:
         """The same; `call` gets what the server tells of it, or nothing."""
@@ -670,7 +674,7 @@ class ConsumerSession(Session):
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
-        update = Update.parse(told)
+        update = QueueUpdate.parse(told)
         if self.is_consuming:  # Before, it says what this consume itself has bound.
             self.updates.append(update)
         # Events and masks may not fit a request; without any, the queue keeps those it has.
@@ -687,21 +691,7 @@ class ConsumerSession(Session):
 class TailSession(ConsumerSession):
     """A connection with one tail. Its `updates` say how many messages were dropped."""
 
-    def __init__(
-        self,
-        options: Options,
-        credentials: Sequence[str],
-        *,
-        prefix: str,
-        jitter: Callable[[], float],
-        arguments: bytes,
-        guard: Callable[[Settle], Settle],
-    ) -> None:
-        super().__init__(
-            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
-        )
-        self.message_type = MetaMessage
-        self._settle = None
+    has_meta = True
 
     def _begin(self) -> None:
         self.consumer_id = self.new_id()
@@ -746,21 +736,12 @@ class ReplySession(ConsumerSession):
         options: Options,
         credentials: Sequence[str],
         *,
-        prefix: str,
-        jitter: Callable[[], float],
         queue: str,
-        guard: Callable[[Settle], Settle],
+        **more: Unpack[Setup],
     ) -> None:
-        arguments = requests.consume(
-            queue,
-            [queue],
-            delete_when_unused=REPLIES_KEPT_S,
-            prefetch=0,
-            meta=True,
-        )
-        super().__init__(
-            options, credentials, prefix=prefix, jitter=jitter, arguments=arguments, guard=guard
-        )
+        rule = REPLIES_KEPT_S
+        arguments = requests.consume(queue, [queue], delete_when_unused=rule, prefetch=0, meta=True)
+        super().__init__(options, credentials, arguments=arguments, **more)
         self.queue = queue
         """Its name, which is also the event that it is bound to."""
         self._calls: dict[str, Asked] = {}

@@ -14,18 +14,18 @@ The one rule: a message is not refused, changed or lost because of its trace.
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from types import TracebackType
 from typing import ClassVar
 
-from mqks import __version__
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest, PublishFailed
 from mqks.client.messages import Message, MetaMessage, Processing, Settle, settled
 from mqks.client.urls import Address
 from mqks.errors import ConfigurationError
+from mqks.version import __version__
 
 try:
     from opentelemetry import context as contexts
@@ -60,28 +60,37 @@ _names: set[str] = set()
 class Operation:
     """A span while it runs."""
 
-    __slots__ = ("context", "error", "event", "span")
+    __slots__ = ("context", "event", "span")
 
     def __init__(self, span: Span, context: Context, destination: str | None) -> None:
         self.span = span
         self.context = context
         self.event = destination
         """An event or a queue; None if it is not known, or if there are several."""
-        self.error: BaseException | None = None
+
+
+class _Meta(dict[str, str]):
+    """The attributes of a publish that has its span."""
 
 
 class Publishing:
     """One publish, or many together."""
 
-    __slots__ = ("count", "events", "meta", "span")
+    __slots__ = ("count", "events", "span", "terms", "without_trace")
 
-    def __init__(self, span: Span, meta: Mapping[str, str] | None) -> None:
+    def __init__(self, span: Span, terms: requests.Terms) -> None:
         self.span = span
-        self.meta = _carried(meta)
-        """The attributes to publish with."""
+        meta = terms.get("meta") or {}
+        self.terms: requests.Terms = {**terms, "meta": _Meta(_carried(meta))}
+        """What to publish with."""
+        self.without_trace: requests.Terms = {**terms, "meta": _Meta(meta)}
         self.count = 0
         self.events: set[str] = set()
         """Of many messages; at most two of them."""
+
+    @property
+    def flags(self) -> bytes:
+        return requests.publish_flags(self.terms)
 
     def has_id(self, message_id: str) -> None:
         self.span.set_attribute("messaging.message.id", _text(message_id))
@@ -140,15 +149,19 @@ class Tracing:
 
     # -- publishing
 
+    def has_begun(self, terms: requests.Terms) -> bool:
+        """Whether a publish with these has its span."""
+        return isinstance(terms.get("meta"), _Meta)
+
     @contextmanager
-    def publish(self, event: str, meta: Mapping[str, str] | None) -> Iterator[Publishing]:
-        more: Attributes = {}
+    def publish(self, event: str, terms: requests.Terms) -> Iterator[Publishing]:
+        meta, more = terms.get("meta"), Attributes()
         if meta and "correlation-id" in meta:
             more["messaging.message.conversation_id"] = _text(meta["correlation-id"])
         with self._operation("publish", event, more) as operation:
             error: BaseException | None = None
             try:
-                yield Publishing(operation.span, meta)
+                yield Publishing(operation.span, terms)
             except BaseException as raised:
                 error = raised
                 raise
@@ -157,9 +170,9 @@ class Tracing:
                     self._sent.add(1, self._labels("publish", event, error))
 
     @contextmanager
-    def publish_many(self, meta: Mapping[str, str] | None) -> Iterator[Publishing]:
+    def publish_many(self, terms: requests.Terms) -> Iterator[Publishing]:
         with self._operation("publish", None, {}) as operation:
-            many = Publishing(operation.span, meta)
+            many = Publishing(operation.span, terms)
             confirmed, failed, error = 0, 0, None
             try:
                 yield many
@@ -197,8 +210,9 @@ class Tracing:
         self._consumed.add(count, self._labels("consume", queue))
 
     @contextmanager
-    def process(self, message: "TracedMessage", *, is_alone: bool) -> Iterator[None]:
+    def process(self, message: Message, *, is_alone: bool) -> Iterator[None]:
         """The work on one message; if it `is_alone`, whatever span is current is not its parent."""
+        assert isinstance(message, TracedMessage)
         current = trace.get_current_span()
         context, links = _producer(message), list[Link]()
         if not is_alone and current.get_span_context().is_valid:
@@ -224,6 +238,16 @@ class Tracing:
         links = _links(map(_producer, islice(messages, LINKS_MAX)))
         with self._operation("ack", queue, more, None, links):
             yield
+
+    @contextmanager
+    def replying(self, message: Message) -> Iterator[None]:
+        """What is published meanwhile belongs to the process span of the message, if it has one."""
+        context = message.context if isinstance(message, TracedMessage) else None
+        token = contexts.attach(context or contexts.get_current())
+        try:
+            yield
+        finally:
+            contexts.detach(token)
 
     # -- all of them
 
@@ -343,34 +367,12 @@ class TracedProcessing(Processing):
         return self.__enter__()
 
 
-def traced(work: Callable[[Message], Awaitable[object]]) -> Callable[[Message], Awaitable[object]]:
-    """The function of a service, with a process span around each message."""
-
-    async def process(message: Message) -> object:
-        assert isinstance(message, TracedMessage)
-        with message.tracing.process(message, is_alone=True):
-            return await work(message)
-
-    return process
-
-
-@contextmanager
-def replying(message: Message) -> Iterator[None]:
-    """What is published meanwhile belongs to the process span of this message, if it has one."""
-    context = message.context if isinstance(message, TracedMessage) else None
-    token = contexts.attach(context or contexts.get_current())
-    try:
-        yield
-    finally:
-        contexts.detach(token)
-
-
-def _carried(meta: Mapping[str, str] | None) -> Mapping[str, str] | None:
+def _carried(meta: Mapping[str, str]) -> Mapping[str, str]:
     """These attributes and those that carry the current context, if they fit: a traceparent of
     the program's own counts more, and so do all its attributes."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
-    carried = dict(meta or {})
+    carried = dict(meta)
     if not carried.keys().isdisjoint(carrier):
         return meta
     for key, value in carrier.items():

@@ -15,7 +15,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
-from typing import Any, Final
+from socket import socket
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from mqks.errors import ConfigurationError
@@ -37,8 +38,8 @@ class Address:
     credentials: tuple[str, ...] = field(default=(), repr=False)
     """Nothing, a token, or user and password."""
     client_name: str = ""
-    opener: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
-    """Returns the stream of each connection of an async client, instead of the network."""
+    opener: Callable[[], Awaitable[socket]] | None = field(default=None, repr=False, compare=False)
+    """Returns the Unix socket of each connection of an async client, instead of the network."""
     others: tuple["Address", ...] = ()
     """Of further servers."""
 

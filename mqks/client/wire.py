@@ -1,63 +1,157 @@
-"""A blocking connection: requests out, replies in, in their order.
+"""A blocking connection for one request at a time, for commands and the pipeline.
+
+It supports replies of many lines. It does not reconnect, since the state that it has read so far
+may have changed.
 
 The one rule: after an error, a wire is not used again.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedReader
-from typing import cast
+from typing import Any, Self, cast
 
-from mqks.client import failures, requests
+from mqks.client import failures, requests, urls
 from mqks.client.blocking_connection import open_socket
 from mqks.client.errors import (
     AuthenticationFailed,
+    ClientError,
     ConnectionLost,
     ProtocolViolation,
+    ReplyTimeout,
     RequestFailed,
 )
-from mqks.client.options import Options
-from mqks.client.urls import Address, told
+from mqks.client.options import Options, named
 from mqks.errors import reason
 
 BUFFER_BYTES = 64 * 1024
-NAMING = b"name"
-"""The id of the request that gives the client a name. An older server refuses that."""
+HELLO, NAMING, ID = b"hello", b"name", b"q"
+"""Ids of the first request, of the one that names the client, which an older server refuses, and of
+those of `ask`."""
+PAUSE_S_MAX = 0.1
 
 
 class Wire:
-    """Connected when made. Every call may raise OSError; ConnectionLost is one, TimeoutError after
-    `Options.timeout_s` another."""
+    """A connection, open within its context or after `open`; with `greets`, a server without
+    credentials is asked as well whether it answers.
 
-    def __init__(self, address: Address, options: Options) -> None:
-        self._name = requests.set_name(options.client_name) if options.client_name else b""
-        self._socket = open_socket(address, options)
+    `ask`, `ask_lines`, `ask_many` and `stats` raise ConnectionLost, ReplyTimeout after
+    `Options.timeout_s`, ProtocolViolation and RequestFailed; one that leaves the context gets its
+    reason. What is below them raises OSError, of which the first two are."""
+
+    def __init__(
+        self, url: urls.Urls | None, options: Options | None = None, *, greets: bool = False
+    ) -> None:
+        self.address = urls.parse(url)
+        self._options = named(options or Options(), self.address.client_name)
+        self._greets = greets or bool(self.address.credentials or self.address.others)
+
+    def open(self) -> Self:
+        """Connect to the first of the servers that answers, each within its share of
+        `Options.connect_timeout_s`: one that is suspended accepts connections, too. Raises
+        AuthenticationFailed, and ConnectionLost with what each has said."""
+        share_s = self._options.connect_timeout_s / len(self.address.each)
+        failed: list[tuple[urls.Address, str]] = []
+        for each in self.address.each:
+            try:
+                self._connect(each, share_s)
+            except TimeoutError:
+                failed.append((each, f"no answer in {share_s:g} s"))
+            except OSError as error:
+                failed.append((each, reason(error)))
+            else:
+                return self
+        raise ConnectionLost(urls.told(failed))
+
+    def _connect(self, address: urls.Address, timeout_s: float) -> None:
+        self._socket = open_socket(address, self._options, timeout_s)
         self._hint = "" if address.tls else f"; {failures.TLS_HINT}"
         """Until the first answer."""
         self.settimeout = self._socket.settimeout
-        self.settimeout(options.timeout_s)
         # Small reads use its buffer; large ones bypass it.
         self._replies = cast(BufferedReader, self._socket.makefile("rb", BUFFER_BYTES))
-        self._line_bytes_max = options.reply_bytes_max
-
-    def greet(self, credentials: Sequence[str], asked: str) -> None:
-        """Send the first request: the credentials, or a ping. Raises AuthenticationFailed when the
-        server refuses it; whatever goes wrong closes the wire."""
         try:
-            body = requests.auth(credentials) if credentials else b"ping"
-            self.send(requests.line(b"hello", body))
-            self.answer(b"hello", asked)
-        except RequestFailed as error:
-            self.close()
-            raise AuthenticationFailed(error.error_id, given=bool(credentials)) from None
+            if self._greets:
+                self.settimeout(timeout_s)
+                self._greet(address)
+            if self._options.client_name:
+                self.send(requests.line(NAMING, requests.set_name(self._options.client_name)))
         except BaseException:
             self.close()
             raise
+        self.settimeout(self._options.timeout_s)
 
-    def introduce(self) -> None:
-        """Give the client its name, if it has one."""
-        if self._name:
-            self.send(requests.line(NAMING, self._name))
+    def _greet(self, address: urls.Address) -> None:
+        credentials = address.credentials
+        try:
+            self.send(requests.line(HELLO, requests.auth(credentials) if credentials else b"ping"))
+            self.answer(HELLO)
+        except RequestFailed as error:
+            raise AuthenticationFailed(error.error_id, given=bool(credentials)) from None
+
+    def __enter__(self) -> Self:
+        try:
+            return self.open()
+        except OSError as error:
+            raise ConnectionLost(f"no server at {self.address}: {reason(error)}") from None
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if isinstance(error, RequestFailed) and error.reason is None:
+                error.reason = self.reason(error.error_id)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._replies.close()
+        self._socket.close()
+
+    # -- one request after the other
+
+    def ask(self, body: bytes) -> bytes:
+        """Send a request; returns the text after `ok` in the one line of the reply."""
+        with self._telling():
+            self.send(b"%b %b\r\n" % (ID, body))
+            return self.answer(ID)
+
+    def ask_lines(self, body: bytes) -> Iterator[bytes]:
+        """The same for each line, up to the line `--end`. Read them all before the next request."""
+        with self._telling():
+            self.send(b"%b %b\r\n" % (ID, body))
+            while (text := self.answer(ID)) != b"--end":
+                yield text
+
+    def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
+        """Send requests with their own ids, each with a reply of one line; returns the request ids
+        and error ids of those that were refused. At most some hundred KiB at a time."""
+        with self._telling():
+            self.send(b"".join(line + b"\r\n" for line in lines))
+            replies = [self.reply() for _ in lines]
+        return [(each.request_id, requests.decoded(each.text)) for each in replies if each.is_error]
+
+    def stats(self, *words: str) -> Any:
+        """What `stats` with these words replies."""
+        return requests.stats_told(self.ask(requests.request("stats", words)))
+
+    def reason(self, error_id: str) -> str | None:
+        """The reason of an error, or None if the server does not have it."""
+        try:
+            return requests.reason_told(self.ask(requests.reason(error_id)))
+        except ClientError:
+            return None
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            told = f"{self.address}: no answer in {self._options.timeout_s:g} s"
+            raise ReplyTimeout(told) from None
+        except OSError as error:
+            raise ConnectionLost(f"{self.address}: {reason(error)}") from None
+
+    # -- lines
 
     def send(self, data: bytes | memoryview) -> None:
         try:
@@ -88,11 +182,12 @@ class Wire:
 
     def line(self) -> bytes:
         """The next line, without its end. Raises ProtocolViolation for one that is too long."""
-        line = self._replies.readline(self._line_bytes_max + 1)
+        line_bytes_max = self._options.reply_bytes_max
+        line = self._replies.readline(line_bytes_max + 1)
         if line.endswith(b"\n"):
             self._hint = ""
             return line[:-1]
-        if len(line) > self._line_bytes_max:
+        if len(line) > line_bytes_max:
             raise ProtocolViolation("the peer sent a line longer than reply_bytes_max")
         raise ConnectionLost(f"the server closed the connection{self._hint}")
 
@@ -101,26 +196,19 @@ class Wire:
         if self._replies.readinto(memory) < len(memory):
             raise ConnectionLost("the server closed the connection")
 
-    def close(self) -> None:
-        self._replies.close()
-        self._socket.close()
 
-
-def answering(address: Address, options: Options, asked: str) -> Wire:
-    """A wire to the first of several servers that answers a greeting, each within its share of
-    `Options.connect_timeout_s`: one that is suspended accepts connections, too. Raises
-    AuthenticationFailed, and ConnectionLost with what each has said."""
-    share_s = options.connect_timeout_s / len(address.each)
-    failed: list[tuple[Address, str]] = []
-    for each in address.each:
-        try:
-            wire = Wire(each, replace(options, connect_timeout_s=share_s, timeout_s=share_s))
-            wire.greet(each.credentials, asked)
-        except TimeoutError:
-            failed.append((each, f"no answer in {share_s:g} s"))
-        except OSError as error:
-            failed.append((each, reason(error)))
-        else:
-            wire.settimeout(options.timeout_s)
-            return wire
-    raise ConnectionLost(told(failed))
+def rows(
+    stats: Callable[..., Any], what: str, *keys: str, behind: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """All rows of a list of `stats`, or those behind a row, in pages, so that no reply occupies the
+    server for long. `stats` is that of a wire or a client; `keys` are as in `requests.page`."""
+    while True:
+        began_s = time.monotonic()
+        page = stats(*requests.page(what, behind, *keys))
+        took_s = time.monotonic() - began_s
+        yield from page
+        if len(page) < requests.PAGE_ROWS:
+            return
+        # The busier the server is, the longer the pause.
+        time.sleep(min(took_s, PAUSE_S_MAX))
+        behind = page[-1]

@@ -48,14 +48,14 @@ def _bounded(ask: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def _of_server(context: typer.Context, what: bytes, key: str, begin: str) -> Iterable[str]:
-    from mqks.client import listing, requests  # here, so that --help need not load them
-    from mqks.client.dialogue import Dialogue
+    from mqks.client import requests  # here, so that --help need not load them
     from mqks.client.options import Options
+    from mqks.client.wire import Wire, rows
 
-    after = _before(requests.encoded(begin))
+    behind = {key: requests.decoded(_before(requests.encoded(begin))) or None}
     limits = Options(timeout_s=ASKED_S, connect_timeout_s=ASKED_S)
-    with Dialogue(context.params.get("url"), limits) as server:
-        names = (row[key] for row in listing.rows(server.ask, what, key, after=after))
+    with Wire(context.params.get("url"), limits) as server:
+        names = (row[key] for row in rows(server.stats, what.decode(), key, behind=behind))
         yield from islice(takewhile(lambda name: name.startswith(begin), names), NAMES_MAX)
 
 

@@ -4,7 +4,6 @@ The one rule: a name that does not exist is an error before anything is asked or
 itself does nothing at an action on such a queue, and confirms that.
 """
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -39,14 +38,10 @@ def check_consumer(client: "BlockingClient", consumer_id: str) -> None:
 
 def _names(client: "BlockingClient", what: str, key: str) -> list[str] | None:
     """Of the first queues or consumers; None for a user who may not inspect."""
-    from mqks.client import listing, requests  # here, as above
-    from mqks.client.errors import RequestFailed
+    from mqks.client.errors import RequestFailed  # here, as above
+    from mqks.client.wire import rows
 
-    def ask(body: bytes) -> str:
-        return client.request(*requests.decoded(body).split(" "))
-
-    rows: Iterator[dict[str, str]] = listing.rows(ask, what.encode(), key)
     try:
-        return [row[key] for row in islice(rows, NAMES_COMPARED_MAX)]
+        return [row[key] for row in islice(rows(client.stats, what, key), NAMES_COMPARED_MAX)]
     except RequestFailed:
         return None

@@ -40,14 +40,14 @@ def import_(
     messages are added only to their own queue, whatever other queues are bound to.
     """
     from mqks.client import requests  # here, so that --help need not load them
-    from mqks.client.dialogue import Dialogue
+    from mqks.client.wire import Wire
     from mqks.transfer.importing import Import, lines_of
 
     only = list(map(requests.name, queue or []))
     event_for_all = None if event is None else requests.name(event)
     with (
         _opened(file) as source,
-        Dialogue(url, limited(timeout)) as server,
+        Wire(url, limited(timeout)) as server,
         progress("Importing", _size(source)) as advance,
     ):
         work = Import(server, only=only, event=event_for_all, merge=merge, note=note)

@@ -1,6 +1,5 @@
 """Reads the state of a running server, page by page."""
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from heapq import merge
@@ -8,11 +7,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Self
 
-from mqks.client import listing, requests
-from mqks.client.dialogue import Dialogue
+from mqks.client import requests
 from mqks.client.errors import ConnectionLost, RequestFailed
 from mqks.client.messages import peeked
 from mqks.client.options import Options
+from mqks.client.wire import Wire, rows
 from mqks.errors import InspectionFailed, did_you_mean
 from mqks.inspection.source import Row, error_row, message_row
 
@@ -24,7 +23,7 @@ class Live:
     """A server as a source; `otherwise` precedes the reason when the server is not reachable."""
 
     def __init__(self, url: str | None, options: Options, otherwise: str = "") -> None:
-        self._server = Dialogue(url, options)
+        self._server = Wire(url, options)
         self._otherwise = otherwise
 
     def __enter__(self) -> Self:
@@ -103,7 +102,7 @@ class Live:
     def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""
         while True:
-            words = (request, after, listing.PAGE_ROWS)
+            words = (request, after, requests.PAGE_ROWS)
             page = [*map(_row, self._server.ask_lines(b"%b --after=%d --limit=%d" % words))]
             if not page:
                 return
@@ -111,14 +110,14 @@ class Live:
             after = page[-1]["seq"]
 
     def _rows(self, words: list[bytes], *keys: str) -> Iterator[Row]:
-        return listing.rows(self._server.ask, b" ".join(words), *keys)
+        return rows(self._server.stats, requests.decoded(b" ".join(words)), *keys)
 
     def _object(self, *words: bytes) -> Row:
         told: Row = self._ask(*words)
         return told
 
     def _ask(self, *words: bytes) -> Any:
-        return json.loads(self._server.ask(b" ".join([b"stats", *words])))
+        return self._server.stats(*map(requests.decoded, words))
 
 
 def _row(line: bytes) -> Row:

@@ -1,12 +1,10 @@
 """A running server at a moment, with rates since an earlier moment."""
 
-import json
-from collections.abc import Iterator
 from itertools import islice
 
-from mqks.client import listing, requests
 from mqks.client.blocking import BlockingClient
-from mqks.client.errors import ConfirmTimeout
+from mqks.client.errors import ReplyTimeout
+from mqks.client.wire import rows
 from mqks.inspection.source import Row
 
 COUNTERS = (
@@ -19,16 +17,13 @@ def sample(client: BlockingClient, earlier: Row | None, rows_max: int) -> Row:
     """The state of the server, with rates since an earlier sample. When the server does not answer,
     `connected` is False and nothing else is present. Long lists have only their first rows."""
 
-    def rows(what: bytes, key: str) -> Iterator[Row]:
-        return islice(listing.rows(ask, what, key), rows_max)
-
-    def ask(body: bytes) -> str:
-        return client.request(*requests.decoded(body).split(" "))
+    def first(what: str, key: str) -> list[Row]:
+        return [*islice(rows(client.stats, what, key), rows_max)]
 
     try:
-        totals, journal = json.loads(ask(b"stats")), json.loads(ask(b"stats journal"))
-        queues, consumers = list(rows(b"queues", "name")), list(rows(b"consumers", "id"))
-    except ConfirmTimeout:
+        totals, journal = client.stats(), client.stats("journal")
+        queues, consumers = first("queues", "name"), first("consumers", "id")
+    except ReplyTimeout:
         return {"connected": False}
     now = {
         "connected": True,

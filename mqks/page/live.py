@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 from anyio.lowlevel import checkpoint
 
-from mqks.client import listing
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
 from mqks.inspection.sample import add_rates
@@ -41,7 +41,7 @@ WATCHERS_MAX: Final = 192
 """Fewer than connections to the HTTP port, so that metrics and health always have some."""
 ROWS_MAX: Final = 10_000
 """Of a list; those after it are shown by themselves, and not renewed."""
-ERRORS_MAX: Final = listing.PAGE_ROWS
+ERRORS_MAX: Final = requests.PAGE_ROWS
 """The last ones."""
 
 
@@ -193,8 +193,7 @@ class Live:
         derived = {key: self._derived[key] for key in self._derived.keys() & tables}
         lists = (tables - derived.keys()).union(*(each.needs for each in derived.values()))
         sample: Row = {"connected": True, "queues": [], "has_queues": "queues" in lists}
-        sample["totals"] = json.loads(await client.request("stats"))
-        sample["journal"] = json.loads(await client.request("stats", "journal"))
+        sample["totals"], sample["journal"] = await client.stats(), await client.stats("journal")
         for key in sorted(lists):
             sample[key] = await rows_of(client, key, after)
         for key, each in derived.items():
@@ -210,16 +209,13 @@ def key_of(table: str) -> str:
 async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:
     """The rows of a list of `stats`; of the errors the last ones."""
     rows: list[Row] = []
-    words = [key, f"--limit={listing.PAGE_ROWS}"]
-    if key == "errors":
-        return [*json.loads(await client.request("stats", *words))]
+    behind: Row | None = {key_of(key): after} if after else None
     while True:
-        last = [f"--after={after}"] if after else []
-        page = json.loads(await client.request("stats", *words, *last))
+        page = await client.stats(*requests.page(key, behind, key_of(key)))
         rows += page
-        after = str(page[-1][key_of(key)]) if page else after
-        if len(page) < listing.PAGE_ROWS or len(rows) >= ROWS_MAX:
+        if key == "errors" or len(page) < requests.PAGE_ROWS or len(rows) >= ROWS_MAX:
             return rows
+        behind = page[-1]
 
 
 class Messages:

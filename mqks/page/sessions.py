@@ -6,10 +6,11 @@ broker, as for every client, and never stored.
 
 import hmac
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -28,8 +29,8 @@ CHECK_S: Final = 10.0
 """An open page learns within this time that its user may not look any more."""
 OPTIONS: Final = Options(timeout_s=15.0, connect_timeout_s=5.0, connect_again=False)
 
-Opener = Callable[[str, bool], Awaitable[Any]]
-"""Opens a stream to the broker, given what the connection is called and whether it is trusted."""
+Opener = Callable[[str, bool], Awaitable[socket.socket]]
+"""Opens a connection to the broker, given what it is called and whether it is trusted."""
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ class Sessions:
         """A client that is not connected yet."""
         user = credentials[0] if len(credentials) == 2 else ""
 
-        async def opener() -> Any:
+        async def opener() -> socket.socket:
             return await self._open_stream(f"page:{user}" if user else "page", trusted)
 
         return AsyncClient(Address("page", 0, credentials=credentials, opener=opener), OPTIONS)

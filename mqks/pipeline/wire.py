@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mqks.client import urls
 from mqks.client.errors import ConnectionLost
 from mqks.client.options import Options
-from mqks.client.wire import Wire, answering
+from mqks.client.wire import Wire
 
 HEADER_BYTES_MAX = 64 * 1024
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 5.0
@@ -89,19 +89,12 @@ class Connection:
 
 def connected(server: Server) -> Wire:
     """A connected and authenticated wire."""
-    address = urls.parse(server.url)
     options = Options(
         timeout_s=server.connect_timeout_s,
         connect_timeout_s=server.connect_timeout_s,
         reply_bytes_max=HEADER_BYTES_MAX,
-        client_name=address.client_name,
         ssl_context=ssl.create_default_context(cafile=server.ca) if server.ca else None,
     )
-    if address.others:
-        wire = answering(address, options, "us")
-    else:
-        wire = Wire(address, options)
-        wire.greet(address.credentials, "us")
-    wire.introduce()
+    wire = Wire(server.url, options, greets=True).open()
     wire.settimeout(server.reply_timeout_s)
     return wire

@@ -15,7 +15,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import ByteStream, TaskStatus
+from anyio.abc import TaskStatus
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -144,7 +144,7 @@ async def serve(
     broker: Broker,
     journal: Journal,
     why_not_ready: Callable[[], str],
-    open_inside: Callable[[str, bool], Awaitable[ByteStream]],
+    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
     users: Callable[[], Sequence[Mapping[str, object]]],
     connections_max: int,
 ) -> None:

@@ -20,10 +20,10 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
-from mqks.client import listing, requests
-from mqks.client.dialogue import Dialogue
+from mqks.client import requests
 from mqks.client.errors import InvalidRequest
 from mqks.client.requests import Policy
+from mqks.client.wire import Wire, rows
 from mqks.errors import ImportFailed
 from mqks.transfer.exporting import VERSION
 
@@ -134,7 +134,7 @@ def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]
 
 
 class Import:
-    """One import. `run` raises ImportFailed, and what a Dialogue raises when the server is gone.
+    """One import. `run` raises ImportFailed, and what a Wire raises when the server is gone.
 
     `only` names the queues to import, all if it is empty; `event` replaces each message's event;
     `note` is called with what was not imported.
@@ -142,7 +142,7 @@ class Import:
 
     def __init__(
         self,
-        server: Dialogue,
+        server: Wire,
         *,
         only: Sequence[bytes] = (),
         event: bytes | None = None,
@@ -292,7 +292,7 @@ class Import:
     # -- requests
 
     def _rows(self, what: bytes, *keys: str) -> Iterator[dict[str, Any]]:
-        return listing.rows(self._server.ask, what, *keys)
+        return rows(self._server.stats, requests.decoded(what), *keys)
 
     def _ask(self, line: Line, body: bytes) -> None:
         self._put(line, b"%d %b" % (line.number, body))

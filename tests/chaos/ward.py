@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from mqks.client.messages import Letter, Peeked
+from mqks.client.messages import DeadLetter, Peeked
 from tests.chaos.checker import Violation, payload
 from tests.chaos.plan import LifePlan
 from tests.chaos.wire import Gone, Life, Wire
@@ -198,7 +198,7 @@ class Book:
 
     # -- what is there
 
-    def letter(self, name: bytes, letter: Letter) -> None:
+    def letter(self, name: bytes, letter: DeadLetter) -> None:
         """It has died of what it can have died of."""
         patient = self._patient(name)
         self.letters += 1

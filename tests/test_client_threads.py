@@ -1,6 +1,8 @@
-"""A blocking call that is alone in flight writes and reads itself; a second one gets the thread.
+"""The blocking client with many threads, with a socket that takes no more, and with exceptions of
+signal handlers.
 
-The one rule: who leads shows in the connection, and tests wait for that, never for a duration.
+The one rule: tests wait for what a peer has got or for what the connection shows, never for a
+duration.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from typing import Any
 import pytest
 import trustme
 
-from mqks import BlockingClient, ConfirmTimeout, ConnectionLost, Options, connect_blocking
-from mqks.client.dialogue import Dialogue
+from mqks import BlockingClient, ConnectionLost, Options, ReplyTimeout, Stopped, connect_blocking
+from mqks.client.wire import Wire
 from mqks.testing import Broker
 from tests.proxy import Peer, Proxy
 from tests.waiting import WAIT_S, until
@@ -70,9 +72,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def leads(thing: Any) -> Callable[[], bool]:
-    """Whether a caller waits at the socket of a client or consumer."""
-    return lambda: thing._connection._polled is not None
+def waits(thing: Any) -> Callable[[], bool]:
+    """Whether a client waits for a reply, or a consumer for a message."""
+    if isinstance(thing, BlockingClient):
+        return lambda: bool(thing._session._in_flight)
+    return lambda: bool(thing._connection._waiting)
 
 
 def ask(threads: ThreadPoolExecutor, held: Held, client: BlockingClient) -> Future[str]:
@@ -83,45 +87,16 @@ def ask(threads: ThreadPoolExecutor, held: Held, client: BlockingClient) -> Futu
     return answer
 
 
-def readers(client: BlockingClient, monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The threads in which replies arrive from now on."""
-    seen = set[int]()
-    session = client._session
-    receive = session.receive
-
-    def noticed(data: bytes, now_s: float) -> None:
-        seen.add(threading.get_ident())
-        receive(data, now_s)
-
-    monkeypatch.setattr(session, "receive", noticed)
-    return seen
-
-
-def test_a_call_that_is_alone_reads_its_reply_itself(
-    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with connect_blocking(mqks_broker.url) as client:
-        seen = readers(client, monkeypatch)
-        assert [client.ping(str(n)) for n in range(20)] == [str(n) for n in range(20)]
-        client.publish("e", "x", confirm=True)
-        assert seen == {threading.get_ident()}
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_second_call_while_the_first_reads(
+def test_two_calls_at_once(
     held: tuple[Held, BlockingClient],
     threads: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
     order: tuple[int, int],
     at_once: bool,
 ) -> None:
     peer, client = held
-    seen = readers(client, monkeypatch)
-    first = ask(threads, peer, client)
-    until(leads(client))
-    second = ask(threads, peer, client)
-    answers = first, second
+    answers = ask(threads, peer, client), ask(threads, peer, client)
     if at_once:
         peer.reply(*order)
     else:
@@ -129,23 +104,17 @@ def test_a_second_call_while_the_first_reads(
             peer.reply(number)
             assert answers[number].result(WAIT_S) == str(number)
     assert [answer.result(WAIT_S) for answer in answers] == ["0", "1"]
-    assert seen == {client._connection._thread.ident}
-    third = ask(threads, peer, client)
-    until(leads(client))
-    peer.reply(2)
-    assert third.result(WAIT_S) == "2"
-    assert len(seen) == 2
 
 
-def test_a_caller_that_reads_times_out(
+def test_a_call_times_out_while_another_waits(
     held: tuple[Held, BlockingClient], threads: ThreadPoolExecutor
 ) -> None:
     peer, client = held
-    with pytest.raises(ConfirmTimeout):
+    with pytest.raises(ReplyTimeout):
         client.ping("x", timeout_s=0.05)
     until(lambda: len(peer.asked) == 1)
     second = ask(threads, peer, client)
-    with pytest.raises(ConfirmTimeout):
+    with pytest.raises(ReplyTimeout):
         client.ping("x", timeout_s=0.05)
     until(lambda: len(peer.asked) == 3)
     peer.reply(0, 2, 1)
@@ -157,11 +126,9 @@ def test_a_call_fails_when_the_client_is_closed_meanwhile(
 ) -> None:
     peer, client = held
     answer = ask(threads, peer, client)
-    until(leads(client))
     client.close()
     with pytest.raises(ConnectionLost):
         answer.result(WAIT_S)
-    until(lambda: not leads(client)())
 
 
 def test_a_call_outlives_its_connection(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
@@ -169,7 +136,7 @@ def test_a_call_outlives_its_connection(mqks_broker: Broker, threads: ThreadPool
         for n in range(20):
             proxy.is_frozen = True
             answer = threads.submit(client.ping, str(n))
-            until(leads(client))
+            until(waits(client))
             proxy.cut()
             proxy.is_frozen = False
             assert answer.result(WAIT_S) == str(n)
@@ -204,15 +171,14 @@ def test_the_reason_is_read_when_a_write_fails() -> None:
         connection = client._connection
         with connection.lock:
             refuse()
-            client._session._put(b"p ping x\n")
-            connection._write_now()
+            client._session._put(b"p ping x\n", is_prompt=True)
             assert connection._problem
         until(lambda: why in client._session.reason)
-    with refusing() as (url, refuse), Dialogue(url, QUICK) as dialogue:
-        assert dialogue.ask(b"ping x") == b""
+    with refusing() as (url, refuse), Wire(url, QUICK) as wire:
+        assert wire.ask(b"ping x") == b""
         refuse()
         with pytest.raises(ConnectionLost, match=re.escape(why)):
-            dialogue.ask(b"ping x")
+            wire.ask(b"ping x")
 
 
 def test_more_than_the_socket_takes(threads: ThreadPoolExecutor) -> None:
@@ -325,15 +291,15 @@ def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecut
         assert client.purge("q") == 0
 
 
-def test_stop_ends_a_receive_that_reads(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
+def test_stop_ends_a_receive(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
     with (
         connect_blocking(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         message = threads.submit(consumer.receive, WAIT_S)
-        until(leads(consumer))
+        until(waits(consumer))
         consumer.stop()
-        with pytest.raises(ConnectionLost, match="stopped"):
+        with pytest.raises(Stopped, match="stopped"):
             message.result(WAIT_S)
 
 
@@ -358,6 +324,14 @@ def interrupt() -> None:
     raise Interrupted
 
 
+def is_free(client: BlockingClient) -> bool:
+    """Whether no other thread holds the lock of the connection: a caller only waits."""
+    lock = client._connection.lock
+    if is_free := lock.acquire(blocking=False):
+        lock.release()
+    return is_free
+
+
 def when(condition: Callable[[], bool]) -> threading.Thread:
     """Signal the main thread when it is so."""
 
@@ -375,7 +349,7 @@ def test_an_interrupted_call_leaves_the_client_in_order(
 ) -> None:
     peer, client = held
     with handled(interrupt):
-        thread = when(lambda: leads(client)() and len(peer.asked) == 1)
+        thread = when(lambda: len(peer.asked) == 1 and is_free(client))
         with pytest.raises(Interrupted):
             client.ping("x")
         thread.join()
@@ -384,37 +358,13 @@ def test_an_interrupted_call_leaves_the_client_in_order(
     assert second.result(WAIT_S) == "1"
 
 
-def test_who_is_interrupted_before_it_reads_leads_no_more(
-    mqks_broker: Broker, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise Interrupted
-
-    with (
-        connect_blocking(mqks_broker.url, QUICK) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
-        waiting = threads.submit(consumer.receive, WAIT_S)
-        until(leads(consumer))
-        with pytest.raises(TimeoutError):
-            consumer.receive(0.01)  # Now the thread reads for the other one.
-        until(lambda: consumer._connection._polled is None)
-        with monkeypatch.context() as patched:
-            patched.setattr(consumer._connection, "_read_until", interrupted)
-            with pytest.raises(Interrupted):
-                consumer.receive(WAIT_S)
-        assert consumer._connection._leader is None
-        client.publish("e", "x", confirm=True)
-        assert waiting.result(WAIT_S).text == "x"
-
-
 def test_a_signal_handler_may_stop_a_consumer(mqks_broker: Broker) -> None:
     with (
         connect_blocking(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         before = signal.signal(signal.SIGUSR1, lambda number, frame: consumer.stop())
-        thread = when(leads(consumer))
+        thread = when(waits(consumer))
         assert list(consumer) == []
         thread.join()
         signal.signal(signal.SIGUSR1, before)
@@ -435,7 +385,7 @@ def test_a_signal_handler_may_call_the_client(held: tuple[Held, BlockingClient])
         answering.join()
 
     with handled(handler):
-        thread = when(lambda: leads(client)() and len(peer.asked) == 1)
+        thread = when(lambda: len(peer.asked) == 1 and is_free(client))
         assert client.ping("x") == "0"
         thread.join()
     assert answers == ["1"]
