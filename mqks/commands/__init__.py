@@ -12,6 +12,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from mqks import __version__
 from mqks.commands import ask, inspect, messages, pipeline, queues, user
@@ -23,7 +24,7 @@ from mqks.commands.export import export
 from mqks.commands.guesses import Commands
 from mqks.commands.import_ import import_
 from mqks.commands.options import AsJson, note, tell
-from mqks.commands.serve import serve
+from mqks.commands.serve import Serve, serve
 from mqks.commands.top import top
 from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
@@ -31,21 +32,29 @@ from mqks.errors import MqksError, reason
 RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
 KEEP, PIPELINE = "Maintenance", "Pipeline"
 
+CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     cls=Commands,
     help="Message Queue Kept Simple: a message broker with a line protocol, journaled to SQLite.",
     epilog="Start here: mqks serve --db mqks.db",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 
 
-def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
-    app.command(name, rich_help_panel=panel, epilog=f"Example: {example}")(run)
+def _add(
+    panel: str,
+    name: str,
+    run: Callable[..., None],
+    example: str,
+    cls: type[TyperCommand] | None = None,
+) -> None:
+    app.command(name, cls=cls, rich_help_panel=panel, epilog=f"Example: {example}")(run)
 
 
-_add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
+_add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug", Serve)
 _add(RUN, "bench", bench, "mqks bench stream confirm --json")
 _add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
 _add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
@@ -140,8 +149,11 @@ def command() -> Any:
 
 
 def _run(arguments: list[str] | None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        command()(arguments, prog_name="mqks")
+        if words[:1] == ["serve"]:  # Not by way of the group: Typer would load Pydantic for it.
+            command().commands["serve"](words[1:], prog_name="mqks serve", **CONTEXT)
+        command()(words, prog_name="mqks")
     except SystemExit as stop:
         # Typer always leaves this way, with 2 for a command line it does not understand. Of
         # what a reader has no more use for (EPIPE) it makes a quiet 1.
