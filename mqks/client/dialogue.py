@@ -8,7 +8,6 @@ Its lines end with a carriage return and a newline, so that a carriage return be
 The one rule: no wait is longer than `Options.timeout_s`.
 """
 
-from collections.abc import Iterator
 from typing import Self
 
 from mqks.client import requests, urls
@@ -17,7 +16,7 @@ from mqks.client.options import Options, named
 from mqks.client.wire import Wire, answering
 from mqks.errors import reason
 
-ID, END = b"q", b"--end"
+ID = b"q"
 
 
 class Dialogue:
@@ -64,11 +63,13 @@ class Dialogue:
         self._send(b"%b %b\r\n" % (ID, body))
         return self._answer()
 
-    def ask_lines(self, body: bytes) -> Iterator[bytes]:
-        """The same for each line, up to the line `--end`. Read them all before the next request."""
+    def ask_lines(self, body: bytes) -> tuple[list[bytes], bytes]:
+        """The same for a reply of several lines: those before the last one, and that, `--end`."""
         self._send(b"%b %b\r\n" % (ID, body))
-        while (text := self._answer()) != END:
-            yield text
+        lines = []
+        while not requests.is_peek_end(text := self._answer()):
+            lines.append(text)
+        return lines, text
 
     def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
         """Send requests with their own ids, each with a reply of one line; returns the request ids

@@ -83,4 +83,4 @@ FLAGS = [
     # Accepted so that `load` can refuse them with the new name.
     *(_parameter(name, Annotated[str | None, _old]) for name in RENAMED),
 ]
-serve.__signature__ = Signature(FLAGS)  # type: ignore[attr-defined]
+serve.__signature__ = Signature(FLAGS, return_annotation=None)  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 Both return the same rows, with the names of `stats`; values that a source does not know are None.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, Self
 from urllib.parse import unquote
 
@@ -13,6 +13,7 @@ from mqks.inspection.text import time_text
 LETTER: Final = ["reason", "queue", "tries", "published", "died"]
 """The last attributes of a dead letter, which the broker has added."""
 Row = dict[str, Any]
+EVERY: Final[Mapping[str, Any]] = {}
 Note = Callable[[str], object]
 """Called with notes about the rows for the user."""
 
@@ -29,11 +30,17 @@ class Source(Protocol):
     def connections(self) -> Iterator[Row]: ...
     def unacked(self, queue: str | None) -> Iterator[Row]: ...
     def journal(self) -> Row: ...
-    def messages(self, queue: str, after: int) -> Iterator[Row]:
-        """Rows of `message_row` for all messages, scheduled ones included, read on demand."""
-
-    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        """The same for scheduled messages only."""
+    def messages(
+        self,
+        queue: str,
+        after: int = 0,
+        selection: Mapping[str, Any] = EVERY,
+        *,
+        scheduled: bool | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Row]:
+        """Rows of `message_row`, read on demand: those that a client's `Selection` selects, and
+        only scheduled ones, only others, or both."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
