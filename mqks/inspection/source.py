@@ -9,9 +9,8 @@ from urllib.parse import unquote
 
 from mqks.client import requests
 from mqks.inspection.text import time_text
+from mqks.protocol.meta import LETTER, split_letter
 
-LETTER: Final = ["reason", "queue", "tries", "published", "died"]
-"""The last attributes of a dead letter, which the broker has added."""
 Row = dict[str, Any]
 EVERY: Final[Mapping[str, Any]] = {}
 Note = Callable[[str], object]
@@ -84,15 +83,14 @@ def message_row(
 def letter_of(meta: bytes) -> tuple[str, Row | None]:
     """The attributes that a message was published with, and those that the broker has added if it
     is a dead letter."""
-    pairs = meta.decode("ascii", "backslashreplace").split("&")
-    added = [pair.partition("=") for pair in pairs[-len(LETTER) :]]
-    if [name for name, _, _ in added] != LETTER:
-        return "&".join(pairs), None
-    letter: Row = {name: unquote(value, errors="surrogateescape") for name, _, value in added}
-    letter["tries"] = int(letter["tries"])
-    for name in ("published", "died"):
-        letter[name] = time_text(round(float(letter[name]) * 1e6))
-    return "&".join(pairs[: -len(LETTER)]), letter
+    own, values = split_letter(meta)
+    text = own.decode("ascii", "backslashreplace")
+    if values is None:
+        return text, None
+    reason, queue, tries, *times = map(requests.decoded, values)
+    published, died = (time_text(round(float(each) * 1e6)) for each in times)
+    name = unquote(queue, errors="surrogateescape")
+    return text, dict(zip(LETTER, (reason, name, int(tries), published, died), strict=True))
 
 
 def error_row(row: Row) -> Row:
