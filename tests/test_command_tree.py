@@ -124,3 +124,16 @@ def test_starting_loads_nothing_heavy(word: str) -> None:
     assert not loaded & {"anyio", "asyncio", "aiosqlite", "uvloop", "numpy", "pandas", "pyspark"}
     assert not rooms & {"bench", "broker", "client", "journal", "pipeline", "server", "transfer"}
     assert word == "--help" or "rich" not in loaded, "typer itself shows its help with it"
+
+
+def test_a_server_does_not_hold_what_reads_flags(tmp_path: Path) -> None:
+    code = (
+        "import sys, mqks.commands as c; c.main(['serve', '--db', 'none/mqks.db', '--port=0']);"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+
+    assert "mqks.server.server" in done.stdout.split(), done.stderr
+    assert not {"pydantic", "rich"} & set(done.stdout.split())

@@ -136,7 +136,7 @@ KNOWN_TO_BOTH = {
 
 
 def test_data_that_are_no_utf8_stand_in_base64(world: World, told: Told) -> None:
-    [row] = told("messages", "mail", "--data", "--event-mask", "user.gone")
+    [row] = told("messages", "mail", "--data", "--event", "user.gone")
 
     assert "data" not in row
     assert b64decode(row["data_base64"]) == b"\xff\x1b[2J " + b"=" * 100
@@ -276,11 +276,13 @@ def test_messages_can_be_chosen(world: World, told: Told) -> None:
         assert ids("--limit", 2) == ["m1", "m2"]
         assert ids("--after", 2) == ["m3", "p"]
         assert ids("--after", 99) == []
-        assert ids("--event-mask", "*.gone") == ["p"]
-        assert ids("--event-mask", "*") == []
-        assert ids("--event-mask", "**") == ["m1", "m2", "m3", "p"]
-        assert ids("--event-mask", "u**", "--limit", 1, "--after", 1) == ["m2"]
-        assert ids("--event-mask", "user?new") == []
+        assert ids("--event", "*.gone") == ["p"]
+        assert ids("--event", "*") == []
+        assert ids("--event", "**") == ["m1", "m2", "m3", "p"]
+        assert ids("--event", "u**", "--limit", 1, "--after", 1) == ["m2"]
+        assert ids("--event", "user?new") == []
+        assert ids("--id", "m2") == ids("--event", "u**", "--id", "m2", "--older", 0) == ["m2"]
+        assert ids("--id", "m2", "--event", "*.gone") == ids("--older", 3600) == []
         world.server.stop()
 
 
@@ -544,3 +546,27 @@ def test_the_example_of_the_help_runs(
     [example] = re.findall(r"Example: (mqks inspect .*?)\s*$", out, re.M | re.S)
     words = shlex.split(example.replace("6741f3c2a90be4d5c8123456", world.error_id))
     assert main(words[1:]) == 0
+
+
+def test_a_missing_queue_is_told_to_who_may_read_or_monitor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users, tokens = tmp_path / "users", {}
+    for name, may in (("reader", "--read=**"), ("watcher", "--monitoring"), ("nobody", "--admin")):
+        assert main(["user", "add", name, "--token", may, "--users", str(users)]) == 0
+        tokens[name] = capsys.readouterr().out.strip()
+    users.write_text(users.read_text().replace('"admin": true', '"admin": false'))
+    with ServerProcess(tmp_path / "mqks.db", "--users", str(users)) as server:
+        for name, *command in (
+            ("reader", "peek", "mial"),
+            ("reader", "inspect", "messages", "mial"),
+            ("watcher", "inspect", "queue", "mial"),
+            ("watcher", "inspect", "unacked", "mial"),
+        ):
+            url = server.url.replace("://", f"://{tokens[name]}@")
+            assert main([*command, "--url", url]) == 65
+            assert capsys.readouterr().err.endswith(": there is no queue mial\n")
+        url = server.url.replace("://", f"://{tokens['nobody']}@")
+        for command in (["peek", "mial"], ["inspect", "queue", "mial"]):
+            assert main([*command, "--url", url]) == 65
+            assert "there is no queue" not in capsys.readouterr().err

@@ -32,6 +32,7 @@ from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.test_tls import with_tls
 from tests.waiting import WAIT_S, until
+from tools import dashboard
 
 ROOT = Path(__file__).parents[1]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -527,6 +528,10 @@ def used_names(expression: str) -> set[str]:
     """Metrics an expression asks for, those of histograms without what is added to their name."""
     names = re.findall(r"\b(?:mqks|process|python)_\w+", expression)
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}
+
+
+def test_the_dashboard_is_made_from_the_metrics() -> None:
+    assert dashboard.TARGET.read_text() == dashboard.dashboard(), "run: python -m tools.dashboard"
 
 
 def test_the_dashboard_can_be_imported_and_asks_for_what_there_is(web: Web) -> None:

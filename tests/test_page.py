@@ -327,17 +327,17 @@ def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
         client.subscribe("orders", ["order.new"])
         page.goto("/queue?name=orders")
         page.get_by_text("Change the policy").click()
-        page.get_by_label("Retries before").fill("5")
+        page.get_by_label("Rejects after").fill("5")
         page.get_by_label("Backoff").fill("1, 60")
-        page.get_by_label("Dead-letter queue").fill("orders.dead")
+        page.get_by_label("The queue for dead").fill("orders.dead")
         sure(page, "Change policy", "Policy of orders changed.")
         expect(page.get_by_text("orders.dead from set_queue")).to_be_visible()
         page.get_by_text("Change the policy").click()
-        expect(page.get_by_label("Retries before")).to_have_value("5")
-        page.get_by_label("Retries before").fill("many")
+        expect(page.get_by_label("Rejects after")).to_have_value("5")
+        page.get_by_label("Rejects after").fill("many")
         page.get_by_role("button", name="Change policy").click()
         page.locator("button.sure").click()
-        expect(page.get_by_role("alert")).to_have_text("retries: 'many' is not a number.")
+        expect(page.get_by_role("alert")).to_contain_text("retries: 'many' is not a")
 
 
 def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> None:
@@ -349,17 +349,17 @@ def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> Non
         for choice, told in (("yes", True), ("no", False)):
             page.goto("/queue?name=orders")
             page.get_by_text("Change the policy").click()
-            page.get_by_label("One active consumer").select_option(choice)
+            page.get_by_label("one consumer at a time").select_option(choice)
             sure(page, "Change policy", "Policy of orders changed.")
             assert policy() == {"single_consumer": {"value": told, "from": "set_queue"}}
         page.get_by_text("Change the policy").click()
         # Another field is changed, and this one stays.
-        page.get_by_label("Retries before").fill("5")
+        page.get_by_label("Rejects after").fill("5")
         sure(page, "Change policy", "Policy of orders changed.")
         expect(page.get_by_text("False from set_queue")).to_be_visible()
         page.get_by_text("Change the policy").click()
-        page.get_by_label("One active consumer").select_option("")
-        page.get_by_label("Retries before").fill("")
+        page.get_by_label("one consumer at a time").select_option("")
+        page.get_by_label("Rejects after").fill("")
         sure(page, "Change policy", "Policy of orders changed.")
         assert policy() == {}
 

@@ -187,11 +187,14 @@ def test_peek_prints_without_consuming(server: ServerProcess) -> None:
     assert run(server, "peek", "orders", "--after", 1, "-n", 1)[1] == b"two\n"
     assert run(server, "peek", "orders", "--event", "*.old")[1] == b"\xff\n"
     assert run(server, "peek", "orders", "--scheduled") == (0, b"", b"")
-    lines = run(server, "peek", "orders", "--json")[1].splitlines()
-    assert [json.loads(line) for line in lines[1:]] == [
-        {"seq": 2, "id": "m2", "event": "order.new", "retry": 0, "data": "two"},
-        {"seq": 3, "id": "m3", "event": "order.old", "retry": 0, "data_base64": "/w=="},
+    told = run(server, "peek", "orders", "--json")[1]
+    assert told == run(server, "inspect", "messages", "orders", "--data", "--json")[1]
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert [(line["seq"], line["id"], line["event"]) for line in lines[1:]] == [
+        (2, "m2", "order.new"),
+        (3, "m3", "order.old"),
     ]
+    assert (lines[1]["data"], lines[2]["data_base64"]) == ("two", "/w==")
 
 
 def test_peek_goes_from_page_to_page(server: ServerProcess) -> None:

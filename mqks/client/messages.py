@@ -14,10 +14,10 @@ from urllib.parse import unquote
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.client.keywords import strict
 from mqks.client.requests import Backoff, decoded, is_number, reject, seconds
+from mqks.protocol.meta import split_letter
 
 Settle = Callable[["Message", bytes], None]
 
-_LETTER = ("reason", "queue", "tries", "published", "died")
 _PEEKED = re.compile(
     rb"event=(.*?)(?:,retry=(\d+))?(?:,meta=([^ ,]+))?,seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?"
 )
@@ -230,18 +230,18 @@ def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]
 def _attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
     """The attributes of a message, and what the broker added to a dead letter. Raises
     ProtocolViolation."""
-    if not meta:
-        return {}, None
+    own, values = split_letter(meta)
     pairs = {
         unquote(key, errors="surrogateescape"): unquote(value, errors="surrogateescape")
-        for key, _, value in (pair.partition("=") for pair in decoded(meta).split("&"))
+        for key, _, value in (pair.partition("=") for pair in decoded(own).split("&") if pair)
     }
-    if "reason" not in pairs:
+    if values is None:
         return pairs, None
+    reason, queue, tries, published, died = values
+    where = unquote(decoded(queue), errors="surrogateescape")
     try:
-        reason, queue, tries, published, died = (pairs.pop(key) for key in _LETTER)
-        return pairs, DeadLetter(reason, queue, int(tries), float(published), float(died))
-    except (KeyError, ValueError):
+        return pairs, DeadLetter(decoded(reason), where, int(tries), float(published), float(died))
+    except ValueError:
         raise ProtocolViolation(f"the peer sent {meta[:80]!r} instead of a dead letter") from None
 
 

@@ -115,12 +115,14 @@ class Wire:
             self.send(b"%b %b\r\n" % (ID, body))
             return self.answer(ID)
 
-    def ask_lines(self, body: bytes) -> Iterator[bytes]:
-        """The same for each line, up to the line `--end`. Read them all before the next request."""
+    def ask_lines(self, body: bytes) -> tuple[list[bytes], bytes]:
+        """The same for a reply of several lines: those before the last one, and that, `--end`."""
+        lines = []
         with self._telling():
             self.send(b"%b %b\r\n" % (ID, body))
-            while (text := self.answer(ID)) != b"--end":
-                yield text
+            while not requests.is_peek_end(text := self.answer(ID)):
+                lines.append(text)
+        return lines, text
 
     def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
         """Send requests with their own ids, each with a reply of one line; returns the request ids

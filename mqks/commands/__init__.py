@@ -7,7 +7,6 @@ and nowhere else.
 
 import os
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any
 
@@ -19,11 +18,12 @@ from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.copy import copy, new_epoch
+from mqks.commands.declare import Run, declare
 from mqks.commands.export import export
 from mqks.commands.guesses import Commands
 from mqks.commands.import_ import import_
-from mqks.commands.options import AsJson, note, tell
-from mqks.commands.serve import serve
+from mqks.commands.options import Told, note
+from mqks.commands.serve import Serve, serve
 from mqks.commands.top import top
 from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
@@ -31,68 +31,78 @@ from mqks.errors import MqksError, reason
 RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
 KEEP, PIPELINE = "Maintenance", "Pipeline"
 
+CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     cls=Commands,
     help="Message Queue Kept Simple: a message broker with a line protocol, journaled to SQLite.",
     epilog="Start here: mqks serve --db mqks.db",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 
 
-def _add(panel: str, name: str, run: Callable[..., None], example: str) -> None:
-    app.command(name, rich_help_panel=panel, epilog=f"Example: {example}")(run)
+def version() -> Told:
+    """Print the version, and whether its modules are compiled."""
+    compiled = is_compiled()
+    shown = f"mqks {__version__}{' (compiled)' if compiled else ''}"
+    return {"version": __version__, "compiled": compiled}, shown
 
 
-_add(RUN, "serve", serve, "mqks serve --db mqks.db --port 25000 --log-level debug")
-_add(RUN, "bench", bench, "mqks bench stream confirm --json")
-_add(KEEP, "backup", backup, "mqks backup /backup/mqks.db --db mqks.db")
-_add(KEEP, "verify", verify, "mqks verify /backup/mqks.db --json")
-_add(KEEP, "compact", compact, "mqks compact --db mqks.db")
-_add(KEEP, "copy", copy, "mqks copy mqks.db postgresql://mqks@db1,db2/mqks")
-_add(KEEP, "new-epoch", new_epoch, "mqks new-epoch --db postgresql://mqks@db1,db2/mqks")
-_add(KEEP, "check-config", check_config, "mqks check-config --config /etc/mqks.toml")
-_add(KEEP, "export", export, "mqks export --messages --queue mail > mail.jsonl")
-_add(KEEP, "import", import_, "mqks import mail.jsonl --url mqks://127.0.0.1:25000")
-_add(
-    MESSAGES,
-    "publish",
-    messages.publish,
-    "mqks publish user.new - --once --id-prefix a < a.txt",
-)
-_add(MESSAGES, "consume", messages.consume, "mqks consume mailer user.new --count 10 --json")
-_add(MESSAGES, "tail", messages.tail, "mqks tail 'order.*' --json")
-_add(MESSAGES, "peek", messages.peek, "mqks peek mailer --limit 5 --event 'user.*'")
-_add(MESSAGES, "requeue", messages.requeue, "mqks requeue worker-1 --all")
-_add(MESSAGES, "cancel", queues.cancel, "mqks cancel jobs reminder-17 --yes")
-_add(MESSAGES, "promote", queues.promote, "mqks promote jobs --all")
-_add(MESSAGES, "move", queues.move, "mqks move jobs jobs.slow --event 'video.*' --limit 100")
-_add(MESSAGES, "redrive", queues.redrive, "mqks redrive jobs.dead --event 'mail.*'")
-_add(QUEUES, "subscribe", queues.subscribe, "mqks subscribe mailer user.new --add-mask 'order.**'")
-_add(QUEUES, "rebind", queues.rebind, "mqks rebind mailer --remove-mask 'user.*' --add user.gone")
-_add(QUEUES, "set-queue", queues.set_queue, "mqks set-queue mailer --retries 5 --ttl 3600")
-_add(QUEUES, "purge", queues.purge, "mqks purge mailer --yes")
-_add(QUEUES, "trim", queues.trim, "mqks trim mailer 4711 --yes")
-_add(QUEUES, "delete-queue", queues.delete_queue, "mqks delete-queue mailer --when-unused 60")
-_add(LOOK, "ping", ask.ping, "mqks ping --url mqks://127.0.0.1:25000")
-_add(LOOK, "eval", ask.evaluate, "mqks eval 'len(state.queues)'")
-_add(LOOK, "top", top, "mqks top --sort rate --interval 5")
+COMMANDS: dict[str, dict[Run, str]] = {
+    RUN: {
+        bench: "mqks bench stream confirm --json",
+        version: "mqks version",
+    },
+    KEEP: {
+        backup: "mqks backup /backup/mqks.db --db mqks.db",
+        verify: "mqks verify /backup/mqks.db --json",
+        compact: "mqks compact --db mqks.db",
+        copy: "mqks copy mqks.db postgresql://mqks@db1,db2/mqks",
+        new_epoch: "mqks new-epoch --db postgresql://mqks@db1,db2/mqks",
+        check_config: "mqks check-config --config /etc/mqks.toml",
+        export: "mqks export --messages --queue mail > mail.jsonl",
+        import_: "mqks import mail.jsonl --url mqks://127.0.0.1:25000",
+    },
+    MESSAGES: {
+        messages.publish: "mqks publish user.new - --once --id-prefix a < a.txt",
+        messages.consume: "mqks consume mailer user.new --count 10 --json",
+        messages.tail: "mqks tail 'order.*' --json",
+        messages.peek: "mqks peek mailer --limit 5 --event 'user.*'",
+        messages.requeue: "mqks requeue worker-1 --all",
+        queues.cancel: "mqks cancel jobs reminder-17 --yes",
+        queues.promote: "mqks promote jobs --all",
+        queues.move: "mqks move jobs jobs.slow --event 'video.*' --limit 100",
+        queues.redrive: "mqks redrive jobs.dead --event 'mail.*'",
+    },
+    QUEUES: {
+        queues.subscribe: "mqks subscribe mailer user.new --add-mask 'order.**'",
+        queues.rebind: "mqks rebind mailer --remove-mask 'user.*' --add user.gone",
+        queues.set_queue: "mqks set-queue mailer --retries 5 --ttl 3600",
+        queues.purge: "mqks purge mailer --yes",
+        queues.trim: "mqks trim mailer 4711 --yes",
+        queues.delete_queue: "mqks delete-queue mailer --when-unused 60",
+    },
+    LOOK: {
+        ask.ping: "mqks ping --url mqks://127.0.0.1:25000",
+        ask.eval_: "mqks eval 'len(state.queues)'",
+        top: "mqks top --sort rate --interval 5",
+    },
+}
+"""By the panel of the help: the commands, each with an example."""
+declare(app, serve, "mqks serve --db mqks.db --port 25000 --log-level debug", panel=RUN, cls=Serve)
+for panel, commands in COMMANDS.items():
+    for run, example in commands.items():
+        declare(app, run, example, panel=panel)
 app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
 app.add_typer(user.app, name="user", rich_help_panel=RUN)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=PIPELINE)
 
 
-def version(as_json: AsJson = False) -> None:
-    """Print the version, and whether its modules are compiled."""
-    compiled = is_compiled()
-    shown = f"mqks {__version__}{' (compiled)' if compiled else ''}"
-    tell({"version": __version__, "compiled": compiled}, as_json, shown)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
-        version()
+        typer.echo(version()[1])
         raise typer.Exit
 
 
@@ -104,9 +114,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-_add(RUN, "version", version, "mqks version")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,8 +147,11 @@ def command() -> Any:
 
 
 def _run(arguments: list[str] | None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        command()(arguments, prog_name="mqks")
+        if words[:1] == ["serve"]:  # Not by way of the group: Typer would load Pydantic for it.
+            command().commands["serve"](words[1:], prog_name="mqks serve", **CONTEXT)
+        command()(words, prog_name="mqks")
     except SystemExit as stop:
         # Typer always leaves this way, with 2 for a command line it does not understand. Of
         # what a reader has no more use for (EPIPE) it makes a quiet 1.

@@ -7,34 +7,29 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.connection import Timeout, connected
-from mqks.commands.options import AsJson, Url, printable, tell
+from mqks.commands.connection import Server
+from mqks.commands.options import AsJson, Told, printable, tell
 
 
-def ping(url: Url = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+def ping(server: Server) -> Told:
     """Show whether a server answers, and how fast."""
-    with connected(url, timeout) as client:
+    with server.connected() as client:
         began = time.perf_counter()
         client.ping("command")
         took_ms = round((time.perf_counter() - began) * 1000, 3)
-        server = client.server
-    tell({"server": server, "ms": took_ms}, as_json, f"{server} answered in {took_ms} ms")
+        name = client.server
+    return {"server": name, "ms": took_ms}, f"{name} answered in {took_ms} ms"
 
 
-def evaluate(
+def eval_(
+    server: Server,
     expression: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPRESSION",
-            help="An expression such as len(state.queues); see docs/protocol.md.",
-        ),
+        str, "EXPRESSION", "An expression such as len(state.queues); see docs/protocol.md."
     ],
-    url: Url = None,
-    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Print the value of an expression over the server's state, as text or JSON."""
-    with connected(url, timeout) as client:
+    with server.connected() as client:
         # In a list, a text is JSON, too, and cannot be mistaken for a number.
         answer = client.evaluate(f"[({expression})]" if as_json else expression)
     if as_json:

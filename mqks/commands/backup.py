@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.options import AsJson, Database, note, progress, table, tell
+from mqks.commands.options import AsJson, Database, Told, note, progress, table, tell
 from mqks.errors import DatabaseLocked, JournalDamaged
 from mqks.settings import load
 
@@ -17,11 +17,10 @@ PAGE_BYTES = 4096
 
 
 def backup(
-    to: Annotated[Path, typer.Argument(metavar="TO", help="The file to create.")],
+    to: Annotated[Path, "TO", "The file to create."],
     db: Database = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace TO if it exists.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    force: Annotated[bool, "Replace TO if it exists."] = False,
+) -> Told:
     """Copy a database, also of a running server, and verify the copy.
 
     The copy has everything that was confirmed before. It gets its name when it is complete.
@@ -45,18 +44,14 @@ def backup(
         "queues": verdict.queues,
         "messages": verdict.messages,
     }
-    tell(
-        told,
-        as_json,
+    return told, (
         f"{to}: {verdict.facts.db_bytes:,} bytes, {verdict.queues:,} queues, "
-        f"{verdict.messages:,} messages, verified",
+        f"{verdict.messages:,} messages, verified"
     )
 
 
 def verify(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A database file, a backup, or a URL.")
-    ],
+    file: Annotated[str, "FILE", "A database file, a backup, or a URL."],
     as_json: AsJson = False,
 ) -> None:
     """Check that a database is undamaged; exit code 65 if it is damaged."""
@@ -97,7 +92,7 @@ def verify(
         raise JournalDamaged(f"{file} is damaged: {len(damage)} places")
 
 
-def compact(db: Database = None, as_json: AsJson = False) -> None:
+def compact(db: Database = None) -> Told:
     """Shrink the file of a stopped server to its minimum."""
     import anyio
 
@@ -111,4 +106,4 @@ def compact(db: Database = None, as_json: AsJson = False) -> None:
             f"{error}; a running server compacts its file automatically while it is idle"
         ) from None
     sizes = {"db": str(settings.db), "bytes_before": before, "bytes_after": after}
-    tell(sizes, as_json, f"{settings.db}: {before:,} bytes before, {after:,} after")
+    return sizes, f"{settings.db}: {before:,} bytes before, {after:,} after"

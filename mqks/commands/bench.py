@@ -4,23 +4,21 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Url, table, tell
+from mqks.commands.connection import Server, limited
+from mqks.commands.options import AsJson, Names, table, tell
 
 
 def bench(
+    server: Server,
     works: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="WORK", help="The measurements; all by default."),
+        Names, typer.Argument(metavar="WORK", help="The measurements. \\[default: all]")
     ] = None,
-    url: Url = None,
     count: Annotated[
         int, typer.Option(min=20, max=10_000_000, help="Number of messages.")
     ] = 100_000,
     payload_bytes: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="Bytes of each message.")
     ] = 100,
-    timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure a running server: stream, acked, confirm, confirm-one, fanout, latency.
@@ -30,10 +28,10 @@ def bench(
     from mqks.bench import WORKS, Bench  # here, so that --help need not load them
     from mqks.client import urls
 
-    options = limited(timeout)
+    options = limited(server.timeout_s)
     if unknown := set(works or []) - WORKS.keys():
         raise typer.BadParameter(f"unknown measurement {min(unknown)}; use {', '.join(WORKS)}")
-    address = urls.parse(url)
+    address = urls.parse(server.url)
     told = {}
     for work in works or WORKS:
         with Bench(address, options, count, payload_bytes) as running:

@@ -6,11 +6,12 @@ The one rule: nothing is made, opened or listened on.
 import os
 import socket
 from collections.abc import Iterator
-from inspect import Parameter, Signature
+from inspect import Signature
 from pathlib import Path
 from typing import Any
 
-from mqks.commands.options import AsJson, table
+from mqks.commands.declare import AS_JSON
+from mqks.commands.options import table
 from mqks.commands.serve import FLAGS
 from mqks.errors import ConfigurationError
 from mqks.settings import SETTINGS, Settings, collect
@@ -56,7 +57,7 @@ def _plain(value: Any, as_json: bool) -> object:
 
 
 check_config.__signature__ = Signature(  # type: ignore[attr-defined]
-    [*FLAGS, Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)]
+    [*FLAGS, AS_JSON], return_annotation=None
 )
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice, takewhile
 from pathlib import Path
 from threading import Thread
-from typing import Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -23,6 +23,13 @@ SAFE: Final = re.compile(r"[\w.][\w.@%+=,/-]*")
 
 def queues(context: typer.Context, incomplete: str) -> list[str]:
     return _bounded(lambda: _of_server(context, b"queues", "name", incomplete))
+
+
+def queue_argument(help: str | None = None, metavar: str = "QUEUE") -> Any:
+    return typer.Argument(metavar=metavar, help=help, autocompletion=queues)
+
+
+Queue = Annotated[str, queue_argument()]
 
 
 def consumers(context: typer.Context, incomplete: str) -> list[str]:

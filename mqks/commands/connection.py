@@ -3,16 +3,21 @@
 The one rule: a command never waits without a limit, and fails at once if no server listens.
 """
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+
+from mqks.commands.options import note
+from mqks.settings import load
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
     from mqks.client.options import Options
+    from mqks.inspection.source import Source
 
 REASON_S = 2.0
 """How long the server may take to send the reason of an error."""
@@ -22,6 +27,16 @@ TIMEOUT_S_MAX = 1e6
 Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long the server may take to reply.")
 ]
+
+
+class Server(NamedTuple):
+    """What --url and --timeout say."""
+
+    url: str | None
+    timeout_s: float
+
+    def connected(self) -> AbstractContextManager["BlockingClient"]:
+        return connected(self.url, self.timeout_s)
 
 
 def limited(timeout_s: float) -> "Options":
@@ -89,3 +104,21 @@ def explained(error: Exception, url: str | None) -> Exception:
         with suppress(ClientError), connected(url, REASON_S) as client:
             error.reason = client.reason(error.error_id, timeout_s=REASON_S)
     return error
+
+
+def source_of(
+    context: typer.Context, url: str | None, db: str | None, timeout_s: float
+) -> "Source":
+    """The source: an option has precedence over a variable, and a URL over a file."""
+    from mqks.inspection.live import Live  # here, as above
+    from mqks.inspection.stopped import source_of
+
+    options = limited(timeout_s)
+    if url and (db is None or _is_flag(context, "url")):
+        return Live(url, options)
+    return source_of(load({"db": db}, os.environ).db, options, note, is_named=db is not None)
+
+
+def _is_flag(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

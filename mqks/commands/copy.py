@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqks.commands.options import AsJson, Database, note, progress, tell
+from mqks.commands.options import Database, Told, note, progress
 from mqks.files import exists
 from mqks.settings import Settings, load
 
@@ -19,23 +19,16 @@ if TYPE_CHECKING:
 
 Replication = Annotated[
     str | None,
-    typer.Option(
-        metavar="WORD",
-        help="What replicates PostgreSQL's commits: standbys (the default), provider or none.",
-    ),
+    "WORD",
+    r"What replicates PostgreSQL's commits: standbys, provider or none. \[default: standbys]",
 ]
 
 
 def copy(
-    source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The path or postgresql:// URL of the journal.")
-    ],
-    to: Annotated[
-        str, typer.Argument(metavar="TO", help="The path or URL of one that does not exist yet.")
-    ],
+    begin: Annotated[str, "FROM", "The path or postgresql:// URL of the journal."],
+    to: Annotated[str, "TO", "The path or URL of one that does not exist yet."],
     db_replication: Replication = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Told:
     """Move the journal of a stopped server to another database, and verify it.
 
     TO gets the epoch of the journal, and FROM a new one: programs that read queues continue at TO.
@@ -43,15 +36,13 @@ def copy(
     import anyio
 
     flags = {"db_replication": db_replication}
-    old, new = (load(flags | {"db": place}, os.environ) for place in (source, to))
+    old, new = (load(flags | {"db": place}, os.environ) for place in (begin, to))
     if _is_same(old, new):
         raise typer.BadParameter(f"FROM and TO are the same: {old.db}")
     copied = anyio.run(_copy, old, new)
-    tell(
-        {"from": str(old.db), "to": str(new.db), **copied._asdict()},
-        as_json,
+    return {"from": str(old.db), "to": str(new.db), **copied._asdict()}, (
         f"{new.db}: {copied.queues:,} queues, {copied.segments:,} segments, {copied.bytes:,} "
-        f"bytes, verified; {old.db} has a new epoch",
+        f"bytes, verified; {old.db} has a new epoch"
     )
 
 
@@ -70,9 +61,7 @@ async def _copy(old: Settings, new: Settings) -> "Copied":
             return await copy(source, target, advance)
 
 
-def new_epoch(
-    db: Database = None, db_replication: Replication = None, as_json: AsJson = False
-) -> None:
+def new_epoch(db: Database = None, db_replication: Replication = None) -> Told:
     """Give the journal of a stopped server a new epoch, after its database was restored.
 
     Programs that read queues then notice that messages may be missing.
@@ -81,7 +70,7 @@ def new_epoch(
 
     settings = load({"db": db, "db_replication": db_replication}, os.environ)
     epoch = anyio.run(_new_epoch, settings)
-    tell({"db": str(settings.db), "epoch": epoch}, as_json, f"{settings.db}: epoch {epoch}")
+    return {"db": str(settings.db), "epoch": epoch}, f"{settings.db}: epoch {epoch}"
 
 
 async def _new_epoch(settings: Settings) -> str:

@@ -3,25 +3,18 @@
 import json
 import sys
 from contextlib import nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from mqks.commands.options import Names, progress
 
-from mqks.commands.connection import Timeout
-from mqks.commands.inspect import source_of
-from mqks.commands.options import Database, Url, progress
+if TYPE_CHECKING:
+    from mqks.inspection.source import Source
 
 
 def export(
-    context: typer.Context,
-    url: Url = None,
-    db: Database = None,
-    messages: Annotated[bool, typer.Option("--messages", help="Also export messages.")] = False,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="QUEUE", help="Only this queue. Repeatable."),
-    ] = None,
-    timeout: Timeout = 30.0,
+    source: "Source",
+    messages: Annotated[bool, "Also export messages."] = False,
+    queue: Annotated[Names, "QUEUE", "Only this queue. Repeatable."] = None,
 ) -> None:
     """Write queues, bindings and optionally messages as JSON lines.
 
@@ -31,8 +24,8 @@ def export(
 
     # On a terminal, the bar would be mixed with the lines.
     bar = nullcontext(lambda more: None) if sys.stdout.isatty() else progress("Exporting")
-    with source_of(context, url, db, timeout) as opened, bar as advance:
-        for row in lines(opened, messages, queue or []):
+    with bar as advance:
+        for row in lines(source, messages, queue or []):
             sys.stdout.write(json.dumps(row) + "\n")
             advance(1)
         sys.stdout.flush()

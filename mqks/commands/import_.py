@@ -9,31 +9,20 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from mqks.commands.connection import Timeout, limited
-from mqks.commands.options import AsJson, Url, note, progress, tell
+from mqks.commands.connection import Server, limited
+from mqks.commands.options import Names, Told, note, progress
 from mqks.errors import ImportFailed
 
 
 def import_(
+    server: Server,
     file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="An export; - reads stdin.", readable=False),
+        Path, typer.Argument(metavar="FILE", help="An export; - reads stdin.", readable=False)
     ],
-    url: Url = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="QUEUE", help="Only this queue. Repeatable."),
-    ] = None,
-    event: Annotated[
-        str | None,
-        typer.Option(metavar="EVENT", help="Publish all messages with this event."),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Also import into queues that exist.")
-    ] = False,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+    queue: Annotated[Names, "QUEUE", "Only this queue. Repeatable."] = None,
+    event: Annotated[str | None, "EVENT", "Publish all messages with this event."] = None,
+    merge: Annotated[bool, "Also import into queues that exist."] = False,
+) -> Told:
     """Add an export to a running server: queues, messages, bindings and rules.
 
     On exit code 65, an invalid line is named; the lines before it are imported. With --event,
@@ -47,13 +36,13 @@ def import_(
     event_for_all = None if event is None else requests.name(event)
     with (
         _opened(file) as source,
-        Wire(url, limited(timeout)) as server,
+        Wire(server.url, limited(server.timeout_s)) as asked,
         progress("Importing", _size(source)) as advance,
     ):
-        work = Import(server, only=only, event=event_for_all, merge=merge, note=note)
+        work = Import(asked, only=only, event=event_for_all, merge=merge, note=note)
         counts = work.run(lines_of(source, advance))
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-    tell(counts, as_json, f"{told} imported")
+    return counts, f"{told} imported"
 
 
 def _opened(file: Path) -> AbstractContextManager[BinaryIO]:

@@ -7,21 +7,23 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
-from functools import partial
-from inspect import Parameter, Signature, signature
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from mqks.commands import complete
+from mqks.commands.complete import queue_argument
 from mqks.commands.connection import Timeout, limited
+from mqks.commands.declare import Run, declare
 from mqks.commands.options import (
+    After,
     AsJson,
     Database,
+    Rows,
+    Scheduled,
+    Selection,
     Url,
     duration,
     note,
@@ -32,7 +34,6 @@ from mqks.commands.options import (
 )
 from mqks.errors import InspectionFailed, MqksError
 from mqks.inspection.text import data_as_text, time_text
-from mqks.protocol.masks import name_masks
 from mqks.settings import load
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
-Name = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="The queue.", autocompletion=complete.queues)
-]
+Name = Annotated[str, queue_argument("The queue.")]
 
 app = typer.Typer(
     help="Show the state of a server, or of the file of a stopped one. Consumes nothing.",
@@ -80,41 +79,10 @@ class Sort(StrEnum):
     MEMORY = "memory_bytes"
 
 
-def _command(example: str) -> Callable[[Callable[..., None]], None]:
-    """Make a command of a function that prints a part of a source, `as_json` or not, by adding the
-    arguments and options that all of these commands have."""
-
-    def register(look: Callable[..., None]) -> None:
-        def run(
-            context: typer.Context,
-            url: Url = None,
-            db: Database = None,
-            timeout: Timeout = 30.0,
-            as_json: AsJson = False,
-            **given: object,
-        ) -> None:
-            with source_of(context, url, db, timeout) as source:
-                look(source, as_json, **given)
-
-        context, url, db, timeout, as_json, _ = signature(run).parameters.values()
-        _, _, *own = signature(look).parameters.values()
-        split = sum("ArgumentInfo" in repr(each.annotation) for each in own)
-        order = (context, *own[:split], url, db, *own[split:], timeout, as_json)
-        told = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in order]
-        run.__signature__ = Signature(told)  # type: ignore[attr-defined]
-        run.__name__, run.__doc__ = look.__name__, look.__doc__
-        app.command(epilog=f"Example: {example}")(run)
-
-    return register
-
-
-@_command("mqks inspect queues --sort ready")
 def queues(
     source: "Source",
-    as_json: bool,
-    sort: Annotated[
-        Sort, typer.Option(help="Order; except for name, the largest first.")
-    ] = Sort.NAME,
+    sort: Annotated[Sort, "Order; except for name, the largest first."] = Sort.NAME,
+    as_json: AsJson = False,
 ) -> None:
     """List the queues with their messages and consumers."""
     rows = source.queues()
@@ -132,25 +100,22 @@ def queues(
         typer.echo(", ".join(told))
 
 
-@_command("mqks inspect queue mail")
-def queue(source: "Source", as_json: bool, name: Name) -> None:
+def queue(source: "Source", name: Name, as_json: AsJson = False) -> None:
     """Show everything about one queue, with its events and consumers."""
     row = source.queue(name)
     _object(row if as_json else row | {"policy": _policy(row.get("policy", {}))}, as_json)
 
 
-@_command("mqks inspect bindings user.created")
 def bindings(
     source: "Source",
-    as_json: bool,
     event: Annotated[str | None, typer.Argument(metavar="EVENT", help="Only this event.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List which queues get which events, by name or by mask."""
     _list(source.bindings(event), BINDING, as_json)
 
 
-@_command("mqks inspect consumers")
-def consumers(source: "Source", as_json: bool) -> None:
+def consumers(source: "Source", as_json: AsJson = False) -> None:
     """List the consumers of a running server."""
     rows = source.consumers()
     if not as_json:
@@ -158,52 +123,33 @@ def consumers(source: "Source", as_json: bool) -> None:
     _list(rows, CONSUMER, as_json)
 
 
-@_command("mqks inspect connections")
-def connections(source: "Source", as_json: bool) -> None:
+def connections(source: "Source", as_json: AsJson = False) -> None:
     """List the connections of a running server."""
     _list(source.connections(), CONNECTION, as_json)
 
 
-@_command("mqks inspect messages mail --limit 5 --data --event-mask 'user.*'")
 def messages(
     source: "Source",
-    as_json: bool,
     name: Name,
-    limit: Annotated[int, typer.Option(min=1, help="The most rows.")] = 20,
-    after: Annotated[
-        int, typer.Option(min=0, metavar="SEQ", help="Only messages with higher numbers.")
-    ] = 0,
-    event_mask: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MASK", help="Only events that match: * is any text without a dot, ** any text."
-        ),
-    ] = None,
-    scheduled: Annotated[
-        bool, typer.Option("--scheduled", help="Only scheduled messages.")
-    ] = False,
-    data: Annotated[bool, typer.Option("--data", help="Also show the data.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Do not cut data on a terminal.")] = False,
+    limit: Rows = 20,
+    after: After = 0,
+    scheduled: Scheduled = False,
+    data: Annotated[bool, "Also show the data."] = False,
+    full: Annotated[bool, "Do not cut data on a terminal."] = False,
+    as_json: AsJson = False,
+    **selection: Unpack[Selection],
 ) -> None:
     """List the messages of a queue, including unacked ones, without consuming them."""
-    from mqks.client.requests import encoded  # here, so that --help need not load it
-
-    matches = name_masks([encoded(event_mask or "**")])
-    rows_of = source.scheduled if scheduled else source.messages
-    found = (row for row in rows_of(name, after) if matches(encoded(row["event"])))
-    rows = map(partial(_message, data=data, as_json=as_json), islice(found, limit))
+    found = source.messages(name, after, selection, scheduled=scheduled or None, limit=limit)
+    rows = (message_object(row, data=data) | ({} if as_json else _cells(row)) for row in found)
     columns = (*MESSAGE, "due", "letter", "meta", *(["data"] if data else []))
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
 
-@_command("mqks inspect unacked mail")
 def unacked(
     source: "Source",
-    as_json: bool,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="QUEUE", help="Only of this queue.", autocompletion=complete.queues),
-    ] = None,
+    name: Annotated[str | None, queue_argument("Only of this queue.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List unacked messages of consumers, or those when the server ended."""
     rows = source.unacked(name)
@@ -212,21 +158,18 @@ def unacked(
     _list(rows, UNACKED, as_json)
 
 
-@_command("mqks inspect journal --json")
-def journal(source: "Source", as_json: bool) -> None:
+def journal(source: "Source", as_json: AsJson = False) -> None:
     """Show the journal on disk."""
     _object(source.journal(), as_json)
 
 
-@_command("mqks inspect stats --json")
-def stats(source: "Source", as_json: bool) -> None:
+def stats(source: "Source", as_json: AsJson = False) -> None:
     """Show totals, and counters since the start."""
     _object(source.totals(), as_json)
 
 
-@app.command(epilog="Example: mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db")
 def error(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The id in the reply `m1 error ID`.")],
+    id: Annotated[str, "ID", "The id in the reply `m1 error ID`."],
     url: Url = None,
     db: Database = None,
     timeout: Timeout = 30.0,
@@ -239,7 +182,6 @@ def error(
     raise InspectionFailed(f"{where}: no error {id}; the server retains only the last ones")
 
 
-@app.command(epilog="Example: mqks inspect errors --db mqks.db --limit 5 --json")
 def errors(
     url: Url = None,
     db: Database = None,
@@ -250,6 +192,23 @@ def errors(
     """List the latest errors, the newest first."""
     _, rows = _errors(url, db, timeout, limit)
     table(rows if as_json else map(_shortened, rows), ERROR, as_json=as_json)
+
+
+COMMANDS: dict[Run, str] = {
+    queues: "mqks inspect queues --sort ready",
+    queue: "mqks inspect queue mail",
+    bindings: "mqks inspect bindings user.created",
+    consumers: "mqks inspect consumers",
+    connections: "mqks inspect connections",
+    messages: "mqks inspect messages mail --limit 5 --data --event 'user.*'",
+    unacked: "mqks inspect unacked mail",
+    journal: "mqks inspect journal --json",
+    stats: "mqks inspect stats --json",
+    error: "mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db",
+    errors: "mqks inspect errors --db mqks.db --limit 5 --json",
+}
+for run, example in COMMANDS.items():
+    declare(app, run, example)
 
 
 def reason_of(error_id: str) -> str | None:
@@ -269,24 +228,6 @@ def reason_of(error_id: str) -> str | None:
 
 
 # ------------------------------------------------------------------------------ where to look
-
-
-def source_of(
-    context: typer.Context, url: str | None, db: str | None, timeout_s: float
-) -> "Source":
-    """The source: an option has precedence over a variable, and a URL over a file."""
-    from mqks.inspection.live import Live  # here, as above
-    from mqks.inspection.stopped import source_of
-
-    options = limited(timeout_s)
-    if url and (db is None or _is_flag(context, "url")):
-        return Live(url, options)
-    return source_of(load({"db": db}, os.environ).db, options, note, is_named=db is not None)
-
-
-def _is_flag(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _errors(
@@ -365,11 +306,14 @@ def _time(time_us: int | None) -> str | None:
     return None if time_us is None else time_text(time_us)
 
 
-def _message(row: Row, *, data: bool, as_json: bool) -> Row:
+def message_object(row: Row, *, data: bool) -> Row:
+    """A message as `--json` tells it."""
     raw: bytes = row["data"]
-    shown = {name: row.get(name, len(raw)) for name in MESSAGE}
-    if data:
-        shown |= data_as_text(raw) if as_json else {"data": raw.decode("utf-8", "surrogateescape")}
-    letter = row["letter"]
-    told = {name: row[name] for name in ("doubtful", *MORE_OF_A_MESSAGE)}
-    return shown | told | ({} if as_json else {"letter": letter and letter["reason"]})
+    shown = {name: row.get(name, len(raw)) for name in (*MESSAGE, "doubtful", *MORE_OF_A_MESSAGE)}
+    return shown | (data_as_text(raw) if data else {})
+
+
+def _cells(row: Row) -> Row:
+    """What stands otherwise in a table."""
+    letter, data = row["letter"], row["data"].decode("utf-8", "surrogateescape")
+    return {"letter": letter and letter["reason"], "data": data}

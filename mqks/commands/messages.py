@@ -18,20 +18,29 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import datetime
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack
 
 import typer
 
 from mqks.commands import complete
-from mqks.commands.connection import Timeout, checked, connected
+from mqks.commands.complete import Queue
+from mqks.commands.connection import Server, checked, connected, limited
 from mqks.commands.existing import check_consumer, check_queue
+from mqks.commands.inspect import message_object
 from mqks.commands.options import (
     AddMask,
+    After,
     AsJson,
+    Create,
     EventMask,
-    MessageId,
+    Events,
+    Names,
     Older,
     Replace,
+    Rows,
+    Scheduled,
+    Selection,
+    Told,
     Url,
     counted,
     note,
@@ -47,58 +56,43 @@ from mqks.protocol.lines import LineSplitter
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
-    from mqks.client.messages import Message, Peeked
+    from mqks.client.messages import Message
     from mqks.client.requests import Terms
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
 """How long to wait for a write after a signal."""
 LAST_NUMBER = 10**18
-PEEK_ROWS = 100
-"""The number of messages per request."""
+
+Count = Annotated[
+    int | None,
+    typer.Option("--count", "-n", min=1, metavar="N", help="End after this number of messages."),
+]
+Quiet = Annotated[float | None, "SECONDS", "End after this time without a message."]
 
 
 def publish(
-    event: Annotated[
-        str, typer.Argument(metavar="EVENT", help="The event; each queue bound to it gets a copy.")
-    ],
-    data: Annotated[
-        str,
-        typer.Argument(metavar="DATA", help="The data, or - for one message per line of stdin."),
-    ],
-    url: Url = None,
+    server: Server,
+    event: Annotated[str, "EVENT", "The event; each queue bound to it gets a copy."],
+    data: Annotated[str, "DATA", "The data, or - for one message per line of stdin."],
     confirm: Annotated[
-        bool, typer.Option(help="Wait for the confirm, or only until the message is sent.")
-    ] = True,
-    id: Annotated[str | None, typer.Option(metavar="ID", help="The message id.")] = None,
-    id_prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="With -: ids are PREFIX-1, PREFIX-2 …")
-    ] = None,
-    once: Annotated[
         bool,
-        typer.Option("--once", help="Drop the message if the server already received this id."),
-    ] = False,
-    mandatory: Annotated[
-        bool, typer.Option("--mandatory", help="Fail if no queue is bound to the event.")
-    ] = False,
-    delay: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Deliver it after this time.")
-    ] = None,
+        "--confirm/--no-confirm",
+        "Wait for the confirm, or only until the message is sent.",
+    ] = True,
+    id: Annotated[str | None, "ID", "The message id."] = None,
+    id_prefix: Annotated[str | None, "PREFIX", "With -: ids are PREFIX-1, PREFIX-2 …"] = None,
+    once: Annotated[bool, "Drop the message if the server already received this id."] = False,
+    mandatory: Annotated[bool, "Fail if no queue is bound to the event."] = False,
+    delay: Annotated[float | None, "SECONDS", "Deliver it after this time."] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Deliver it at this time: 2030-01-31T09:00, or seconds since 1970."
-        ),
+        "TIME",
+        "Deliver it at this time: 2030-01-31T09:00, or seconds since 1970.",
     ] = None,
-    ttl: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Its time to live in a queue.")
-    ] = None,
-    meta: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute. Repeatable.")
-    ] = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+    ttl: Annotated[float | None, "SECONDS", "Its time to live in a queue."] = None,
+    meta: Annotated[Names, "KEY=VALUE", "An attribute. Repeatable."] = None,
+) -> Told:
     """Publish one message, or each line of stdin.
 
     With --once and --id or --id-prefix, a repeated run publishes only what is missing.
@@ -113,18 +107,15 @@ def publish(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": _pairs(meta or ())}
-    with connected(url, timeout) as client:
+    with server.connected() as client:
         if many:
             count = _publish_lines(client, event, confirm, id_prefix, once, mandatory, terms)
-            told: dict[str, Any] = {"messages": count, "confirmed": confirm}
             line = f"{count} {'confirmed' if confirm else 'sent'}"
-        else:
-            given = client.publish(
-                event, data, confirm=confirm, id=id, once=once, mandatory=mandatory, **terms
-            )
-            told = {"id": given, "confirmed": confirm}
-            line = printable(given)
-    tell(told, as_json, line)
+            return {"messages": count, "confirmed": confirm}, line
+        given = client.publish(
+            event, data, confirm=confirm, id=id, once=once, mandatory=mandatory, **terms
+        )
+        return {"id": given, "confirmed": confirm}, printable(given)
 
 
 def _time(text: str | None) -> "datetime | float | None":
@@ -245,43 +236,24 @@ def _progress_of_stdin() -> AbstractContextManager[Callable[[int], object]]:
 
 
 def consume(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
-    events: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="EVENT", help="Add these events to its bindings."),
-    ] = None,
+    queue: Queue,
+    events: Events = None,
     url: Url = None,
-    add: Annotated[
-        list[str] | None, typer.Option(metavar="EVENT", help="The same, as an option. Repeatable.")
-    ] = None,
+    add: Annotated[Names, "EVENT", "The same, as an option. Repeatable."] = None,
     add_mask: AddMask = None,
     replace: Replace = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the queue if it does not exist.")
-    ] = False,
+    create: Create = False,
     manual_ack: Annotated[
         bool,
-        typer.Option(
-            "--manual-ack/--auto-ack",
-            help="Ack messages after they are printed, or when the server sends them.",
-        ),
+        "--manual-ack/--auto-ack",
+        "Ack messages after they are printed, or when the server sends them.",
     ] = True,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "--count", "-n", min=1, metavar="N", help="End after this number of messages."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="End after this time without a message."),
-    ] = None,
+    count: Count = None,
+    timeout: Quiet = None,
     delete_queue_when_unused: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="Delete the queue after this time without a consumer.",
+            metavar="SECONDS", min=0, help="Delete the queue after this time without a consumer."
         ),
     ] = None,
     prefetch: Annotated[
@@ -293,13 +265,11 @@ def consume(
             f"[default: {PREFETCH}]",
         ),
     ] = None,
-    meta: Annotated[
-        bool,
-        typer.Option("--meta", help="With --json, print attributes, and why dead letters died."),
-    ] = False,
+    meta: Annotated[bool, "With --json, print attributes, and why dead letters died."] = False,
     client_name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The name shown in mqks inspect connections."),
+        "NAME",
+        r"The name shown in mqks inspect connections. \[default: mqks-consume and the user]",
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -317,8 +287,7 @@ def consume(
         raise typer.BadParameter("--prefetch limits unacked messages, and --auto-ack has none")
     if meta and not as_json:
         raise typer.BadParameter("--meta needs --json: otherwise only the data is printed")
-    if timeout is not None and not timeout > 0:
-        raise typer.BadParameter("a timeout is a number of seconds above 0")
+    _check_quiet(timeout)
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
     with ExitStack() as stack:
         client = stack.enter_context(connected(url, client_name=client_name))
@@ -339,33 +308,17 @@ def consume(
             )
         )
         note_stars(events, add)
-        output = _Output(consumer)
-        form = (
-            _json_with_meta
-            if meta
-            else _json
-            if as_json
-            else _shown
-            if sys.stdout.isatty()
-            else _raw
-        )
-        left = count
-        while left is None or left > 0:
-            try:
-                batch = next(consumer.batches(left, timeout), [])
-            except TimeoutError:
-                if left is None:
-                    return
-                raise TimedOut(
-                    f"no message for {timeout:g} s, {left} of {count} are missing"
-                ) from None
-            if not batch:
-                output.end()
-            output.write(b"".join(map(form, batch)), is_awaited=manual_ack)
-            if manual_ack:
-                consumer.ack(batch)
-            if left is not None:
-                left -= len(batch)
+        plain = _shown if sys.stdout.isatty() else _raw
+
+        def form(message: "Message") -> bytes:
+            return _json(message, meta=meta) if as_json else plain(message.data)
+
+        _Output(consumer).run(form, count, timeout, consumer.ack if manual_ack else None)
+
+
+def _check_quiet(timeout_s: float | None) -> None:
+    if timeout_s is not None and not timeout_s > 0:
+        raise typer.BadParameter("a timeout is a number of seconds above 0")
 
 
 def tail(
@@ -375,25 +328,11 @@ def tail(
             metavar="QUEUE|EVENT", help="A queue, or events and masks such as order.* or **."
         ),
     ] = None,
-    queue: Annotated[
-        str | None,
-        typer.Option(metavar="QUEUE", help="Show the messages that are added to this queue."),
-    ] = None,
-    event: Annotated[
-        list[str] | None,
-        typer.Option(metavar="EVENT", help="Only this event or mask. Repeatable."),
-    ] = None,
+    queue: Annotated[str | None, "QUEUE", "Show the messages that are added to this queue."] = None,
+    event: Annotated[Names, "EVENT", "Only this event or mask. Repeatable."] = None,
     url: Url = None,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "--count", "-n", min=1, metavar="N", help="End after this number of messages."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="End after this time without a message."),
-    ] = None,
+    count: Count = None,
+    timeout: Quiet = None,
     as_json: AsJson = False,
 ) -> None:
     """Show messages as they are published, without consuming them, until Ctrl-C.
@@ -402,8 +341,7 @@ def tail(
     they are read, some are not shown, and their number is printed. With --json, a line has id,
     event, meta and data, or dropped.
     """
-    if timeout is not None and not timeout > 0:
-        raise typer.BadParameter("a timeout is a number of seconds above 0")
+    _check_quiet(timeout)
     if not (names or queue or event):
         raise typer.BadParameter("name a queue, an event or a mask; ** matches all events")
     with connected(url) as client:
@@ -412,7 +350,16 @@ def tail(
         elif queue is None and names and "*" not in names[0]:
             note(f"found no queue {names[0]}: showing the event {names[0]}")
         with client.tail(*(names or ()), *(event or ()), queue=queue) as shown:
-            _show(shown, count, timeout, as_json)
+            output = _Output(shown)
+
+            def dropped(more: int) -> None:
+                if as_json:
+                    output.write(json.dumps({"dropped": more}).encode() + b"\n")
+                else:
+                    note(f"{more} messages dropped: they arrived faster than they were read")
+
+            shown.on_dropped = dropped
+            output.run(_json_of_tail if as_json else _line_of_tail, count, timeout)
 
 
 def _is_queue(client: "BlockingClient", name: str) -> bool:
@@ -421,31 +368,6 @@ def _is_queue(client: "BlockingClient", name: str) -> bool:
     with suppress(RequestFailed):
         return "*" not in name and bool(client.request("range", checked(name)))
     return False
-
-
-def _show(shown: "BlockingTail", count: int | None, timeout: float | None, as_json: bool) -> None:
-    output = _Output(shown)
-
-    def dropped(more: int) -> None:
-        if as_json:
-            output.write(json.dumps({"dropped": more}).encode() + b"\n", is_awaited=False)
-        else:
-            note(f"{more} messages dropped: they arrived faster than they were read")
-
-    shown.on_dropped = dropped
-    form = _json_of_tail if as_json else _line_of_tail
-    left = count
-    while left is None or left > 0:
-        try:
-            batch = next(shown.batches(left, timeout), [])
-        except TimeoutError:
-            if left is None:
-                return
-            raise TimedOut(f"no message for {timeout:g} s, {left} of {count} are missing") from None
-        if not batch:
-            output.end()
-        output.write(b"".join(map(form, batch)), is_awaited=False)
-        left = None if left is None else left - len(batch)
 
 
 def _json_of_tail(message: "Message") -> bytes:
@@ -497,7 +419,33 @@ class _Output:
         poll.poll()
         self._consumer.stop()
 
-    def write(self, lines: bytes, *, is_awaited: bool) -> None:
+    def run(
+        self,
+        form: Callable[["Message"], bytes],
+        count: int | None,
+        timeout_s: float | None,
+        ack: Callable[[list["Message"]], object] | None = None,
+    ) -> None:
+        """Write messages until `count` of them, or for so long none. With `ack`, those that were
+        read are acked. Raises TimedOut if some of `count` are missing, and what `end` raises."""
+        left = count
+        while left is None or left > 0:
+            try:
+                batch = next(self._consumer.batches(left, timeout_s), [])
+            except TimeoutError:
+                if left is None:
+                    return
+                raise TimedOut(
+                    f"no message for {timeout_s:g} s, {left} of {count} are missing"
+                ) from None
+            if not batch:
+                self.end()
+            self.write(b"".join(map(form, batch)), is_awaited=ack is not None)
+            if ack is not None:
+                ack(batch)
+            left = None if left is None else left - len(batch)
+
+    def write(self, lines: bytes, *, is_awaited: bool = False) -> None:
         """Write lines and, if it `is_awaited`, wait until the reader of a pipe has read them.
         Raises what `end` raises."""
         try:
@@ -526,74 +474,50 @@ class _Output:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _raw(message: "Message | Peeked") -> bytes:
-    return message.data + b"\n"
+def _raw(data: bytes) -> bytes:
+    return data + b"\n"
 
 
-def _shown(message: "Message | Peeked") -> bytes:
-    return printable(os.fsdecode(message.data)).encode() + b"\n"
+def _shown(data: bytes) -> bytes:
+    return printable(os.fsdecode(data)).encode() + b"\n"
 
 
-def _json(message: "Message") -> bytes:
-    return json.dumps(_row(message)).encode() + b"\n"
-
-
-def _json_with_meta(message: "Message") -> bytes:
-    letter = message.letter
-    told = {"meta": message.meta, "letter": None if letter is None else letter._asdict()}
-    return json.dumps(_row(message) | told).encode() + b"\n"
-
-
-def _row(message: "Message | Peeked") -> dict[str, Any]:
+def _json(message: "Message", *, meta: bool) -> bytes:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
-    return told | data_as_text(message.data)
+    told |= data_as_text(message.data)
+    if meta:
+        letter = message.letter
+        told |= {"meta": message.meta, "letter": None if letter is None else letter._asdict()}
+    return json.dumps(told).encode() + b"\n"
 
 
 def peek(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete.queues)],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 20,
-    after: Annotated[
-        int, typer.Option(min=0, metavar="SEQ", help="Only messages after this one.")
-    ] = 0,
-    event: EventMask = None,
-    id: MessageId = None,
-    older: Older = None,
-    scheduled: Annotated[
-        bool, typer.Option("--scheduled", help="Only scheduled messages.")
-    ] = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
+    server: Server,
+    queue: Queue,
+    limit: Rows = 20,
+    after: After = 0,
+    scheduled: Scheduled = False,
     as_json: AsJson = False,
+    **selection: Unpack[Selection],
 ) -> None:
     """Print the first messages of a queue, including unacked ones, without consuming them.
 
-    The format is that of consume. --json adds the sequence number: continue with --after.
+    The format is that of consume; with --json, that of inspect messages --data. Continue with
+    --after and the last number.
     """
+    from mqks.inspection.live import Live  # here, so that --help need not load it
+
     form = _shown if sys.stdout.isatty() else _raw
-    with connected(url, timeout) as client:
-        while limit:
-            rows = min(limit, PEEK_ROWS)
-            found = client.peek(
-                queue,
-                after=after,
-                limit=rows,
-                scheduled=scheduled,
-                event=event,
-                id=id,
-                older_s=older,
-            )
-            if not found:
-                break
+    with Live(server.url, limited(server.timeout_s)) as source:
+        for row in source.messages(queue, after, selection, scheduled=scheduled, limit=limit):
             if as_json:
-                for each in found:
-                    typer.echo(json.dumps({"seq": each.seq} | _row(each)))
+                tell(message_object(row, data=True), as_json)
             else:
-                sys.stdout.buffer.write(b"".join(map(form, found)))
-            limit -= len(found)
-            after = found[-1].seq
+                sys.stdout.buffer.write(form(row["data"]))
 
 
 def requeue(
+    server: Server,
     consumer: Annotated[
         str,
         typer.Argument(
@@ -604,27 +528,21 @@ def requeue(
         list[str] | None,
         typer.Argument(metavar="MESSAGE_ID", help="Unacked messages of the consumer."),
     ] = None,
-    all_messages: Annotated[
-        bool, typer.Option("--all", help="All unacked messages of the consumer.")
-    ] = False,
+    all_messages: Annotated[bool, "--all", "All unacked messages of the consumer."] = False,
     event: EventMask = None,
-    older: Older = None,
-    url: Url = None,
-    timeout: Timeout = 30.0,
-    as_json: AsJson = False,
-) -> None:
+    older_s: Older = None,
+) -> Told:
     """Move unacked messages of a consumer to the end of their queue."""
-    are_some = event is not None or older is not None
+    are_some = event is not None or older_s is not None
     if all_messages + bool(messages) + are_some != 1:
         raise typer.BadParameter("give message ids, --event or --older, or --all")
-    with connected(url, timeout) as client:
+    with server.connected() as client:
         ids = [checked(each) for each in messages or ()] or ["--all"]
         check_consumer(client, checked(consumer))
         if are_some:
-            count = client.requeue(consumer, event=event, older_s=older)
-            told = {"consumer": consumer, "event": event, "older_s": older, "requeued": count}
-            tell(told, as_json, counted(count, "requeued"))
-            return
+            count = client.requeue(consumer, event=event, older_s=older_s)
+            told = {"consumer": consumer, "event": event, "older_s": older_s, "requeued": count}
+            return told, counted(count, "requeued")
         for each in ids:
             client.request("reject", "--confirm", consumer, each)
-    tell({"consumer": consumer, "messages": messages}, as_json)
+    return {"consumer": consumer, "messages": messages}, ""

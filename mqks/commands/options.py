@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -27,30 +27,48 @@ Database = Annotated[
     str | None,
     typer.Option("--db", metavar="PATH", help="The database file or URL, as for serve."),
 ]
-AddMask = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MASK", help="Add a mask such as logs.** to the bindings. Repeatable."),
+Names = list[str] | None
+Events = Annotated[Names, typer.Argument(metavar="EVENT", help="Add these events to its bindings.")]
+AddMask = Annotated[Names, "MASK", "Add a mask such as logs.** to the bindings. Repeatable."]
+Create = Annotated[bool, "Create the queue if it does not exist."]
+Replace = Annotated[bool, "The events replace all bindings, for every consumer."]
+Scheduled = Annotated[bool, "Only scheduled messages."]
+After = Annotated[
+    int, typer.Option(min=0, metavar="SEQ", help="Only messages with higher numbers.")
 ]
-Replace = Annotated[
-    bool,
-    typer.Option("--replace", help="The events replace all bindings, for every consumer."),
-]
+Rows = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
+
+
 EventMask = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MASK", help="Only events that match: * is any text without a dot, ** any text."
-    ),
-]
-MessageId = Annotated[
-    str | None, typer.Option("--id", metavar="ID", help="Only messages with this id.")
+    str | None, "MASK", "Only events that match: * is any text without a dot, ** any text."
 ]
 Older = Annotated[
     float | None,
-    typer.Option(min=0, metavar="SECONDS", help="Only messages that arrived this long ago."),
+    typer.Option(
+        "--older", min=0, metavar="SECONDS", help="Only messages that arrived this long ago."
+    ),
 ]
+
+
+class Selection(TypedDict):
+    """Options that select messages, by the names of the client."""
+
+    event: EventMask
+    id: Annotated[str | None, "ID", "Only messages with this id."]
+    older_s: Older
+
+
+class Choice(Selection):
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="At most this number of messages.")
+    ]
+
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Row = Mapping[str, Any]
+Told = tuple[Row, str]
+"""The result of a command: an object for `--json`, and a line for people, empty for none."""
 
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 PAGE_ROWS, PAGE_CHARACTERS = 1000, 1 << 20

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 import typer
 
 from mqks.commands import complete
+from mqks.commands.complete import queue_argument
 from mqks.commands.connection import explained
+from mqks.commands.declare import Run, declare
 from mqks.commands.options import AsJson, Row, Url, confirm, duration, note, table, tell
 
 if TYPE_CHECKING:
@@ -42,18 +44,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Queue = Annotated[
-    str,
-    typer.Argument(
-        metavar="QUEUE",
-        help="The queue; it must have no consumers.",
-        autocompletion=complete.queues,
-    ),
-]
-LakePath = Annotated[Path, typer.Argument(metavar="LAKE", help="The directory of the lake.")]
-LakeOrNone = Annotated[
-    Path | None, typer.Argument(metavar="LAKE", help="The directory of the lake.")
-]
+Queue = Annotated[str, queue_argument("The queue; it must have no consumers.")]
+Lake = typer.Argument(metavar="LAKE", help="The directory of the lake.")
+LakePath = Annotated[Path, Lake]
+LakeOrNone = Annotated[Path | None, Lake]
 Start = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals from 2026-11-20T12:00 (UTC)."),
@@ -62,38 +56,31 @@ End = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals before this time."),
 ]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="Spark's master, such as local\\[2] or spark://host:7077. [local\\[*]]"
-    ),
-]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. Repeatable."),
-]
 
 
-@app.command(epilog="Example: mqks pipeline archive clicks lake --once")
+class Spark(TypedDict):
+    master: Annotated[
+        str | None,
+        "URL",
+        r"Spark's master, such as local\[2] or spark://host:7077. \[default: local\[*]]",
+    ]
+    conf: Annotated[list[str] | None, "NAME=VALUE", "A setting of Spark. Repeatable."]
+
+
 def archive(
     queue: Queue,
     lake: LakePath,
     url: Url = None,
-    once: Annotated[bool, typer.Option("--once", help="End when everything is archived.")] = False,
-    format: Annotated[
-        Literal["parquet", "delta"], typer.Option(help="Plain files, or a Delta table.")
-    ] = "parquet",
+    once: Annotated[bool, "End when everything is archived."] = False,
+    format: Annotated[Literal["parquet", "delta"], "Plain files, or a Delta table."] = "parquet",
     by: Annotated[
-        Literal["event", "day"],
-        typer.Option(help="One directory per day and event, or per day."),
+        Literal["event", "day"], "One directory per day and event, or per day."
     ] = "event",
     schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="DDL|FILE",
-            help="Parse JSON payloads into the column data: 'user string, n bigint', or a file"
-            " with DDL or Spark's JSON schema.",
-        ),
+        "DDL|FILE",
+        "Parse JSON payloads into the column data: 'user string, n bigint', or a file with DDL or"
+        " Spark's JSON schema.",
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="The most messages of a batch.")] = 1_000_000,
     interval: Annotated[
@@ -102,25 +89,20 @@ def archive(
     roll: Annotated[
         float, typer.Option(min=0, help="Seconds before small files are merged; 0: never.")
     ] = 300.0,
-    trim: Annotated[
-        bool, typer.Option("--trim/--no-trim", help="Drop archived messages from the queue.")
-    ] = True,
+    trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
     fail_on_data_loss: Annotated[
         bool,
-        typer.Option(
-            "--fail-on-data-loss/--no-fail-on-data-loss",
-            help="End with 65 if messages are gone that were not archived.",
-        ),
+        "--fail-on-data-loss/--no-fail-on-data-loss",
+        "End with 65 if messages are gone that were not archived.",
     ] = True,
-    master: Master = None,
-    conf: Conf = None,
     as_json: AsJson = False,
+    **spark: Unpack[Spark],
 ) -> None:
     """Move the messages of a queue into Parquet files or a Delta table, each exactly once.
 
     Runs until SIGTERM or SIGINT, unless --once is given.
     """
-    with _job("archive", master, conf, url) as spark:
+    with _job("archive", spark, url) as session:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
         from mqks.pipeline.lake import LAKES, has_files_without_data
@@ -139,7 +121,7 @@ def archive(
         )
         messages = 0
         with LAKES[format](lake, by_event=by == "event") as opened:
-            for progress in job.run(spark, opened, stop_on_signal()):
+            for progress in job.run(session, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:
                     tell(asdict(progress), as_json)
@@ -161,7 +143,6 @@ def archive(
             )
 
 
-@app.command(epilog="Example: mqks pipeline report lake --window 3600 --html report.html")
 def report(
     lake: LakeOrNone = None,
     queue: Annotated[
@@ -176,24 +157,16 @@ def report(
     start: Start = None,
     end: End = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="Seconds of a window; automatic by default.")
+        int | None, typer.Option(min=1, help="Seconds of a window. \\[default: by the time told]")
     ] = None,
     sent_field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD", help="Field of the payload with the time it was sent, for delays."
-        ),
+        str | None, "FIELD", "Field of the payload with the time it was sent, for delays."
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts.")
-    ] = None,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the windows to a Parquet file.")
-    ] = None,
+    html: Annotated[Path | None, "FILE", "Write an HTML page with charts."] = None,
+    parquet: Annotated[Path | None, "FILE", "Write the windows to a Parquet file."] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of events to show.")] = 20,
-    master: Master = None,
-    conf: Conf = None,
     as_json: AsJson = False,
+    **spark: Unpack[Spark],
 ) -> None:
     """Count the messages of a lake by event and window, with delays and silent events.
 
@@ -201,12 +174,12 @@ def report(
     """
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
-    with _job("report", master, conf, url, lake) as spark:
+    with _job("report", spark, url, lake) as session:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
         from mqks.pipeline.lake import messages
 
-        rows = messages(spark, lake) if lake else reports.waiting(spark, queue or "", url)
+        rows = messages(session, lake) if lake else reports.waiting(session, queue or "", url)
         found = reports.report(
             reports.between(rows, start, end),
             title=f"Lake {lake.name}" if lake else f"Queue {queue}",
@@ -224,36 +197,22 @@ def report(
             _show(found, top)
 
 
-@app.command(epilog="Example: mqks pipeline replay lake --events 'order.*' --dry-run")
 def replay(
     lake: LakePath,
     url: Url = None,
     start: Start = None,
     end: End = None,
     events: Annotated[
-        str,
-        typer.Option(
-            metavar="MASK", help="Only these events: * is anything without a dot, ** all."
-        ),
+        str, "MASK", "Only these events: * is anything without a dot, ** all."
     ] = "**",
-    speed: Annotated[
-        str, typer.Option(metavar="NUMBER|max", help="1: the original pace; 10: ten times faster.")
-    ] = "max",
+    speed: Annotated[str, "NUMBER|max", "1: the original pace; 10: ten times faster."] = "max",
     name: Annotated[
-        str,
-        typer.Option(
-            help="Name of this replay. The same name continues it; another one starts again."
-        ),
+        str, "Name of this replay. The same name continues it; another one starts again."
     ] = "replay",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count messages, and publish nothing.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Also into queues that the lake was archived from.")
-    ] = False,
-    master: Master = None,
-    conf: Conf = None,
+    dry_run: Annotated[bool, "Count messages, and publish nothing."] = False,
+    yes: Annotated[bool, "Also into queues that the lake was archived from."] = False,
     as_json: AsJson = False,
+    **spark: Unpack[Spark],
 ) -> None:
     """Publish the messages of a lake again, each exactly once, in their order of arrival.
 
@@ -263,7 +222,7 @@ def replay(
     times = _speed(speed)
     if "?" in events:
         note("--events: in a mask, ? matches only itself, and * any characters except dots")
-    with _job("replay", master, conf, url, lake) as spark:
+    with _job("replay", spark, url, lake) as session:
         from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay
         from mqks.pipeline.wire import Server
@@ -278,14 +237,14 @@ def replay(
             speed=times,
         )
         if dry_run:
-            counts = [{"event": event, "messages": count} for event, count in job.counts(spark)]
+            counts = [{"event": event, "messages": count} for event, count in job.counts(session)]
             table(counts, ["event", "messages"], as_json=as_json)
-        if not yes and (queues := job.archived_here(spark)):
+        if not yes and (queues := job.archived_here(session)):
             _warn_of_doubles(lake, queues, dry_run=dry_run)
         if dry_run:
             return
         began_s = time.monotonic()
-        for progress in job.run(spark, stop_on_signal()):
+        for progress in job.run(session, stop_on_signal()):
             if as_json:
                 tell(asdict(progress), as_json)
             else:
@@ -293,6 +252,15 @@ def replay(
                 typer.echo(
                     f"{progress.messages:,} of {progress.total:,} messages, {passed}", err=True
                 )
+
+
+COMMANDS: dict[Run, str] = {
+    archive: "mqks pipeline archive clicks lake --once",
+    report: "mqks pipeline report lake --window 3600 --html report.html",
+    replay: "mqks pipeline replay lake --events 'order.*' --dry-run",
+}
+for run, example in COMMANDS.items():
+    declare(app, run, example)
 
 
 def _warn_of_doubles(lake: Path, queues: list[str], *, dry_run: bool) -> None:
@@ -365,11 +333,7 @@ def _speed(text: str) -> float:
 
 @contextmanager
 def _job(
-    name: str,
-    master: str | None,
-    conf: list[str] | None,
-    url: str | None,
-    lake: Path | None = None,
+    name: str, spark: Spark, url: str | None, lake: Path | None = None
 ) -> "Iterator[SparkSession]":
     """A Spark session that ends with the job. The lake, if given, must exist. Errors of the server
     get their reason."""
@@ -381,8 +345,8 @@ def _job(
     job.check_extra()
 
     try:
-        with job.session_of(name, master, dict(map(_pair, conf or []))) as spark:
-            yield spark
+        with job.session_of(name, spark["master"], dict(map(_pair, spark["conf"] or []))) as opened:
+            yield opened
     except RequestFailed as error:
         raise explained(error, url) from None
 

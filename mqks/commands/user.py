@@ -9,15 +9,15 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import typer
 
 from mqks import users_file
 from mqks.commands import complete
-from mqks.commands.options import AsJson, Row, table, tell
+from mqks.commands.declare import Run, declare
+from mqks.commands.options import AsJson, Names, Row, Told, table
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.files import exists
 from mqks.settings import load
@@ -56,39 +56,29 @@ PasswordFile = Annotated[
         metavar="PATH", help="File with the password in its first line; - is stdin.", readable=False
     ),
 ]
-Masks = list[str] | None
-Publish = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may publish. Repeatable.")]
-Consume = Annotated[Masks, typer.Option(metavar="MASK", help="Queues it may consume.")]
-Read = Annotated[
-    Masks, typer.Option(metavar="MASK", help="Queues it may read without consuming them.")
-]
-Bind = Annotated[Masks, typer.Option(metavar="MASK", help="Events it may bind to its queues.")]
-Monitoring = Annotated[
-    bool, typer.Option("--monitoring", help="It may inspect everything except messages.")
-]
-Admin = Annotated[
-    bool,
-    typer.Option("--admin", help="It may delete and purge queues, and what --monitoring allows."),
-]
-Eval = Annotated[bool, typer.Option("--eval", help="It may send _eval.")]
 
 
-@app.command(epilog="Example: mqks user add alice --token --publish 'orders.**' --users mqks.users")
+class Permissions(TypedDict):
+    publish: Annotated[Names, "MASK", "Events it may publish. Repeatable."]
+    consume: Annotated[Names, "MASK", "Queues it may consume."]
+    read: Annotated[Names, "MASK", "Queues it may read without consuming them."]
+    bind: Annotated[Names, "MASK", "Events it may bind to its queues."]
+    monitoring: Annotated[bool, "It may inspect everything except messages."]
+    admin: Annotated[bool, "It may delete and purge queues, and what --monitoring allows."]
+    eval: Annotated[bool, "It may send _eval."]
+
+
+MASKS = ("publish", "consume", "read", "bind")
+
+
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     users: UsersFile = None,
-    password: Annotated[bool, typer.Option("--password", help="Ask for a password.")] = False,
+    password: Annotated[bool, "Ask for a password."] = False,
     password_file: PasswordFile = None,
-    token: Annotated[bool, typer.Option("--token", help="Create a token, and print it.")] = False,
-    publish: Publish = None,
-    consume: Consume = None,
-    read: Read = None,
-    bind: Bind = None,
-    monitoring: Monitoring = False,
-    admin: Admin = False,
-    eval: Eval = False,
-    as_json: AsJson = False,
-) -> None:
+    token: Annotated[bool, "Create a token, and print it."] = False,
+    **permissions: Unpack[Permissions],
+) -> Told:
     """Add a user with a password, a token or both.
 
     In masks * stands for any run without a dot, ** for any run at all. Without --bind it may bind
@@ -103,34 +93,20 @@ def add(
     name_bytes_max = load({"users": users}, os.environ).name_bytes_max
     if len(name.encode()) > name_bytes_max:
         raise typer.BadParameter(f"the name is longer than {name_bytes_max} bytes")
-    _check_masks(publish, consume, read, bind)
+    _check_masks(permissions)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""
-    user = User(
-        name,
-        _hash(secret) if secret else "",
-        hash_token(new) if new else "",
-        publish or [],
-        consume or [],
-        read or [],
-        ["**"] if bind is None else bind,
-        monitoring,
-        admin,
-        eval,
-    )
+    given: Any = {what: value for what, value in permissions.items() if value}
+    user = User(name, secret and _hash(secret), new and hash_token(new), **given)
     with users_file.locked(path):
         entries = users_file.read(path) if exists(path) else []
         if any(entry.name == name for entry in entries):
             raise ConfigurationError(f"{path}: the user {name} exists already")
         users_file.write(path, [*entries, user])
-    tell({"name": name, "token": new or None}, as_json, new)
+    return {"name": name, "token": new or None}, new
 
 
-@app.command("list", epilog="Example: mqks user list --json --users mqks.users")
-def list_(
-    users: UsersFile = None,
-    as_json: AsJson = False,
-) -> None:
+def list_(users: UsersFile = None, as_json: AsJson = False) -> None:
     """List users and their permissions, without passwords, tokens and their hashes."""
     entries = users_file.read(_path(users))
     rows = [_row(entry, as_lists=as_json) for entry in entries]
@@ -147,93 +123,74 @@ def _row(entry: User, *, as_lists: bool) -> Row:
     return row if as_lists else {name: SHOWN.get(value, value) for name, value in row.items()}
 
 
-@app.command(
-    epilog="Example: mqks user grant alice --publish 'orders.**' --admin --users mqks.users"
-)
-def grant(
-    name: Name,
-    users: UsersFile = None,
-    publish: Publish = None,
-    consume: Consume = None,
-    read: Read = None,
-    bind: Bind = None,
-    monitoring: Monitoring = False,
-    admin: Admin = False,
-    eval: Eval = False,
-    as_json: AsJson = False,
-) -> None:
+def grant(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions]) -> Told:
     """Add permissions to a user; the password and token do not change."""
-    given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
-    _check_masks(*given.values())
+    _check_masks(permissions)
     with _changed(users, name) as (user, _):
-        for what, masks in given.items():
-            kept: list[str] = getattr(user, what)
-            kept += [mask for mask in masks or [] if mask not in kept]
-        user.monitoring |= monitoring
-        user.admin |= admin
-        user.eval |= eval
-    tell(_row(user, as_lists=True), as_json)
+        for _what, kept, masks in _masks(user, permissions):
+            kept += [mask for mask in masks if mask not in kept]
+        user.monitoring |= permissions["monitoring"]
+        user.admin |= permissions["admin"]
+        user.eval |= permissions["eval"]
+    return _row(user, as_lists=True), ""
 
 
-@app.command(epilog="Example: mqks user revoke alice --bind '**' --eval --users mqks.users")
-def revoke(
-    name: Name,
-    users: UsersFile = None,
-    publish: Publish = None,
-    consume: Consume = None,
-    read: Read = None,
-    bind: Bind = None,
-    monitoring: Monitoring = False,
-    admin: Admin = False,
-    eval: Eval = False,
-    as_json: AsJson = False,
-) -> None:
+def revoke(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions]) -> Told:
     """Remove permissions from a user, mask by mask as `list` shows them."""
-    given = {"publish": publish, "consume": consume, "read": read, "bind": bind}
     with _changed(users, name) as (user, _):
-        for what, masks in given.items():
-            kept: list[str] = getattr(user, what)
-            for mask in masks or []:
+        for what, kept, masks in _masks(user, permissions):
+            for mask in masks:
                 if mask not in kept:
                     raise ConfigurationError(f"user {name} has no mask {mask} for --{what}")
                 kept.remove(mask)
-        user.monitoring &= not monitoring
-        user.admin &= not admin
-        user.eval &= not eval
-    tell(_row(user, as_lists=True), as_json)
+        user.monitoring &= not permissions["monitoring"]
+        user.admin &= not permissions["admin"]
+        user.eval &= not permissions["eval"]
+    return _row(user, as_lists=True), ""
 
 
-@app.command(epilog="Example: mqks user remove alice --users mqks.users")
-def remove(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
+def _masks(user: User, given: Permissions) -> Iterator[tuple[str, list[str], list[str]]]:
+    """What may be done to what masks name: the masks of a user, and those that are given."""
+    for what in MASKS:
+        yield what, getattr(user, what), cast(Names, given.get(what)) or []
+
+
+def remove(name: Name, users: UsersFile = None) -> Told:
     """Remove a user; on SIGHUP the server closes its connections."""
     with _changed(users, name) as (user, entries):
         entries.remove(user)
-    tell({"name": name}, as_json)
+    return {"name": name}, ""
 
 
-@app.command(epilog="Example: mqks user token alice --users mqks.users")
-def token(name: Name, users: UsersFile = None, as_json: AsJson = False) -> None:
+def token(name: Name, users: UsersFile = None) -> Told:
     """Create a new token for a user, and print it; the old one becomes invalid."""
     new = secrets.token_hex(TOKEN_BYTES)
     with _changed(users, name) as (user, _):
         user.token = hash_token(new)
-    tell({"name": name, "token": new}, as_json, new)
+    return {"name": name, "token": new}, new
 
 
-@app.command(epilog="Example: mqks user password alice --users mqks.users")
-def password(
-    name: Name,
-    users: UsersFile = None,
-    password_file: PasswordFile = None,
-    as_json: AsJson = False,
-) -> None:
+def password(name: Name, users: UsersFile = None, password_file: PasswordFile = None) -> Told:
     """Ask for a new password of a user; the old one becomes invalid."""
     path = _path(users)
     _find(path, users_file.read(path), name)  # Before somebody thinks of a password in vain.
     new = _hash(_password(password_file))
     with _changed(users, name) as (user, _):
         user.password = new
-    tell({"name": name}, as_json)
+    return {"name": name}, ""
+
+
+COMMANDS: dict[Run, str] = {
+    add: "mqks user add alice --token --publish 'orders.**' --users mqks.users",
+    list_: "mqks user list --json --users mqks.users",
+    grant: "mqks user grant alice --publish 'orders.**' --admin --users mqks.users",
+    revoke: "mqks user revoke alice --bind '**' --eval --users mqks.users",
+    remove: "mqks user remove alice --users mqks.users",
+    token: "mqks user token alice --users mqks.users",
+    password: "mqks user password alice --users mqks.users",
+}
+for run, example in COMMANDS.items():
+    declare(app, run, example)
 
 
 @contextmanager
@@ -262,11 +219,12 @@ def _check(what: str, word: str) -> None:
         raise typer.BadParameter(str(error)) from None
 
 
-def _check_masks(*given: Masks) -> None:
-    for mask in chain.from_iterable(masks or [] for masks in given):
+def _check_masks(given: Permissions) -> None:
+    masks = [mask for what in MASKS for mask in cast(Names, given.get(what)) or []]
+    for mask in masks:
         _check("mask", mask)
     try:
-        allows(chain.from_iterable(masks or [] for masks in given))
+        allows(masks)
     except BadRequest as error:
         raise typer.BadParameter(str(error)) from None
 

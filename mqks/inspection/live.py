@@ -1,11 +1,11 @@
 """Reads the state of a running server, page by page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from mqks.client import requests
 from mqks.client.errors import ConnectionLost, RequestFailed
@@ -13,7 +13,7 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.client.wire import Wire, rows
 from mqks.errors import InspectionFailed, did_you_mean
-from mqks.inspection.source import Row, error_row, message_row
+from mqks.inspection.source import EVERY, Row, error_row, message_row
 
 COMPARED_MAX = 10_000
 """So many names of queues may be meant by one that does not exist."""
@@ -45,19 +45,21 @@ class Live:
     def queue(self, name: str) -> Row:
         try:
             return self._object(b"queue", requests.name(name))
-        except RequestFailed as error:
-            self._check(name, error)
-            raise
+        except RequestFailed:
+            names = self._names()
+            if names is None or name in names:  # Who may list the queues may see each.
+                raise
+            raise self._missing(name, names) from None
 
-    def _check(self, name: str, error: RequestFailed) -> None:
-        """Raise InspectionFailed if the reason is that there is no such queue."""
-        if "there is no queue" in (self._server.reason(error.error_id) or ""):
-            near = ""
-            with suppress(RequestFailed):
-                names = (row["name"] for row in self.queues())
-                near = did_you_mean(name, islice(names, COMPARED_MAX))
-            where = self._server.address
-            raise InspectionFailed(f"{where}: there is no queue {name}{near}") from None
+    def _names(self) -> list[str] | None:
+        """The first queues; None for a user who may not list them."""
+        with suppress(RequestFailed):
+            return [row["name"] for row in islice(self.queues(), COMPARED_MAX)]
+        return None
+
+    def _missing(self, queue: str, names: list[str] | None) -> InspectionFailed:
+        near = did_you_mean(queue, names or ())
+        return InspectionFailed(f"{self._server.address}: there is no queue {queue}{near}")
 
     def bindings(self, event: str | None) -> Iterator[Row]:
         return self._rows([b"bindings", *_given(event)], "queue", "event", "mask")
@@ -81,33 +83,45 @@ class Live:
         rows = self._ask(b"errors", *_given(error_id), b"--limit=%d" % limit)
         return list(map(error_row, reversed(rows)))
 
-    def messages(self, queue: str, after: int) -> Iterator[Row]:
-        name = self._readable(queue)
-        waiting = self._peeked(b"peek %b" % name, after)
-        return merge(waiting, self.scheduled(queue, after), key=itemgetter("seq"))
+    def messages(
+        self,
+        queue: str,
+        after: int = 0,
+        selection: Mapping[str, Any] = EVERY,
+        *,
+        scheduled: bool | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Row]:
+        self._check_readable(queue)
+        forms = [False, True] if scheduled is None else [scheduled]
+        rows = min(limit or requests.PAGE_ROWS, requests.PAGE_ROWS)
+        found = (self._peeked(queue, after, each, rows, selection) for each in forms)
+        return islice(merge(*found, key=itemgetter("seq")), limit)
 
-    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        return self._peeked(b"peek %b --scheduled" % self._readable(queue), after)
-
-    def _readable(self, queue: str) -> bytes:
-        """The name of a queue that exists. It takes the permission that reading it takes."""
+    def _check_readable(self, queue: str) -> None:
+        """Raises InspectionFailed unless the queue exists. `peek` takes the permission of `range`,
+        and does not mind if there is no such queue."""
         name = requests.name(queue)
         try:
             self._server.ask(b"range " + name)
         except RequestFailed as error:
-            self._check(queue, error)
-            raise
-        return name
+            with suppress(RequestFailed):
+                self._server.ask_lines(b"peek %b --limit=1" % name)
+                raise self._missing(queue, self._names()) from None
+            raise error from None
 
-    def _peeked(self, request: bytes, after: int) -> Iterator[Row]:
+    def _peeked(
+        self, queue: str, after: int, scheduled: bool, rows: int, selection: Mapping[str, Any]
+    ) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""
-        while True:
-            words = (request, after, requests.PAGE_ROWS)
-            page = [*map(_row, self._server.ask_lines(b"%b --after=%d --limit=%d" % words))]
-            if not page:
-                return
+        chosen = cast(requests.Selection, selection)
+        goes_on: int | None = after
+        while goes_on is not None:
+            body = requests.peek(queue, goes_on, rows, scheduled, chosen)
+            lines, end = self._server.ask_lines(body)
+            page = list(map(_row, lines))
             yield from page
-            after = page[-1]["seq"]
+            goes_on = requests.peek_goes_on(end) or (page[-1]["seq"] if page else None)
 
     def _rows(self, words: list[bytes], *keys: str) -> Iterator[Row]:
         return rows(self._server.stats, requests.decoded(b" ".join(words)), *keys)

@@ -3,16 +3,16 @@
 Both return the same rows, with the names of `stats`; values that a source does not know are None.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, Self
 from urllib.parse import unquote
 
 from mqks.client import requests
 from mqks.inspection.text import time_text
+from mqks.protocol.meta import LETTER, split_letter
 
-LETTER: Final = ["reason", "queue", "tries", "published", "died"]
-"""The last attributes of a dead letter, which the broker has added."""
 Row = dict[str, Any]
+EVERY: Final[Mapping[str, Any]] = {}
 Note = Callable[[str], object]
 """Called with notes about the rows for the user."""
 
@@ -29,11 +29,17 @@ class Source(Protocol):
     def connections(self) -> Iterator[Row]: ...
     def unacked(self, queue: str | None) -> Iterator[Row]: ...
     def journal(self) -> Row: ...
-    def messages(self, queue: str, after: int) -> Iterator[Row]:
-        """Rows of `message_row` for all messages, scheduled ones included, read on demand."""
-
-    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        """The same for scheduled messages only."""
+    def messages(
+        self,
+        queue: str,
+        after: int = 0,
+        selection: Mapping[str, Any] = EVERY,
+        *,
+        scheduled: bool | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Row]:
+        """Rows of `message_row`, read on demand: those that a client's `Selection` selects, and
+        only scheduled ones, only others, or both."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
@@ -77,15 +83,14 @@ def message_row(
 def letter_of(meta: bytes) -> tuple[str, Row | None]:
     """The attributes that a message was published with, and those that the broker has added if it
     is a dead letter."""
-    pairs = meta.decode("ascii", "backslashreplace").split("&")
-    added = [pair.partition("=") for pair in pairs[-len(LETTER) :]]
-    if [name for name, _, _ in added] != LETTER:
-        return "&".join(pairs), None
-    letter: Row = {name: unquote(value, errors="surrogateescape") for name, _, value in added}
-    letter["tries"] = int(letter["tries"])
-    for name in ("published", "died"):
-        letter[name] = time_text(round(float(letter[name]) * 1e6))
-    return "&".join(pairs[: -len(LETTER)]), letter
+    own, values = split_letter(meta)
+    text = own.decode("ascii", "backslashreplace")
+    if values is None:
+        return text, None
+    reason, queue, tries, *times = map(requests.decoded, values)
+    published, died = (time_text(round(float(each) * 1e6)) for each in times)
+    name = unquote(queue, errors="surrogateescape")
+    return text, dict(zip(LETTER, (reason, name, int(tries), published, died), strict=True))
 
 
 def error_row(row: Row) -> Row:

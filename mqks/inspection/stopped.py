@@ -1,20 +1,23 @@
 """Reads the database of a server, a file or PostgreSQL; and chooses between the server and it."""
 
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from mqks.client import requests
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
-from mqks.inspection.source import Note, Row, Source, error_row, message_row
+from mqks.inspection.source import EVERY, Note, Row, Source, error_row, message_row
+from mqks.journal.contents import Message
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
-from mqks.protocol.masks import MASK, bound_matches
+from mqks.protocol.masks import MASK, bound_matches, name_masks
 from mqks.settings import DatabaseUrl
 
 DAMAGE_SHOWN = 20
@@ -212,11 +215,25 @@ class Stopped:
             "set_aside": facts.set_aside,
         }
 
-    def messages(self, queue: str, after: int) -> Iterator[Row]:
+    def messages(
+        self,
+        queue: str,
+        after: int = 0,
+        selection: Mapping[str, Any] = EVERY,
+        *,
+        scheduled: bool | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Row]:
         raw = requests.name(queue)
         if all(each.name != raw for each in self._file.queues):
             raise self._missing(queue)
-        for message in self._file.messages(raw, after):
+        is_selected = _selected(selection)
+        found = (
+            each
+            for each in self._file.messages(raw, after)
+            if scheduled in (None, each.due_us > 0) and is_selected(each)
+        )
+        for message in islice(found, limit):
             self._doubtful += message.doubtful
             yield message_row(
                 *message[:6],
@@ -228,8 +245,20 @@ class Stopped:
                 losses=message.losses,
             )
 
-    def scheduled(self, queue: str, after: int) -> Iterator[Row]:
-        return (row for row in self.messages(queue, after) if row["due"])
+
+def _selected(selection: Mapping[str, Any]) -> Callable[[Message], bool]:
+    """As the server selects."""
+    event, id, older_s = (selection.get(key) for key in ("event", "id", "older_s"))
+    matches = name_masks([requests.encoded("**" if event is None else event)])
+    raw_id = None if id is None else requests.encoded(id)
+    before_us = math.inf if older_s is None else (time.time() - older_s) * 1e6
+
+    def is_selected(message: Message) -> bool:
+        return (
+            matches(message.event) and raw_id in (None, message.id) and message.time_us <= before_us
+        )
+
+    return is_selected
 
 
 def _age_s(time_us: int | None) -> float | None:

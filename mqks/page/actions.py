@@ -6,12 +6,14 @@ The one rule: an action is requests of the protocol, sent with the permissions o
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest
+from mqks.client.requests import Policy
 from mqks.page.tables import queue_link, text
+from mqks.protocol.requests import POLICY, policy_text
 
 Form = Mapping[str, str]
 
@@ -51,13 +53,6 @@ def _number(form: Form, key: str) -> float | None:
         return float(value)
     except ValueError:
         raise InvalidRequest(f"{key}: {value!r} is not a number") from None
-
-
-def _whole(form: Form, key: str) -> int | None:
-    value = _number(form, key)
-    if value is not None and value % 1:
-        raise InvalidRequest(f"{key}: {value} is not a whole number")
-    return None if value is None else int(value)
 
 
 async def _publish(client: AsyncClient, form: Form) -> str:
@@ -106,57 +101,24 @@ async def _cancel(client: AsyncClient, form: Form) -> str:
 
 
 async def _set_policy(client: AsyncClient, form: Form) -> str:
-    await client.set_queue(
-        form["queue"],
-        retries=_whole(form, "retries"),
-        losses=_whole(form, "losses"),
-        backoff=_backoff(form),
-        dead_letters=form.get("dead_letters") or None,
-        ttl_s=_number(form, "ttl_s"),
-        messages_max=_whole(form, "messages_max"),
-        bytes_max=_whole(form, "bytes_max"),
-        overflow={"reject": "reject", "drop": "drop"}.get(form.get("overflow", "")),  # type: ignore[arg-type]
-        ack_timeout_s=_number(form, "ack_timeout_s"),
-        single_consumer={"yes": True, "no": False}.get(form.get("single_consumer", "")),
-    )
+    given = {each.name: _trimmed(form.get(each.name, "")) or None for each in POLICY}
+    await client.set_queue(form["queue"], **cast(Policy, given))
     return f"Policy of {_queue(form)} changed."
 
 
-def _backoff(form: Form) -> tuple[float, float] | None:
-    first, _, most = form.get("backoff", "").partition(",")
-    first_s, most_s = _number({"backoff": first}, "backoff"), _number({"backoff": most}, "backoff")
-    return None if first_s is None else (first_s, first_s if most_s is None else most_s)
-
-
-POLICY_FIELDS: Final = (
-    ("retries", "Retries before a message is dead"),
-    ("losses", "Lost consumers before a message is dead"),
-    ("backoff", "Backoff in seconds: first, most"),
-    ("dead_letters", "Dead-letter queue"),
-    ("ttl_s", "Time to live in seconds"),
-    ("messages_max", "Most messages"),
-    ("bytes_max", "Most bytes"),
-    ("ack_timeout_s", "Ack timeout in seconds"),
-)
+def _trimmed(value: str) -> str:
+    """People write a space behind a comma."""
+    return ",".join(map(str.strip, value.split(",")))
 
 
 def policy_values(policy: Mapping[str, Any]) -> dict[str, str]:
     """The form's values: what `set_queue` has set, empty where the server's default counts."""
-    values = dict.fromkeys((*(key for key, _ in POLICY_FIELDS), "overflow", "single_consumer"), "")
-    for key, told in policy.items():
-        if told["from"] == "set_queue" and key in values:
-            value = told["value"]
-            values[key] = _field(value)
-    return values
-
-
-def _field(value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case list():
-            return ",".join(map(str, value))
-    return str(value)
+    return {
+        each.name: policy_text(each.flag, told["value"]).decode("utf-8", "surrogateescape")
+        if (told := policy.get(each.name)) and told["from"] == "set_queue"
+        else ""
+        for each in POLICY
+    }
 
 
 async def _close(client: AsyncClient, form: Form) -> str:

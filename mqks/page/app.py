@@ -32,11 +32,12 @@ from mqks.client.errors import (
 from mqks.client.messages import Peeked
 from mqks.inspection.text import time_text
 from mqks.page import tables
-from mqks.page.actions import ACTIONS, POLICY_FIELDS, policy_values
+from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.limits import NEEDS, rows
 from mqks.page.live import ERRORS_MAX, RATES, ROWS_MAX, Derived, Live, key_of
 from mqks.page.overview import GROUPS, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
+from mqks.protocol.requests import POLICY
 
 SECURITY: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -288,7 +289,7 @@ class Page:
                 "unacked": links("unacked", [each["seq"] for each in held], HELD),
                 "messages": links("messages", [each.seq for each, _ in messages], MESSAGES),
             },
-            fields=POLICY_FIELDS,
+            fields=POLICY,
             values=policy_values(row["policy"]),
             reason=reason,
             scheduled=scheduled,

@@ -9,8 +9,9 @@ from urllib.parse import unquote_to_bytes
 from mqks.errors import BadRequest
 from mqks.limits import META_BYTES_MAX
 
-RESERVED = frozenset({b"reason", b"queue", b"tries", b"published", b"died"})
-"""Keys that the server sets in dead letters."""
+LETTER = ("reason", "queue", "tries", "published", "died")
+"""Keys that the server sets in dead letters, in this order and behind all others."""
+RESERVED = frozenset(key.encode() for key in LETTER)
 # Visible ASCII, except the comma, and `%` only before two hexadecimal digits.
 _ALLOWED = re.compile(rb"(?:[!-$&-+\--~]|%[0-9A-Fa-f]{2})+")
 
@@ -33,6 +34,14 @@ def check_meta(meta: bytes) -> bytes:
             raise BadRequest(f"the attribute {_shown(key)} is given twice")
         keys.add(key)
     return meta
+
+
+def split_letter(meta: bytes) -> tuple[bytes, list[bytes] | None]:
+    """The attributes that a message was published with, and those of a dead letter: the values of
+    `LETTER`, as they stand there."""
+    own, equals, told = (b"&" + meta).partition(b"&reason=")
+    values = [pair.partition(b"=")[2] for pair in (equals + told)[1:].split(b"&")]
+    return (own[1:], values) if len(values) == len(LETTER) else (meta, None)
 
 
 def _shown(text: bytes) -> str:

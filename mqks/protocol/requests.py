@@ -787,23 +787,74 @@ PEEK_FLAGS: dict[bytes, Reader | None] = {
     AFTER: _number(0, SEQ_MAX),
     LIMIT: _number(1, PEEK_ROWS_MAX),
 }
-POLICY_FLAGS: dict[bytes, Reader] = {
-    RETRIES: _number(0, COUNT_MAX),
-    b"--losses": _number(0, COUNT_MAX),
-    BACKOFF: _backoff,
-    DEAD_LETTERS: _name,
-    b"--ttl": _duration_s,
-    b"--messages-max": _number(1, SEQ_MAX),
-    b"--bytes-max": _number(1, SEQ_MAX),
-    b"--overflow": partial(_one_of, {b"reject": "reject", b"drop": "drop"}),
-    b"--single-consumer": partial(_one_of, {b"yes": True, b"no": False}),
-    b"--ack-timeout": _duration_s,
-}
-POLICY_FIELDS = {
-    **{flag: flag[2:].decode().replace("-", "_") for flag in POLICY_FLAGS},
-    b"--ttl": "ttl_s",
-    b"--ack-timeout": "ack_timeout_s",
-}
+
+
+class PolicyField(NamedTuple):
+    """A field of a policy: its name in JSON, its flag and its value after it. Requests, settings,
+    journal, clients, `mqks set-queue` and the page all take it from here."""
+
+    name: str
+    flag: bytes
+    read: Reader
+    value: str
+    """What to write, as in `N`, or all there is, as in `yes|no`."""
+    help: str
+
+
+POLICY = (
+    PolicyField(
+        "retries", RETRIES, _number(0, COUNT_MAX), "N", "Rejects after which a message is dead."
+    ),
+    PolicyField(
+        "losses",
+        b"--losses",
+        _number(0, COUNT_MAX),
+        "N",
+        "Lost consumers after which a message is dead.",
+    ),
+    PolicyField(
+        "backoff",
+        BACKOFF,
+        _backoff,
+        "FIRST[,MAX]",
+        "Backoff: seconds before a redelivery; doubles up to MAX.",
+    ),
+    PolicyField("dead_letters", DEAD_LETTERS, _name, "QUEUE", "The queue for dead messages."),
+    PolicyField("ttl_s", b"--ttl", _duration_s, "SECONDS", "Time to live of a message."),
+    PolicyField(
+        "messages_max",
+        b"--messages-max",
+        _number(1, SEQ_MAX),
+        "N",
+        "The most messages in the queue.",
+    ),
+    PolicyField(
+        "bytes_max", b"--bytes-max", _number(1, SEQ_MAX), "N", "The most bytes in the queue."
+    ),
+    PolicyField(
+        "overflow",
+        b"--overflow",
+        partial(_one_of, {b"reject": "reject", b"drop": "drop"}),
+        "reject|drop",
+        "At a limit: reject publishes, or drop the oldest.",
+    ),
+    PolicyField(
+        "single_consumer",
+        b"--single-consumer",
+        partial(_one_of, {b"yes": True, b"no": False}),
+        "yes|no",
+        "Deliver to one consumer at a time.",
+    ),
+    PolicyField(
+        "ack_timeout_s",
+        b"--ack-timeout",
+        _duration_s,
+        "SECONDS",
+        "Ack timeout, after which a message is redelivered.",
+    ),
+)
+POLICY_FLAGS = {field.flag: field.read for field in POLICY}
+POLICY_FIELDS = {field.flag: field.name for field in POLICY}
 """The name of the policy field, by flag."""
 
 

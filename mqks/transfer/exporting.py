@@ -65,7 +65,7 @@ def _queues(source: Source) -> Iterator[Row]:
 
 
 def _messages(source: Source, name: str) -> Iterator[Row]:
-    found = source.messages(name, 0)
+    found = source.messages(name)
     while True:
         try:
             row = next(found, None)

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from mqks.protocol.meta import split_letter
 from mqks.protocol.replies import ATTRIBUTES
-
-_FIRST = b"reason="
 
 
 class Letter(NamedTuple):
@@ -66,7 +65,7 @@ class Letters:
         # The clock may have been set back.
         published_us = min(int(published or 0) or arrived_us(), self._died_us)
         told = self._first, tries, _seconds(published_us), self._died
-        if own := _own(meta):
+        if own := split_letter(meta)[0]:
             pairs = b"%b&%b&tries=%d&published=%b&died=%b" % (own, *told)
         else:
             pairs = b"%b&tries=%d&published=%b&died=%b" % told
@@ -80,24 +79,16 @@ def _seconds(time_us: int) -> bytes:
 def revived(message: bytes) -> bytes:
     """The original message of a dead letter."""
     told = parts(message)
-    return told._replace(meta=_own(told.meta)).joined()
+    return told._replace(meta=split_letter(told.meta)[0]).joined()
 
 
 def letter_of(message: bytes) -> Letter | None:
     """The broker's data of a dead letter; None if the message is not one."""
     _, meta, published = parts(message)
-    own = _own(meta)
-    if len(own) == len(meta):
+    _, values = split_letter(meta)
+    if values is None:
         return None
-    told = meta[len(own) :].lstrip(b"&")
-    reason, queue, tries, _, died = (pair.partition(b"=")[2] for pair in told.split(b"&"))
+    reason, queue, tries, _, died = values
     seconds, _, thousandths = died.partition(b".")
     died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
     return Letter(reason.decode(), unquote_to_bytes(queue), int(tries), int(published), died_us)
-
-
-def _own(meta: bytes) -> bytes:
-    """Meta without the pairs of a dead letter: no other pair may have their keys."""
-    if meta.startswith(_FIRST):
-        return b""
-    return meta.partition(b"&" + _FIRST)[0]
