@@ -13,8 +13,8 @@ import pytest
 import mqks
 from mqks.broker.evaluate.state import State
 from mqks.broker.log.pending import Mark
-from mqks.broker.requests.actions import ACTIONS
 from mqks.journal.segment import checksum, decode
+from mqks.protocol.requests import ACTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -449,8 +449,7 @@ def _policy_text(flag: bytes, value: object) -> bytes:
 def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     words = [b"delete_queue --confirm", name(queue)]
     if when_unused is not False:
-        flag = DeleteRule(_delay_s(when_unused)).flag()
-        words.append(flag.replace(b"--delete-queue-when-unused", b"--when-unused"))
+        words.append(DeleteRule(_delay_s(when_unused)).flag(b"--when-unused"))
     return b" ".join(words)
 
 

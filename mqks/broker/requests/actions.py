@@ -6,11 +6,10 @@ The one rule: a request that raises has changed nothing.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients import permits
 from mqks.broker.clients.connection import Connection, Slow
 from mqks.broker.clients.consumer import Consumer, Rest
 from mqks.broker.clients.tails import Tail
@@ -28,61 +27,43 @@ from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import (
-    PEEK_ROWS_DEFAULT,
-    READ_ROWS_DEFAULT,
-    READ_ROWS_MAX,
     SEQ_MAX,
-    STATS_ROWS_MAX,
     STEP_NAMES,
 )
 from mqks.protocol import replies
-from mqks.protocol.masks import MASK
 from mqks.protocol.requests import (
+    ACTIONS,
     ALL,
-    META,
-    SCHEDULED,
+    Action,
+    Answer,
     Consume,
+    DeleteQueue,
+    Log,
+    Move,
+    Peek,
     Publish,
+    Purge,
+    Range,
     Rebind,
     Request,
+    Scheduled,
     Selection,
-    Settle,
-    parse_auth,
-    parse_consume,
-    parse_delete_queue,
-    parse_eval,
-    parse_move,
-    parse_name,
-    parse_number,
-    parse_peek,
-    parse_publish,
-    parse_purge,
-    parse_rebind,
-    parse_redrive,
-    parse_reject,
-    parse_release,
-    parse_scheduled,
-    parse_set_queue,
-    parse_settle,
-    parse_subscribe,
-    parse_tail,
-    parse_touch,
-    parse_words,
+    SetQueue,
+    Stats,
+    Trim,
+    WantedTail,
     shown,
 )
 
-Doing = Work[int | None] | Work[bytes] | Work[None] | None
+Doing = Work[int | bytes | None] | None
 """Work for later turns, or None; a number or text that it returns is put into the confirm."""
+Run = Callable[[Broker, Connection, Request, Any], Doing]
+"""Does what a request wants. Raises BadRequest."""
 
 
-class Action(NamedTuple):
-    run: Callable[[Broker, Connection, Request], Doing]
-    needs: permits.Needs
-    usage: str
-
-
-def publish(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
-    wanted = parse_publish(request.rest)
+def publish(
+    broker: Broker, connection: Connection, request: Request, wanted: Publish
+) -> Work[None] | None:
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
     if wanted.to is not None:
@@ -101,7 +82,7 @@ def _publish_to(
     """To one queue, whatever its event is bound to."""
     while message.once and broker.publishing.once_unfinished:
         yield WAITS
-    queue = _existing(broker, "publish", [name])
+    queue = _existing(broker, "publish", name)
     only: Queues = {queue: None}
     _check_publish(broker, connection, message, wanted, only)
     broker.publishing.publish_to(connection, message, only, queue)
@@ -128,19 +109,20 @@ def _check_publish(
         publishing.check_route(wanted.event, queues)
 
 
-def subscribe(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    wanted = yield from parse_subscribe(request.rest, broker.bindings.events_max)
+def subscribe(
+    broker: Broker, connection: Connection, request: Request, wanted: Rebind
+) -> Work[None]:
     broker.check_queue(wanted.queue)
     changed = yield from broker.bindings.rebind(wanted)
     yield from broker.make_queue(wanted.queue)
     if changed:
         yield from broker.tell_update(wanted.queue)
-    events = (*(wanted.replace or ()), *wanted.add)
-    yield from _warn_of_stars(broker, connection, request, wanted.queue, events)
+    yield from _warn_of_stars(broker, connection, request, wanted)
 
 
-def consume(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    wanted = yield from parse_consume(request.rest, broker.bindings.events_max)
+def consume(
+    broker: Broker, connection: Connection, request: Request, wanted: Consume
+) -> Work[None]:
     count = len(connection.consumers) - (request.id in connection.consumers)
     limit = broker.settings.consumers_per_connection_max
     if count >= limit:
@@ -154,14 +136,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     broker.check_queue(wanted.queue)
     rebound = False
     if not is_kept:
-        rebound = yield from broker.bindings.rebind(
-            Rebind(
-                wanted.queue,
-                replace=wanted.events or None,
-                add=wanted.add,
-                add_masks=wanted.add_masks,
-            )
-        )
+        rebound = yield from broker.bindings.rebind(wanted)
         # It may be deleted meanwhile; then its bindings are, too, these among them.
         _check_existing(broker, wanted)
     queue = yield from broker.make_queue(wanted.queue)
@@ -185,9 +160,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
     if request.confirm:
         broker.pending.waiters.held.append(consumer)
     consumer.queue.deliver()
-    yield from _warn_of_stars(
-        broker, connection, request, wanted.queue, (*wanted.events, *wanted.add)
-    )
+    yield from _warn_of_stars(broker, connection, request, wanted)
 
 
 def _check_existing(broker: Broker, wanted: Consume) -> None:
@@ -198,42 +171,39 @@ def _check_existing(broker: Broker, wanted: Consume) -> None:
         )
 
 
-def rebind(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    wanted = yield from parse_rebind(request.rest, broker.bindings.events_max)
+def rebind(broker: Broker, connection: Connection, request: Request, wanted: Rebind) -> Work[None]:
     if (yield from broker.bindings.rebind(wanted)):
         yield from broker.tell_update(wanted.queue)
-    events = (*(wanted.replace or ()), *wanted.add)
-    yield from _warn_of_stars(broker, connection, request, wanted.queue, events)
+    yield from _warn_of_stars(broker, connection, request, wanted)
 
 
 def _warn_of_stars(
-    broker: Broker, connection: Connection, request: Request, queue: bytes, events: Sequence[bytes]
+    broker: Broker, connection: Connection, request: Request, wanted: Rebind
 ) -> Work[None]:
     """An event with a star is an event of that name; whoever binds it may have meant a mask."""
+    events = (*(wanted.replace or ()), *wanted.add)
     for some in slices(events, STEP_NAMES) if b"*" in request.rest else ():
         if event := next((event for event in some if b"*" in event), None):
-            broker.on_literal_mask(connection, queue, event)
+            broker.on_literal_mask(connection, wanted.queue, event)
             return
         yield GOES_ON
 
 
-def ack(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
-    consumer_id, message_id = parse_settle("ack", request.rest)
-    if message_id == ALL:
-        return broker.ack_all(consumer_id, confirm=request.confirm)
+def ack(
+    broker: Broker, connection: Connection, request: Request, wanted: Answer
+) -> Work[None] | None:
+    if wanted.message == ALL:
+        return broker.ack_all(wanted.consumer, confirm=request.confirm)
     if request.confirm:
-        broker.ack_surely(consumer_id, message_id)
+        broker.ack_surely(wanted.consumer, wanted.message)
     else:
-        broker.ack(consumer_id, [message_id])
+        broker.ack(wanted.consumer, [wanted.message])
     return None
 
 
-def reject(
-    broker: Broker, connection: Connection, request: Request
-) -> Work[int | None] | Work[bytes] | Work[None] | None:
-    wanted = parse_reject(request.rest)
+def reject(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
     _check_writable(broker, request)
-    if wanted == Settle(wanted.consumer, wanted.message):
+    if wanted == Answer(wanted.consumer, wanted.message):
         return broker.give_up(wanted, Queue.reject)
     defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
     how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
@@ -246,7 +216,7 @@ def reject(
 
 
 def _reject_and_tell(
-    broker: Broker, wanted: Settle, how: Callable[[Queue, Sequence[Delivery]], str | None]
+    broker: Broker, wanted: Answer, how: Callable[[Queue, Sequence[Delivery]], str | None]
 ) -> Work[bytes]:
     fates: list[bytes] = []
 
@@ -260,8 +230,9 @@ def _reject_and_tell(
     return b"".join(fates)
 
 
-def release(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
-    wanted = parse_release(request.rest)
+def release(
+    broker: Broker, connection: Connection, request: Request, wanted: Answer
+) -> Work[None] | None:
     _check_writable(broker, request)
     return broker.give_up(wanted, partial(Queue.release, delay_us=wanted.delay_us))
 
@@ -271,65 +242,78 @@ def _check_writable(broker: Broker, request: Request) -> None:
         raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
 
 
-def touch(broker: Broker, connection: Connection, request: Request) -> None:
-    broker.touch(*parse_touch(request.rest))
+def touch(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> None:
+    broker.touch(wanted.consumer, wanted.message)
 
 
-def cancel(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    name, message_id = parse_scheduled("cancel", request.rest)
-    cancelled = scheduled.cancel(broker, name, None if message_id == ALL else message_id)
-    return broker.dropped(name, cancelled, confirm=request.confirm)
+def cancel(
+    broker: Broker, connection: Connection, request: Request, wanted: Scheduled
+) -> Work[int | None]:
+    message_id = None if wanted.message == ALL else wanted.message
+    cancelled = scheduled.cancel(broker, wanted.queue, message_id)
+    return broker.dropped(wanted.queue, cancelled, confirm=request.confirm)
 
 
-def promote(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    name, message_id = parse_scheduled("promote", request.rest)
+def promote(
+    broker: Broker, connection: Connection, request: Request, wanted: Scheduled
+) -> Work[int | None]:
     _check_writable(broker, request)
-    return scheduled.promote(broker, name, None if message_id == ALL else message_id)
+    message_id = None if wanted.message == ALL else wanted.message
+    return scheduled.promote(broker, wanted.queue, message_id)
 
 
-def move(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    wanted = parse_move(request.rest)
+def move(
+    broker: Broker, connection: Connection, request: Request, wanted: Move
+) -> Work[int | None]:
     _check_writable(broker, request)
-    return redrives.move(broker, _existing(broker, "move", [wanted.source]), wanted)
+    return redrives.move(broker, _existing(broker, "move", wanted.source), wanted)
 
 
-def redrive(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    wanted = parse_redrive(request.rest)
+def redrive(
+    broker: Broker, connection: Connection, request: Request, wanted: Move
+) -> Work[int | None]:
     _check_writable(broker, request)
-    source = _existing(broker, "redrive", [wanted.source])
+    source = _existing(broker, "redrive", wanted.source)
     return redrives.redrive(broker, source, wanted, connection.permissions)
 
 
-def delete_consumer(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
-    consumer = broker.consumers.get(parse_name("delete_consumer", request.rest))
+def delete_consumer(
+    broker: Broker, connection: Connection, request: Request, wanted: Answer
+) -> Work[None] | None:
+    consumer = broker.consumers.get(wanted.consumer)
     return None if consumer is None else broker.delete_consumers([consumer])
 
 
-def delete_queue(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    name, rule = parse_delete_queue(request.rest)
-    if rule is None:
-        yield from broker.delete_queue(name)
+def delete_queue(
+    broker: Broker, connection: Connection, request: Request, wanted: DeleteQueue
+) -> Work[None]:
+    if wanted.rule is None:
+        yield from broker.delete_queue(wanted.queue)
         return
-    queue = broker.queues.get(name)
+    queue = broker.queues.get(wanted.queue)
     if queue is None:
         return
-    broker.set_rule(queue, rule)
+    broker.set_rule(queue, wanted.rule)
     if not queue.consumers:
         yield from broker.unused(queue)
 
 
-def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    return broker.policies.set(parse_set_queue(request.rest))
+def set_queue(
+    broker: Broker, connection: Connection, request: Request, wanted: SetQueue
+) -> Work[None]:
+    return broker.policies.set(wanted)
 
 
-def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    name, selection, limit, is_scheduled = parse_purge(request.rest)
+def purge(
+    broker: Broker, connection: Connection, request: Request, wanted: Purge
+) -> Work[int | None]:
     work: Work[int | None]
-    if selection or limit:
-        work = _purge_some(broker, name, selection or Selection(), limit or SEQ_MAX)
+    if wanted.selection or wanted.limit:
+        some = wanted.selection or Selection()
+        work = _purge_some(broker, wanted.queue, some, wanted.limit or SEQ_MAX)
     else:
-        work = _purge_all(broker, name, is_scheduled=is_scheduled)
-    return broker.dropped(name, work, confirm=request.confirm)
+        work = _purge_all(broker, wanted.queue, is_scheduled=wanted.scheduled)
+    return broker.dropped(wanted.queue, work, confirm=request.confirm)
 
 
 def _purge_all(broker: Broker, name: bytes, *, is_scheduled: bool) -> Work[int | None]:
@@ -348,40 +332,36 @@ def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -
     return count
 
 
-def trim(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
-    words, _, texts = parse_words("trim", request.rest, 2, text={b"--epoch"})
-    if len(words) != 2:
-        raise BadRequest(
-            f"trim: needs a queue and a sequence number; arguments found: {len(words)}"
-        )
-    name, number = words[0], parse_number("trim", words[1], 0, SEQ_MAX)
-    queue, epoch = broker.queues.get(name), texts.get(b"--epoch")
-    if queue is not None and epoch is not None:
-        _check_epoch(broker, "trim", queue, epoch)
-    return broker.dropped(name, broker.trim(name, number), confirm=request.confirm)
+def trim(
+    broker: Broker, connection: Connection, request: Request, wanted: Trim
+) -> Work[int | None]:
+    queue = broker.queues.get(wanted.queue)
+    if queue is not None:
+        _check_epoch(broker, "trim", queue, wanted.epoch)
+    trimmed = broker.trim(wanted.queue, wanted.seq)
+    return broker.dropped(wanted.queue, trimmed, confirm=request.confirm)
 
 
-def _check_epoch(broker: Broker, action: str, queue: Queue, epoch: bytes) -> None:
-    if epoch != broker.shared.facts.epoch_of(queue.id).encode():
+def _check_epoch(broker: Broker, action: str, queue: Queue, epoch: bytes | None) -> None:
+    if epoch is not None and epoch != broker.shared.facts.epoch_of(queue.id).encode():
         raise BadRequest(f"{action}: the queue was created again: its epoch is not {shown(epoch)}")
 
 
-def peek(broker: Broker, connection: Connection, request: Request) -> None:
-    wanted, numbers, selection = parse_peek(request.rest)
-    queue = broker.queues.get(wanted)
-    first = numbers.get(b"--after", 0) + 1
-    limit = numbers.get(b"--limit", PEEK_ROWS_DEFAULT)
+def peek(broker: Broker, connection: Connection, request: Request, wanted: Peek) -> None:
+    queue = broker.queues.get(wanted.queue)
     # A queue that does not exist has number 0, and no messages; its name is not stored.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
-    form = "scheduled" if SCHEDULED in numbers else "peek"
-    chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
-    read = Read(request.id, form, name, queue_id, first, limit=limit, chosen=chosen)
-    broker.read(connection, read)
+    form = "scheduled" if wanted.scheduled else "peek"
+    some = wanted.selection
+    chosen = None if some is None else Chosen(some, broker.schedule.wall_us())
+    first, limit = wanted.after + 1, wanted.limit
+    broker.read(
+        connection, Read(request.id, form, name, queue_id, first, limit=limit, chosen=chosen)
+    )
 
 
-def tail(broker: Broker, connection: Connection, request: Request) -> None:
-    wanted = parse_tail(request.rest)
-    queue = None if wanted.queue is None else _existing(broker, "tail", [wanted.queue])
+def tail(broker: Broker, connection: Connection, request: Request, wanted: WantedTail) -> None:
+    queue = None if wanted.queue is None else _existing(broker, "tail", wanted.queue)
     broker.tails.check_room(connection, request.id)
     broker.metadata.check_names("event", wanted.events)
     if request.id in connection.tails:
@@ -389,26 +369,14 @@ def tail(broker: Broker, connection: Connection, request: Request) -> None:
     broker.tails.add(Tail(request.id, connection, *wanted), queue)
 
 
-def read(broker: Broker, connection: Connection, request: Request) -> None:
-    names, numbers, texts = parse_words(
-        "read",
-        request.rest,
-        1,
-        {b"--from": (0, SEQ_MAX), b"--to": (0, SEQ_MAX), b"--limit": (1, READ_ROWS_MAX)},
-        text={b"--epoch"},
-        switches=(META,),
-    )
-    queue = _existing(broker, "read", names)
-    if b"--from" not in numbers:
-        raise BadRequest("read: --from is missing, as in: read orders --from=1")
-    limit = numbers.get(b"--limit", READ_ROWS_DEFAULT)
-    end = numbers.get(b"--to")
-    first, has_meta = numbers[b"--from"], META in numbers
-    if (epoch := texts.get(b"--epoch")) is not None:
-        _check_epoch(broker, "read", queue, epoch)
+def read(broker: Broker, connection: Connection, request: Request, wanted: Log) -> None:
+    _, first, end, limit, epoch, has_meta = wanted
+    queue = _existing(broker, "read", wanted.queue)
+    _check_epoch(broker, "read", queue, epoch)
+    if epoch is not None:
         _check_history(broker, connection, queue, first)
-    wanted = Read(request.id, "read", queue.name, queue.id, first, end, limit, has_meta=has_meta)
-    broker.read(connection, wanted)
+    page = Read(request.id, "read", queue.name, queue.id, first, end, limit, has_meta=has_meta)
+    broker.read(connection, page)
 
 
 def _check_history(broker: Broker, connection: Connection, queue: Queue, first: int) -> None:
@@ -424,42 +392,24 @@ def _check_history(broker: Broker, connection: Connection, queue: Queue, first: 
         )
 
 
-def range_(broker: Broker, connection: Connection, request: Request) -> None:
-    names, numbers, _ = parse_words("range", request.rest, 1, {b"--at": (0, SEQ_MAX)})
-    queue = _existing(broker, "range", names)
-    wanted = Read(request.id, "range", queue.name, queue.id, at_us=numbers.get(b"--at"))
-    broker.read(connection, wanted)
+def range_(broker: Broker, connection: Connection, request: Request, wanted: Range) -> None:
+    queue = _existing(broker, "range", wanted.queue)
+    broker.read(connection, Read(request.id, "range", queue.name, queue.id, at_us=wanted.at_us))
 
 
-def _needed(action: str, names: list[bytes]) -> bytes:
-    if not names:
-        raise BadRequest(f"{action}: the queue is missing")
-    return names[0]
-
-
-def _existing(broker: Broker, action: str, names: list[bytes]) -> Queue:
-    name = _needed(action, names)
+def _existing(broker: Broker, action: str, name: bytes) -> Queue:
     queue = broker.queues.get(name)
     if queue is None:
         raise BadRequest(f"{action}: there is no queue {shown(name)}")
     return queue
 
 
-def tell_stats(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    words, numbers, texts = parse_words(
-        "stats",
-        request.rest,
-        2,
-        {b"--limit": (1, STATS_ROWS_MAX)},
-        {b"--after", b"--then", b"--mask"},
-    )
+def tell_stats(
+    broker: Broker, connection: Connection, request: Request, wanted: Stats
+) -> Work[None]:
     if connection.closed:
         return
-    mask = texts.get(b"--mask")
-    then = texts.get(b"--then", b"") if mask is None else MASK + mask
-    after = texts.get(b"--after", b""), then
-    limit = numbers.get(b"--limit")
-    told = yield from stats.ask(broker, connection, words, after, limit)
+    told = yield from stats.ask(broker, connection, wanted)
     result = yield from (_object(told) if isinstance(told, dict) else _array(told))
     if not connection.closed:
         connection.write(replies.ok(request.id, result.encode()))
@@ -485,24 +435,18 @@ def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
     return f"[{', '.join(texts)}]"
 
 
-def help_(broker: Broker, connection: Connection, request: Request) -> None:
-    words, _, _ = parse_words("help", request.rest, 1)
-    if not words:
-        connection.write(replies.ok(request.id, b" ".join(ACTIONS)))
-        return
-    action = ACTIONS.get(words[0])
-    if action is None:
-        raise BadRequest(f"help: there is no action {shown(words[0])}; 'help' lists all")
-    usage = f"{words[0].decode()} [--confirm] {action.usage}".rstrip()
-    connection.write(replies.ok(request.id, usage.encode()))
+def help_(broker: Broker, connection: Connection, request: Request, name: bytes | None) -> None:
+    if name is not None and name not in ACTIONS:
+        raise BadRequest(f"help: there is no action {shown(name)}; 'help' lists all")
+    told = b" ".join(ACTIONS) if name is None else ACTIONS[name].help.encode()
+    connection.write(replies.ok(request.id, told))
 
 
-def close_connection(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
+def close_connection(
+    broker: Broker, connection: Connection, request: Request, number: int
+) -> Work[int | None]:
     yield from ()  # It has no more turns than this.
-    words, _, _ = parse_words("close_connection", request.rest, 1)
-    if not words:
-        raise BadRequest("close_connection: the number of the connection is missing")
-    other = broker.connections.get(parse_number("close_connection", words[0], 0, SEQ_MAX))
+    other = broker.connections.get(number)
     if other is None or other.expelled:
         return 0
     by = connection.address if connection.user is None else f"user {connection.user}"
@@ -511,30 +455,30 @@ def close_connection(broker: Broker, connection: Connection, request: Request) -
     return 1
 
 
-def set_name(broker: Broker, connection: Connection, request: Request) -> None:
-    name = parse_name("set_name", request.rest)
+def set_name(broker: Broker, connection: Connection, request: Request, name: bytes) -> None:
     broker.metadata.check_names("name", [name])
     connection.name = name.decode("utf-8", "surrogateescape")
 
 
-def auth(broker: Broker, connection: Connection, request: Request) -> None:
+def auth(
+    broker: Broker, connection: Connection, request: Request, words: tuple[bytes, ...]
+) -> None:
     access = broker.access
-    name, secret = parse_auth(request.rest)
-    if name is None:
-        access.authenticate(connection, access.users.by_token(secret))
+    *names, secret = words
+    if names:
+        access.log_in(connection, request, names[0], secret)
     else:
-        access.log_in(connection, request, name, secret)
+        access.authenticate(connection, access.users.by_token(secret))
 
 
-def ping(broker: Broker, connection: Connection, request: Request) -> None:
-    connection.write(replies.ok(request.id, request.rest))
+def ping(broker: Broker, connection: Connection, request: Request, data: bytes) -> None:
+    connection.write(replies.ok(request.id, data))
 
 
-def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[None]:
+def evaluate(broker: Broker, connection: Connection, request: Request, source: str) -> Work[None]:
     settings = broker.settings
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest(f"_eval is not allowed: the setting eval is {settings.eval}")
-    source = parse_eval(request.rest)
     if connection.eval_steps is None:
         connection.eval_steps = expression.Allowance(
             expression.LIMITS.steps_max,
@@ -566,76 +510,36 @@ def evaluate(broker: Broker, connection: Connection, request: Request) -> Work[N
         broker.evaluations.leave(place)
 
 
-SELECTION = "[--event={mask}] [--id={msg_id}] [--older={seconds}] [--limit={n}]"
-ACTIONS = {
-    b"publish": Action(
-        publish,
-        permits.publish,
-        "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
-        "[--meta={key}={value}[&...]] [--to={queue}] {event} {data}",
-    ),
-    b"subscribe": Action(
-        subscribe,
-        permits.subscribe,
-        "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...]",
-    ),
-    b"consume": Action(
-        consume,
-        permits.consume,
-        "{queue} [{event} ...] [--add {event} ...] [--add-mask {mask} ...] "
-        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] "
-        "[--backoff={first}[,{max}]] [--meta] [--existing] [--keep]",
-    ),
-    b"rebind": Action(
-        rebind,
-        permits.rebind,
-        "{queue} [{event} ...] [--remove {event} ...] [--remove-mask {mask} ...] "
-        "[--add {event} ...] [--add-mask {mask} ...]",
-    ),
-    b"ack": Action(ack, permits.consumer, "{consumer_id} {msg_id}|--all"),
-    b"reject": Action(
-        reject,
-        permits.consumer,
-        "{consumer_id} {msg_id}|--all "
-        "[--dead | [--retries={n}] [--delay={seconds} | --backoff={first}[,{max}]]] "
-        "[--event={mask}] [--id={msg_id}] [--older={seconds}] [--fate]",
-    ),
-    b"release": Action(
-        release, permits.consumer, "{consumer_id} {msg_id}|--all [--delay={seconds}]"
-    ),
-    b"touch": Action(touch, permits.consumer, "{consumer_id} {msg_id}|--all"),
-    b"cancel": Action(cancel, permits.queue, "{queue} {msg_id}|--all"),
-    b"promote": Action(promote, permits.queue, "{queue} {msg_id}|--all"),
-    b"move": Action(move, permits.move, "{queue} {queue} " + SELECTION),
-    b"redrive": Action(redrive, permits.move, "{queue} [--to={queue}] " + SELECTION),
-    b"delete_consumer": Action(delete_consumer, permits.consumer, "{consumer_id}"),
-    b"delete_queue": Action(delete_queue, permits.admin, "{queue} [--when-unused[={seconds}]]"),
-    b"set_queue": Action(
-        set_queue,
-        permits.set_queue,
-        "{queue} [--retries={n}] [--losses={n}] [--backoff={first}[,{max}]] "
-        "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
-        "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
-    ),
-    b"purge": Action(purge, permits.admin, "{queue} [--scheduled] " + SELECTION),
-    b"peek": Action(peek, permits.read, "{queue} [--scheduled] [--after={seq}] " + SELECTION),
-    b"tail": Action(tail, permits.tail, "[--queue={queue}] [{event}|{mask} ...]"),
-    b"range": Action(range_, permits.read, "{queue} [--at={microseconds}]"),
-    b"read": Action(
-        read,
-        permits.read,
-        "{queue} --from={seq} [--to={seq}] [--limit={n}] [--epoch={epoch}] [--meta]",
-    ),
-    b"trim": Action(trim, permits.queue, "{queue} {seq} [--epoch={epoch}]"),
-    b"stats": Action(
-        tell_stats,
-        permits.stats,
-        "[{what} [{name}]] [--after={key} [--then={key}|--mask={mask}]] [--limit={n}]",
-    ),
-    b"help": Action(help_, permits.nothing, "[{action}]"),
-    b"auth": Action(auth, permits.nothing, "{token} | {user} {password}"),
-    b"set_name": Action(set_name, permits.nothing, "{name}"),
-    b"close_connection": Action(close_connection, permits.admin, "{number}"),
-    b"ping": Action(ping, permits.nothing, "{data}"),
-    b"_eval": Action(evaluate, permits.eval_, "[--worker=0] {expression}"),
+_RUNS: dict[bytes, Run] = {
+    b"publish": publish,
+    b"subscribe": subscribe,
+    b"consume": consume,
+    b"rebind": rebind,
+    b"ack": ack,
+    b"reject": reject,
+    b"release": release,
+    b"touch": touch,
+    b"cancel": cancel,
+    b"promote": promote,
+    b"move": move,
+    b"redrive": redrive,
+    b"delete_consumer": delete_consumer,
+    b"delete_queue": delete_queue,
+    b"set_queue": set_queue,
+    b"purge": purge,
+    b"peek": peek,
+    b"tail": tail,
+    b"range": range_,
+    b"read": read,
+    b"trim": trim,
+    b"stats": tell_stats,
+    b"help": help_,
+    b"auth": auth,
+    b"set_name": set_name,
+    b"close_connection": close_connection,
+    b"ping": ping,
+    b"_eval": evaluate,
+}
+RUNS: dict[bytes, tuple[Action, Run]] = {
+    name: (action, _RUNS[name]) for name, action in ACTIONS.items()
 }

@@ -5,15 +5,15 @@ in `Connection.works`, `lines` and `chunks`, and is done before later bytes of t
 chunk is split once, and each line taken from it once, whatever number of turns that takes.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Generator
 from operator import length_hint
+from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.base.turns import GOES_ON, Work, finish, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients import permits
 from mqks.broker.clients.connection import Connection
-from mqks.broker.requests.actions import ACTIONS, Doing
+from mqks.broker.requests.actions import RUNS, Doing
 from mqks.broker.routing.gathering import NO_GROUP, NOTHING
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
@@ -382,15 +382,7 @@ class Intake:
         try:
             request = parse_request(line)
             self._broker.metadata.check_names("id", [request.id])
-            action = ACTIONS.get(request.action)
-            if action is None:
-                raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
-            may = connection.permissions
-            needed = None
-            if may is not None:
-                needed = permits.check(action.needs, self._broker, may, request)
-            run = partial(action.run, self._broker, connection, request)
-            work = run() if needed is None else _after(needed, run)
+            work = self._begin(connection, request)
         except BadRequest as failure:
             self._refusals.refuse(connection, line, failure)
             return None
@@ -400,6 +392,34 @@ class Intake:
             return None
         # A login that is not verified yet, or was refused, is not confirmed now.
         return None if connection.awaits_login or connection.expelled else request
+
+    def _begin(self, connection: Connection, request: Request) -> Doing:
+        """Parse a request, check its permissions, and do it. Raises BadRequest."""
+        broker, may = self._broker, connection.permissions
+        if request.action not in RUNS:
+            raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
+        action, run = RUNS[request.action]
+        if may is not None:
+            permits.check_first(may, action)
+        wanted = action.parse(request.rest, broker.bindings.events_max)
+        if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
+            return self._begin_in_turns(connection, request, wanted)
+        if may is not None:
+            finish(permits.check(broker, may, action, request, wanted))
+        return run(broker, connection, request, wanted)
+
+    def _begin_in_turns(
+        self, connection: Connection, request: Request, wanted: Any
+    ) -> Work[int | bytes | None]:
+        """The same for a request that may have many names."""
+        broker, may = self._broker, connection.permissions
+        action, run = RUNS[request.action]
+        if isinstance(wanted, Generator):
+            wanted = yield from wanted
+        if may is not None:
+            yield from permits.check(broker, may, action, request, wanted)
+        work = run(broker, connection, request, wanted)
+        return None if work is None else (yield from work)
 
     def _perform(
         self, connection: Connection, request: Request, line: bytes, work: Work[int | bytes | None]
@@ -421,10 +441,3 @@ class Intake:
         else:
             text = told if isinstance(told, bytes) else b"%d" % told
             broker.pending.waiters.counts.append((connection, request.id, text))
-
-
-def _after(needed: Work[None], run: Callable[[], Doing]) -> Work[int | bytes | None]:
-    """A request whose permissions are checked in turns."""
-    yield from needed
-    work = run()
-    return None if work is None else (yield from work)
