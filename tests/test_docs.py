@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mqks
-from mqks.broker.evaluate.state import State
+from mqks.broker.evaluate.state import ATTRIBUTES
 from mqks.broker.log.pending import Mark
 from mqks.journal.segment import checksum, decode
 from mqks.protocol.requests import ACTIONS
@@ -23,7 +23,6 @@ PAGES = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
-STATE = [name for name, value in vars(State).items() if isinstance(value, property)]
 
 
 def page(name: str) -> str:
@@ -87,7 +86,7 @@ def test_the_protocol_has_the_usages_and_permissions_of_the_table_of_actions() -
     assert page("docs/protocol.md") == actions.written(page("docs/protocol.md"))
 
 
-@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("name", ATTRIBUTES)
 def test_the_protocol_tells_everything_that_an_expression_can_see(name: str) -> None:
     assert f"| `state.{name}` |" in page("docs/protocol.md")
 

@@ -480,10 +480,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request, source: s
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest(f"_eval is not allowed: the setting eval is {settings.eval}")
     if connection.eval_steps is None:
-        connection.eval_steps = expression.Allowance(
-            expression.LIMITS.steps_max,
-            "the expression takes too many steps",
-        )
+        connection.eval_steps = expression.Allowance()
     names = {
         "state": State(broker, connection.eval_steps.spend),
         "request": {
@@ -494,7 +491,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request, source: s
         "WORKERS": 1,
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
-    work = expression.evaluating(source, names, budget=connection.eval_steps)
+    work = expression.evaluate(source, names, connection.eval_steps)
     place = yield from broker.evaluations.take()
     try:
         while not connection.closed:  # Stop evaluating when nobody waits for the result.
