@@ -272,17 +272,6 @@ class Flag(NamedTuple):
     has_names: bool = False
     """Names follow it."""
 
-    def value(self, word: bytes, equals: bytes, value: bytes) -> Any:
-        """Raises BadRequest."""
-        if equals and self.read is None:
-            raise BadRequest(f"{word.decode()} takes no value")
-        if not equals and self.bare is None:
-            raise BadRequest(f"{word.decode()} needs a value, as in {word.decode()}=VALUE")
-        try:
-            return self.read(value) if equals and self.read else self.bare
-        except BadRequest as error:
-            raise BadRequest(f"{word.decode()}: {error}") from None
-
 
 class Action:
     """One entry of the table. In `usage`, a flag without brackets is needed, flags with a bar
@@ -351,10 +340,14 @@ class Action:
             raise self.error(f"unknown flag {shown(argument)}; 'help {self.name}' shows all")
         if flag.field in found:
             raise self.error(f"{word.decode()} is given twice")
+        if equals and flag.read is None:
+            raise self.error(f"{word.decode()} takes no value")
+        if not equals and flag.bare is None:
+            raise self.error(f"{word.decode()} needs a value, as in {word.decode()}=VALUE")
         try:
-            found[flag.field] = flag.value(word, equals, value)
+            found[flag.field] = flag.read(value) if equals and flag.read else flag.bare
         except BadRequest as error:
-            raise self.error(error) from None
+            raise self.error(f"{word.decode()}: {error}") from None
 
     def made(self, words: list[bytes], found: dict[str, Any]) -> Any:
         """The request of these words and values of flags."""

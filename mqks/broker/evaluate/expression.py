@@ -523,7 +523,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 def _size(value: Any) -> int:
     """The steps of a shallow copy. This also refuses whatever is not plain data."""
     match value:
-        case None | float() | Items() | Flag():
+        case None | float():
             return 1
         case int():
             return 1 + value.bit_length() // 64
@@ -543,12 +543,10 @@ def _plain(value: Any, budget: Allowance) -> Any:
             yield _plain(item, budget)
 
     match value:
-        case None | int() | float():
-            return value
-        case Items():
-            return len(value)
         case Flag():
             return bool(value)
+        case None | int() | float():
+            return value
         case str():
             budget.spend(len(value))
             return value

@@ -61,9 +61,7 @@ Run = Callable[[Broker, Connection, Request, Any], Doing]
 """Does what a request wants. Raises BadRequest."""
 
 
-def publish(
-    broker: Broker, connection: Connection, request: Request, wanted: Publish
-) -> Work[None] | None:
+def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
     if wanted.to is not None:
@@ -189,9 +187,7 @@ def _warn_of_stars(
         yield GOES_ON
 
 
-def ack(
-    broker: Broker, connection: Connection, request: Request, wanted: Answer
-) -> Work[None] | None:
+def ack(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
     if wanted.message == ALL:
         return broker.ack_all(wanted.consumer, confirm=request.confirm)
     if request.confirm:
@@ -230,9 +226,7 @@ def _reject_and_tell(
     return b"".join(fates)
 
 
-def release(
-    broker: Broker, connection: Connection, request: Request, wanted: Answer
-) -> Work[None] | None:
+def release(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
     _check_writable(broker, request)
     return broker.give_up(wanted, partial(Queue.release, delay_us=wanted.delay_us))
 
@@ -246,32 +240,24 @@ def touch(broker: Broker, connection: Connection, request: Request, wanted: Answ
     broker.touch(wanted.consumer, wanted.message)
 
 
-def cancel(
-    broker: Broker, connection: Connection, request: Request, wanted: Scheduled
-) -> Work[int | None]:
+def cancel(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
     message_id = None if wanted.message == ALL else wanted.message
     cancelled = scheduled.cancel(broker, wanted.queue, message_id)
     return broker.dropped(wanted.queue, cancelled, confirm=request.confirm)
 
 
-def promote(
-    broker: Broker, connection: Connection, request: Request, wanted: Scheduled
-) -> Work[int | None]:
+def promote(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
     _check_writable(broker, request)
     message_id = None if wanted.message == ALL else wanted.message
     return scheduled.promote(broker, wanted.queue, message_id)
 
 
-def move(
-    broker: Broker, connection: Connection, request: Request, wanted: Move
-) -> Work[int | None]:
+def move(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Doing:
     _check_writable(broker, request)
     return redrives.move(broker, _existing(broker, "move", wanted.source), wanted)
 
 
-def redrive(
-    broker: Broker, connection: Connection, request: Request, wanted: Move
-) -> Work[int | None]:
+def redrive(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Doing:
     _check_writable(broker, request)
     source = _existing(broker, "redrive", wanted.source)
     return redrives.redrive(broker, source, wanted, connection.permissions)
@@ -279,7 +265,7 @@ def redrive(
 
 def delete_consumer(
     broker: Broker, connection: Connection, request: Request, wanted: Answer
-) -> Work[None] | None:
+) -> Doing:
     consumer = broker.consumers.get(wanted.consumer)
     return None if consumer is None else broker.delete_consumers([consumer])
 
@@ -298,15 +284,11 @@ def delete_queue(
         yield from broker.unused(queue)
 
 
-def set_queue(
-    broker: Broker, connection: Connection, request: Request, wanted: SetQueue
-) -> Work[None]:
+def set_queue(broker: Broker, connection: Connection, request: Request, wanted: SetQueue) -> Doing:
     return broker.policies.set(wanted)
 
 
-def purge(
-    broker: Broker, connection: Connection, request: Request, wanted: Purge
-) -> Work[int | None]:
+def purge(broker: Broker, connection: Connection, request: Request, wanted: Purge) -> Doing:
     work: Work[int | None]
     if wanted.selection or wanted.limit:
         some = wanted.selection or Selection()
@@ -332,9 +314,7 @@ def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -
     return count
 
 
-def trim(
-    broker: Broker, connection: Connection, request: Request, wanted: Trim
-) -> Work[int | None]:
+def trim(broker: Broker, connection: Connection, request: Request, wanted: Trim) -> Doing:
     queue = broker.queues.get(wanted.queue)
     if queue is not None:
         _check_epoch(broker, "trim", queue, wanted.epoch)
