@@ -13,7 +13,8 @@ from mqks.broker.base.turns import GOES_ON, Work, finish, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients import permits
 from mqks.broker.clients.connection import Connection
-from mqks.broker.requests.actions import RUNS, Doing
+from mqks.broker.requests.actions import RUNS
+from mqks.broker.requests.checks import Doing
 from mqks.broker.routing.gathering import NO_GROUP
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
