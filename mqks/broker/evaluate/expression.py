@@ -372,20 +372,18 @@ class _Evaluation:
                 self.weigh(right)
         return _OPERATORS[type(op)](left, right)
 
-    def function(self, arguments: ast.arguments, body: ast.expr, scope: Scope) -> Function:
-        """A lambda with one argument. Its body is paid for at each call. It has no name, so it
-        never calls itself."""
-        match arguments:
-            case ast.arguments([], [ast.arg(name)], None, [], [], None, []) if name[0] != "_":
-                return lambda item: self.visit(body, {**scope, name: item})
-        raise ExpressionError("a lambda takes one plain argument here")
-
     def option(self, keyword: ast.keyword, scope: Scope) -> Work[Any]:
+        """The value of a keyword. A lambda has one argument, and its body is paid for at each call;
+        it has no name, so it never calls itself."""
         match keyword:
             case ast.keyword("key", ast.Name(name)):
                 return lambda item: self.call(name, [item], {})
             case ast.keyword("key", ast.Lambda(arguments, body)):
-                return self.function(arguments, body, scope)
+                match arguments:
+                    case ast.arguments([], [ast.arg(name)], None, [], [], None, []):
+                        if name[0] != "_":
+                            return lambda item: self.visit(body, {**scope, name: item})
+                raise ExpressionError("a lambda takes one plain argument here")
             case ast.keyword("default" | "reverse" | "start", value):
                 return (yield from self.visit(value, scope))
         raise ExpressionError(f"not allowed: {ast.unparse(keyword)}"[:200])

@@ -192,16 +192,16 @@ class Intake:
                         if is_last:
                             break
                         continue
+                elif (
+                    action == verb
+                    and argument == consumer
+                    and rest >= PLAIN
+                    and b" " not in rest
+                    and 0 < len(request_id) <= name_bytes_max
+                ):
+                    settled.append(rest)
+                    continue
                 elif action == b"ack" or action == b"reject":
-                    if (
-                        argument == consumer
-                        and action == verb
-                        and rest >= PLAIN
-                        and b" " not in rest
-                        and 0 < len(request_id) <= name_bytes_max
-                    ):
-                        settled.append(rest)
-                        continue
                     confirm = argument == CONFIRM
                     if confirm:
                         argument, _, rest = rest.partition(b" ")
