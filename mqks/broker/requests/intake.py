@@ -144,7 +144,8 @@ class Intake:
         confirms: list[bytes] = []
         others: list[bytes] = []
         event, middle, ids, bodies = NO_GROUP
-        verb, consumer, settled = b"ack", None, list[bytes]()
+        verb, settled = b"ack", list[bytes]()
+        consumer: bytes | None = None
         end, gathered = start + LINES_MAX, self._gathered
         while True:
             end = min(end, len(lines))
