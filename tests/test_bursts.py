@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.broker.requests import intake
-from mqks.broker.requests.actions import ACTIONS
+from mqks.protocol.requests import ACTIONS
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
 from tests.fuzz.invariants import digest

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import mqks
-from mqks.broker.evaluate.state import State
+from mqks.broker.evaluate.state import ATTRIBUTES
 from mqks.broker.log.pending import Mark
-from mqks.broker.requests.actions import ACTIONS
 from mqks.journal.segment import checksum, decode
+from mqks.protocol.requests import ACTIONS
+from tools import actions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -22,7 +23,6 @@ PAGES = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
-STATE = [name for name, value in vars(State).items() if isinstance(value, property)]
 
 
 def page(name: str) -> str:
@@ -81,25 +81,12 @@ def test_the_monitoring_page_has_every_log_line_with_its_fields() -> None:
 # ----------------------------------------------------------------------- what can be asked for
 
 
-@pytest.mark.parametrize("action", [action.decode() for action in ACTIONS])
-def test_the_protocol_tells_every_action(action: str) -> None:
-    _, found, rest = page("docs/protocol.md").partition(f"\n### {action}\n")
-
-    assert found
-    assert re.match(rf"\n+    \{{\w+\}} {action} ", rest), "its usage stands first"
+def test_the_protocol_has_the_usages_and_permissions_of_the_table_of_actions() -> None:
+    """If not: python -m tools.actions."""
+    assert page("docs/protocol.md") == actions.written(page("docs/protocol.md"))
 
 
-@pytest.mark.parametrize("action", [action.decode() for action in ACTIONS])
-def test_the_usage_of_an_action_has_the_flags_that_help_returns(action: str) -> None:
-    _, _, rest = page("docs/protocol.md").partition(f"\n### {action}\n")
-    told = rest.partition("\n#")[0]
-    usages = re.findall(rf"^    \{{\w+\}} {action} .*(?:\n     +.*)*", told, re.M)
-    flags = {flag for usage in usages for flag in re.findall(r"--[a-z-]+", usage)}
-
-    assert flags == {*re.findall(r"--[a-z-]+", ACTIONS[action.encode()].usage), "--confirm"}
-
-
-@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("name", ATTRIBUTES)
 def test_the_protocol_tells_everything_that_an_expression_can_see(name: str) -> None:
     assert f"| `state.{name}` |" in page("docs/protocol.md")
 

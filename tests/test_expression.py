@@ -21,9 +21,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqks.broker.evaluate.expression import ExpressionError, Limits, evaluate, render
+from mqks.broker.base.turns import finish
+from mqks.broker.evaluate import expression
+from mqks.broker.evaluate.expression import (
+    LIMITS,
+    PARSE_STEPS,
+    Allowance,
+    ExpressionError,
+    Limits,
+    render,
+)
 from mqks.broker.evaluate.views import Flag, Items
 from mqks.errors import BadRequest
+
+
+def evaluate(source: str, names: dict[str, Any], limits: Limits = LIMITS) -> object:
+    budget = Allowance(PARSE_STEPS + limits.steps_max)
+    return finish(expression.evaluate(source, names, budget, limits))
 
 
 @dataclass(frozen=True)

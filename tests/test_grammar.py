@@ -1,6 +1,5 @@
 """The grammar of flags: what requests mean, and what is refused."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,44 +10,38 @@ from hypothesis import strategies as st
 from mqks.broker.base.turns import finish
 from mqks.errors import BadRequest
 from mqks.limits import COUNT_MAX, META_BYTES_MAX
-from mqks.protocol import requests
 from mqks.protocol.requests import (
+    ACTIONS,
     ALL,
+    Answer,
     Backoff,
     Consume,
+    DeleteQueue,
     DeleteRule,
+    Log,
     Move,
+    Peek,
     Publish,
     Purge,
+    Range,
     Rebind,
+    Scheduled,
     Selection,
     SetQueue,
-    Settle,
+    Stats,
+    Trim,
+    WantedTail,
 )
 
 NAMES_MAX = 3
 YEAR_S = 365.25 * 24 * 3600
-PARSERS: dict[str, Callable[[bytes], Any]] = {
-    "publish": requests.parse_publish,
-    "consume": lambda rest: finish(requests.parse_consume(rest, NAMES_MAX)),
-    "subscribe": lambda rest: finish(requests.parse_subscribe(rest, NAMES_MAX)),
-    "rebind": lambda rest: finish(requests.parse_rebind(rest, NAMES_MAX)),
-    "reject": requests.parse_reject,
-    "release": requests.parse_release,
-    "touch": requests.parse_touch,
-    "cancel": lambda rest: requests.parse_scheduled("cancel", rest),
-    "promote": lambda rest: requests.parse_scheduled("promote", rest),
-    "move": requests.parse_move,
-    "redrive": requests.parse_redrive,
-    "set_queue": requests.parse_set_queue,
-    "purge": requests.parse_purge,
-    "peek": requests.parse_peek,
-}
+NAMED = {b"subscribe", b"consume", b"rebind"}
 
 
 def parse(line: bytes) -> Any:
     action, _, rest = line.partition(b" ")
-    return PARSERS[action.decode()](rest)
+    parsed = ACTIONS[action].parse(rest, NAMES_MAX)
+    return finish(parsed) if action in NAMED else parsed
 
 
 @pytest.mark.parametrize(
@@ -79,20 +72,20 @@ def parse(line: bytes) -> Any:
             b"consume q a --add b --manual-ack --prefetch=2 --add c --delete-queue-when-unused=1",
             Consume(b"q", [b"a"], [b"b", b"c"], rule=DeleteRule(1.0), manual_ack=True, prefetch=2),
         ),
-        (b"reject c m", Settle(b"c", b"m")),
-        (b"reject --delay=2 c m", Settle(b"c", b"m", 2_000_000)),
-        (b"reject c --dead --all", Settle(b"c", ALL, 0, True)),
-        (b"reject c m --delay=0", Settle(b"c", b"m")),
+        (b"reject c m", Answer(b"c", b"m")),
+        (b"reject --delay=2 c m", Answer(b"c", b"m", 2_000_000)),
+        (b"reject c --dead --all", Answer(b"c", ALL, 0, True)),
+        (b"reject c m --delay=0", Answer(b"c", b"m")),
         (
             b"reject --retries=3 c m --backoff=1,60",
-            Settle(b"c", b"m", retries=3, backoff=Backoff(1, 60)),
+            Answer(b"c", b"m", retries=3, backoff=Backoff(1, 60)),
         ),
-        (b"reject c m --retries=0 --delay=1", Settle(b"c", b"m", 1_000_000, retries=0)),
-        (b"release c --all --delay=0.5", Settle(b"c", ALL, 500_000)),
-        (b"release  c  m ", Settle(b"c", b"m")),
-        (b"touch c --all", (b"c", ALL)),
-        (b"cancel q m", (b"q", b"m")),
-        (b"promote q --all", (b"q", ALL)),
+        (b"reject c m --retries=0 --delay=1", Answer(b"c", b"m", 1_000_000, retries=0)),
+        (b"release c --all --delay=0.5", Answer(b"c", ALL, 500_000)),
+        (b"release  c  m ", Answer(b"c", b"m")),
+        (b"touch c --all", Answer(b"c", ALL)),
+        (b"cancel q m", Scheduled(b"q", b"m")),
+        (b"promote q --all", Scheduled(b"q", ALL)),
         (b"move a b", Move(b"a", b"b")),
         (b"move --limit=3 a --event=x.* b", Move(b"a", b"b", Selection(b"x.*"), 3)),
         (b"redrive d", Move(b"d", None)),
@@ -101,9 +94,18 @@ def parse(line: bytes) -> Any:
         (b"purge q", Purge(b"q", None, None, False)),
         (b"purge --limit=2 q --event=a.*", Purge(b"q", Selection(b"a.*"), 2, False)),
         (b"purge q --scheduled", Purge(b"q", None, None, True)),
-        (b"peek --scheduled q --limit=2", (b"q", {b"--scheduled": True, b"--limit": 2}, None)),
-        (b"peek q --id=m", (b"q", {b"--id": b"m"}, Selection(None, b"m"))),
-        (b"reject c --all --older=1", Settle(b"c", ALL, selection=Selection(None, None, 10**6))),
+        (b"peek --scheduled q --limit=2", Peek(b"q", True, limit=2)),
+        (b"peek q --id=m", Peek(b"q", selection=Selection(None, b"m"))),
+        (b"reject c --all --older=1", Answer(b"c", ALL, selection=Selection(None, None, 10**6))),
+        (b"read --limit=2 q --from=1 --meta", Log(b"q", 1, limit=2, meta=True)),
+        (b"trim q 5 --epoch=e", Trim(b"q", 5, b"e")),
+        (b"range q --at=7", Range(b"q", 7)),
+        (b"stats bindings e --after=q --mask=a*", Stats((b"bindings", b"e"), b"q", mask=b"a*")),
+        (b"tail --queue=q e a.*", WantedTail(b"q", [b"e"], [b"a.*"])),
+        (b"delete_queue q --when-unused", DeleteQueue(b"q", DeleteRule(None))),
+        (b"_eval --worker=0  1 + 1 ", "1 + 1"),
+        (b"_eval --1", "--1"),
+        (b"ping --confirm  x ", b"--confirm  x "),
         (b"set_queue q", SetQueue(b"q", {}, False)),
         (b"set_queue --reset q --ttl=", SetQueue(b"q", {"ttl_s": None}, True)),
         (
@@ -149,7 +151,7 @@ def test_what_a_request_means(line: bytes, expected: Any) -> None:
 )
 def test_new_flags_of_consume_stand_anywhere(rest: bytes, prefetch: int, meta: bool) -> None:
     consume = parse(b"consume " + rest)
-    assert (consume.queue, consume.events) == (b"q", [b"e1", b"e2"])
+    assert (consume.queue, consume.replace) == (b"q", [b"e1", b"e2"])
     assert (consume.prefetch, consume.meta) == (prefetch, meta)
 
 
@@ -220,6 +222,11 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"purge q --scheduled --id=m", b"purge q --limit=0", b"purge q q2", b"purge --older=1"),
         *(b"purge q --older=-1", b"purge q --event=", b"move a b --id=", b"reject c m --older=1"),
         *(b"reject c --event=a --id=m", b"peek q --limit=1001", b"peek q --older=x"),
+        *(b"read q --from=1 --from=2", b"read q", b"read --from=1", b"read q r --from=1"),
+        *(b"trim q 1 --epoch=a --epoch=a", b"trim q", b"trim q x", b"trim q 1 2", b"range q --at"),
+        *(b"delete_queue q --when-unused --when-unused=1", b"consume q --manual-ack --manual-ack"),
+        *(b"stats bindings --then=a --mask=b*", b"stats a b c", b"stats --limit=0", b"help a b"),
+        *(b"close_connection", b"close_connection x", b"set_name", b"_eval --worker=1 2", b"_eval"),
         *(b"set_queue", b"set_queue --reset", b"set_queue q q2", b"set_queue q --reset=1"),
         *(b"set_queue q --retries", b"set_queue q --retries=-1", b"set_queue q --retries=1.5"),
         *(b"set_queue q --retries=1_0", b"set_queue q --retries=1 --retries=2"),
@@ -266,7 +273,7 @@ def test_attributes_are_kept_as_they_are(meta: bytes) -> None:
     assert parse(b"publish --meta=%b e x" % meta).meta == meta
 
 
-FLAGS = [*requests.PUBLISH_FLAGS, *requests.SET_QUEUE_FLAGS, *requests.MOVE_FLAGS, b"--all"]
+FLAGS = [*{flag: None for action in ACTIONS.values() for flag in action.flags}, b"--all"]
 VALUES = [b"", b"=", b"=1", b"=-1", b"=nan", b"=1,2", b"=a=1", b"=%", b"=1e999", b"=" + b"9" * 20]
 WORDS = st.one_of(
     st.binary(max_size=8).map(lambda word: word.replace(b"\t", b"")),
@@ -274,7 +281,7 @@ WORDS = st.one_of(
 )
 
 
-@given(st.sampled_from(sorted(PARSERS)), st.lists(WORDS, max_size=6))
-def test_a_request_is_parsed_or_refused(action: str, words: list[bytes]) -> None:
+@given(st.sampled_from(sorted(ACTIONS)), st.lists(WORDS, max_size=6))
+def test_a_request_is_parsed_or_refused(action: bytes, words: list[bytes]) -> None:
     with suppress(BadRequest):
-        PARSERS[action](b" ".join(words))
+        parse(b" ".join([action, *words]))

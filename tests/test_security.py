@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks import users_file
-from mqks.broker.requests.actions import ACTIONS
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import (
     LOGINS_WAITING_MAX,
@@ -30,6 +29,7 @@ from mqks.limits import (
 )
 from mqks.pipeline.replay import pattern
 from mqks.protocol.masks import EventMasks, bound_matches, check_bound, name_masks
+from mqks.protocol.requests import ACTIONS
 from mqks.server import gate
 from mqks.settings import load
 from mqks.users import Permissions, User, Users, hash_password, hash_token, parse

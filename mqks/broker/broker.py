@@ -40,7 +40,7 @@ from mqks.limits import (
 )
 from mqks.protocol import replies
 from mqks.protocol.masks import MASK
-from mqks.protocol.requests import ALL, DeleteRule, Settle, shown
+from mqks.protocol.requests import ALL, Answer, DeleteRule, shown
 from mqks.settings import Settings
 
 GiveUp = Callable[[Queue, Sequence[Delivery]], object]
@@ -294,7 +294,7 @@ class Broker:
         if consumer is not None and (deliveries := consumer.take_back(message_ids)):
             consumer.queue.reject(deliveries)
 
-    def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
+    def give_up(self, wanted: Answer, how: GiveUp) -> Work[None] | None:
         """A consumer gives back one or all of its messages."""
         consumer = self.consumers.get(wanted.consumer)
         if consumer is None:

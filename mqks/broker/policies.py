@@ -69,7 +69,7 @@ class Policies:
         """Change the policy of a queue. The queue and its dead-letter queue are created if
         needed."""
         broker, name = self._broker, wanted.queue
-        target = wanted.changes.get("dead_letters")
+        target = wanted.dead_letters
         if target is not None and self._returns(name, target):
             raise BadRequest(
                 f"set_queue: --dead-letters of {shown(name)} would form a cycle, or a chain of "

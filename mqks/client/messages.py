@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.client.keywords import strict
-from mqks.client.requests import Backoff, decoded, is_number, reject, seconds
+from mqks.client.requests import Backoff, decoded, flags, is_number, reject
 from mqks.protocol.meta import split_letter
 
 Settle = Callable[["Message", bytes], None]
@@ -143,8 +143,7 @@ class Message:
     def release(self, *, delay_s: float | None = None) -> None:
         """Return it to its old place, as if it had not been delivered, after `delay_s` if given.
         Otherwise as `ack`."""
-        later = b"" if delay_s is None else b" --delay=" + seconds("delay_s", delay_s)
-        self._settle_once(b"release" + later)
+        self._settle_once(b" ".join([b"release", *flags("release", {"delay_s": delay_s})]))
 
     def touch(self) -> None:
         """Start its ack timeout again; it stays unacked."""

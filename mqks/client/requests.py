@@ -17,21 +17,21 @@ from urllib.parse import quote, urlencode
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.errors import BadRequest
 from mqks.limits import (
-    COUNT_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
     PEEK_ROWS_MAX,
     PREFETCH,
     SEQ_MAX,
     STATS_ROWS_DEFAULT,
-    TIME_S_MAX,
 )
 from mqks.protocol.meta import check_meta
 from mqks.protocol.requests import (
+    ACTIONS,
     EXISTING,
     KEEP,
     POLICY_FIELDS,
     DeleteRule,
+    Reader,
     policy_text,
     policy_value,
 )
@@ -141,30 +141,46 @@ def payload(data: Data) -> bytes:
 
 def publish_flags(terms: Terms) -> bytes:
     """The flags for these terms, each after a space."""
-    flags = []
-    delay_s, at, ttl_s = terms.get("delay_s"), terms.get("at"), terms.get("ttl_s")
-    if delay_s is not None and at is not None:
+    if terms.get("delay_s") is not None and terms.get("at") is not None:
         raise InvalidRequest("delay_s and at exclude each other")
-    if delay_s is not None:
-        flags.append(b" --delay=" + seconds("delay_s", delay_s))
-    if at is not None:
-        flags.append(b" --at=" + seconds("at", _since_1970_s(at), TIME_S_MAX))
-    if ttl_s is not None:
-        if ttl_s == 0:
-            raise InvalidRequest("ttl_s must be greater than 0 seconds")
-        flags.append(b" --ttl=" + seconds("ttl_s", ttl_s))
-    if meta := terms.get("meta"):
-        flags.append(b" --meta=" + _meta(meta))
-    if (to := terms.get("to")) is not None:
-        flags.append(b" --to=" + name(to))
-    return b"".join(flags)
+    return b"".join(b" " + flag for flag in flags("publish", terms))
 
 
-def seconds(what: str, value: float, most: float = DURATION_S_MAX) -> bytes:
+def flags(action: str, values: Mapping[str, Any]) -> list[bytes]:
+    """A flag for each value but None and False; `ttl_s` is the value of `--ttl`. What is allowed is
+    in the table of actions. Raises TypeError, InvalidRequest."""
+    found = []
+    for what, value in values.items():
+        word = b"--" + what.removesuffix("_s").replace("_", "-").encode()
+        if value is None or value is False or (what == "meta" and not value):
+            continue
+        read = ACTIONS[action.encode()].flags[word].read
+        found.append(word if read is None else b"%b=%b" % (word, _checked(what, value, read)))
+    return found
+
+
+def _checked(what: str, value: Any, read: Reader) -> bytes:
+    """The text of a value."""
+    if what == "meta":
+        text = _meta(value)
+    elif what == "at" or what.endswith("_s"):
+        text = _seconds(what, _since_1970_s(value) if what == "at" else value)
+    elif what in ("retries", "backoff"):
+        text = _policy_text(f"--{what}".encode(), value)
+    elif what in ("after", "limit", "prefetch"):
+        text = b"%d" % _whole(what, value)
+    else:
+        text = name(value)
+    try:
+        read(text)
+    except BadRequest as error:
+        raise InvalidRequest(f"{what}: {error}") from None
+    return text
+
+
+def _seconds(what: str, value: float) -> bytes:
     if not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number of seconds, not {shortly(value)}")
-    if not 0 <= value <= most:
-        raise InvalidRequest(f"{what}: {value!r} is not a number of seconds from 0 to {most:g}")
     return b"%.6f" % value if value % 1 else b"%d" % value
 
 
@@ -343,12 +359,7 @@ def consume(
         )
     if prefetch is None:
         prefetch = 0 if auto_ack else PREFETCH
-    if prefetch:
-        words.append(b"--prefetch=%d" % count("prefetch", prefetch, COUNT_MAX))
-    if backoff is not None:
-        words.append(b"--backoff=" + _policy_text(b"--backoff", backoff))
-    if meta:
-        words.append(b"--meta")
+    words += flags("consume", {"prefetch": prefetch or None, "backoff": backoff, "meta": meta})
     return b" ".join(words)
 
 
@@ -412,11 +423,11 @@ class Policy(TypedDict, total=False):
 
 def set_queue(queue: str, policy: Policy, reset: bool = False) -> bytes:
     words = [b"set_queue --confirm", name(queue), *([b"--reset"] if reset else [])]
-    flags = {field: flag for flag, field in POLICY_FIELDS.items()}
+    known = {field: flag for flag, field in POLICY_FIELDS.items()}
     for field, value in policy.items():
-        if field not in flags:
+        if field not in known:
             raise InvalidRequest(f"set_queue: a policy has no field {field}")
-        words.append(b"%b=%b" % (flags[field], _policy_text(flags[field], value)))
+        words.append(b"%b=%b" % (known[field], _policy_text(known[field], value)))
     return b" ".join(words)
 
 
@@ -431,13 +442,8 @@ def reject(
         raise InvalidRequest("dead excludes delay_s, retries and backoff")
     if delay_s is not None and backoff is not None:
         raise InvalidRequest("delay_s and backoff exclude each other")
-    words = [b"reject", *([b"--dead"] if dead else [])]
-    if delay_s is not None:
-        words.append(b"--delay=" + seconds("delay_s", delay_s))
-    for flag, value in ((b"--retries", retries), (b"--backoff", backoff)):
-        if value is not None:
-            words.append(b"%b=%b" % (flag, _policy_text(flag, value)))
-    return b" ".join(words)
+    values = {"dead": dead, "delay_s": delay_s, "retries": retries, "backoff": backoff}
+    return b" ".join([b"reject", *flags("reject", values)])
 
 
 def _policy_text(flag: bytes, value: object) -> bytes:
@@ -453,14 +459,13 @@ def _policy_text(flag: bytes, value: object) -> bytes:
 def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     words = [b"delete_queue --confirm", name(queue)]
     if when_unused is not False:
-        flag = DeleteRule(_delay_s(when_unused)).flag()
-        words.append(flag.replace(b"--delete-queue-when-unused", b"--when-unused"))
+        words.append(DeleteRule(_delay_s(when_unused)).flag(b"--when-unused"))
     return b" ".join(words)
 
 
 def purge(queue: str, scheduled: bool, choice: "Choice") -> bytes:
-    flags = [b"--scheduled"] if scheduled else []
-    return b" ".join([b"purge --confirm", name(queue), *flags, *_choice(choice)])
+    values = {"scheduled": scheduled, **choice}
+    return b" ".join([b"purge --confirm", name(queue), *flags("purge", values)])
 
 
 def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
@@ -515,46 +520,25 @@ def stats_told(answer: bytes) -> Any:
 
 
 def move(source: str, to: str, choice: Choice) -> bytes:
-    return b" ".join([b"move --confirm", name(source), name(to), *_choice(choice)])
+    return b" ".join([b"move --confirm", name(source), name(to), *flags("move", choice)])
 
 
 def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
-    target = [] if to is None else [b"--to=" + name(to)]
-    return b" ".join([b"redrive --confirm", name(queue), *target, *_choice(choice)])
-
-
-def _choice(choice: Choice) -> list[bytes]:
-    limit, words = choice.get("limit"), _selection(choice)
-    if limit is not None:
-        words.append(b"--limit=%d" % count("limit", limit, SEQ_MAX))
-    return words
-
-
-def _selection(selection: Selection) -> list[bytes]:
-    mask, message_id, older_s = (selection.get(key) for key in ("event", "id", "older_s"))
-    words = []
-    if mask is not None:
-        words.append(b"--event=" + name(str(mask)))
-    if message_id is not None:
-        words.append(b"--id=" + name(str(message_id)))
-    if older_s is not None:
-        words.append(b"--older=" + seconds("older_s", selection["older_s"] or 0.0))
-    return words
+    return b" ".join([b"redrive --confirm", name(queue), *flags("redrive", {"to": to, **choice})])
 
 
 def tail(events: Iterable[str], queue: str | None) -> bytes:
     """The arguments of a tail."""
-    words = [*([] if queue is None else [b"--queue=" + name(queue)]), *_names(events)]
+    words = [*flags("tail", {"queue": queue}), *_names(events)]
     if not words:
         raise InvalidRequest("tail needs an event, a mask or a queue")
     return b" ".join(words)
 
 
 def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
-    flags = [b"--scheduled"] if scheduled else []
     rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
-    form = b"peek %b --after=%d --limit=%d" % (name(queue), count("after", after, SEQ_MAX, 0), rows)
-    return b" ".join([form, *flags, *_selection(selection)])
+    values = {"after": after, "limit": rows, "scheduled": scheduled, **selection}
+    return b" ".join([b"peek", name(queue), *flags("peek", values)])
 
 
 def peek_goes_on(answer: bytes) -> int | None:
@@ -572,12 +556,12 @@ PEEK_GOES_ON = b"--end after="
 
 
 def reject_some(consumer: str, selection: Selection) -> bytes:
-    return b" ".join([b"reject --confirm", name(consumer), b"--all", *_selection(selection)])
+    return b" ".join([b"reject --confirm", name(consumer), b"--all", *flags("reject", selection)])
 
 
 def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
-    guard = b"" if epoch is None else b" --epoch=" + name(epoch)
-    return b"trim --confirm %b %d%b" % (name(queue), count("seq", seq, SEQ_MAX, 0), guard)
+    number = b"%d" % count("seq", seq, SEQ_MAX, 0)
+    return b" ".join([b"trim --confirm", name(queue), number, *flags("trim", {"epoch": epoch})])
 
 
 def reason(error_id: str) -> bytes:
@@ -636,10 +620,14 @@ def reason_told(answer: bytes) -> str | None:
 
 
 def count(what: str, value: int, most: int, least: int = 1) -> int:
+    if not least <= _whole(what, value) <= most:
+        raise InvalidRequest(f"{what}: {value!r} is not a number from {least} to {most}")
+    return value
+
+
+def _whole(what: str, value: int) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{what} must be a whole number, not {shortly(value)}")
-    if not least <= value <= most:
-        raise InvalidRequest(f"{what}: {value!r} is not a number from {least} to {most}")
     return value
 
 

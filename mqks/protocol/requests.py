@@ -1,10 +1,14 @@
-"""Lines to requests: the syntax is checked, not the meaning.
+"""The table of all actions, and lines to requests: the syntax is checked, not the meaning.
 
-The one rule: a line that does not match the grammar of `docs/protocol.md` raises `BadRequest`.
+The one rule: a line that does not match its entry in `ACTIONS` raises `BadRequest`. The usage of an
+action is its grammar: what it says is what is parsed. From the table come also the replies of
+`help`, the permissions that a request needs, what clients check before they send, and the usages in
+`docs/protocol.md` (`python -m tools.actions`).
 """
 
 import math
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -17,8 +21,12 @@ from mqks.limits import (
     DURATION_S_MAX,
     MASK_BYTES_MAX,
     MASKS_MAX,
+    PEEK_ROWS_DEFAULT,
     PEEK_ROWS_MAX,
+    READ_ROWS_DEFAULT,
+    READ_ROWS_MAX,
     SEQ_MAX,
+    STATS_ROWS_MAX,
     STEP_LINE_BYTES,
     TAIL_NAMES_MAX,
     TIME_S_MAX,
@@ -30,27 +38,11 @@ from mqks.protocol.meta import check_meta
 T = TypeVar("T")
 Parsing = Generator[bool, None, T]
 """Parses in steps of about a millisecond, and yields False between them: a line may have 500,000
-names. `names_max` is the maximum of each kind of them."""
+names."""
 
 ALL = b"--all"
 ONCE = b"--once"
-MANDATORY = b"--mandatory"
 CONFIRM = b"--confirm"
-CONFIRM_ANYWHERE = frozenset(
-    {
-        b"set_queue",
-        b"release",
-        b"touch",
-        b"cancel",
-        b"promote",
-        b"move",
-        b"redrive",
-        b"close_connection",
-    }
-)
-"""Actions that accept it anywhere; the others only as the first argument."""
-META = b"--meta"
-SCHEDULED = b"--scheduled"
 EXISTING, KEEP = b"--existing", b"--keep"
 
 
@@ -78,19 +70,11 @@ class Publish(NamedTuple):
     """The queue that gets it; None: those that are bound to the event."""
 
 
-class Settle(NamedTuple):
-    """A reject or release of one unacked message of a consumer, or of all (`--all`)."""
+class Backoff(NamedTuple):
+    """The delay after the n-th reject is `first_s` times 2 to the n - 1, at most `max_s`."""
 
-    consumer: bytes
-    message: bytes
-    delay_us: int = 0
-    dead: bool = False
-    retries: int | None = None
-    backoff: "Backoff | None" = None
-    """Both apply where the policy of the queue has no value."""
-    selection: "Selection | None" = None
-    fate: bool = False
-    """The confirm tells what became of the message."""
+    first_s: float
+    max_s: float | None = None
 
 
 class Selection(NamedTuple):
@@ -102,11 +86,33 @@ class Selection(NamedTuple):
     """They came so long ago."""
 
 
+class Answer(NamedTuple):
+    """An ack, reject, release or touch of one unacked message of a consumer, or of all (`ALL`)."""
+
+    consumer: bytes
+    message: bytes = ALL
+    delay_us: int = 0
+    dead: bool = False
+    retries: int | None = None
+    backoff: Backoff | None = None
+    """Both apply where the policy of the queue has no value."""
+    selection: Selection | None = None
+    fate: bool = False
+    """The confirm tells what became of the message."""
+
+
+class Scheduled(NamedTuple):
+    """One scheduled message of a queue, or all (`ALL`)."""
+
+    queue: bytes
+    message: bytes
+
+
 class Move(NamedTuple):
     """Messages move from `source` to `to`; None: each to the queue where it died."""
 
     source: bytes
-    to: bytes | None
+    to: bytes | None = None
     selection: Selection | None = None
     limit: int | None = None
 
@@ -119,9 +125,48 @@ class WantedTail(NamedTuple):
 
 class Purge(NamedTuple):
     queue: bytes
-    selection: Selection | None
-    limit: int | None
-    scheduled: bool
+    selection: Selection | None = None
+    limit: int | None = None
+    scheduled: bool = False
+
+
+class Peek(NamedTuple):
+    queue: bytes
+    scheduled: bool = False
+    after: int = 0
+    limit: int = PEEK_ROWS_DEFAULT
+    selection: Selection | None = None
+
+
+class Range(NamedTuple):
+    queue: bytes
+    at_us: int | None = None
+
+
+class Log(NamedTuple):
+    """A read of a queue as a log."""
+
+    queue: bytes
+    first: int
+    end: int | None = None
+    limit: int = READ_ROWS_DEFAULT
+    epoch: bytes | None = None
+    meta: bool = False
+
+
+class Trim(NamedTuple):
+    queue: bytes
+    seq: int
+    epoch: bytes | None = None
+
+
+class Stats(NamedTuple):
+    words: tuple[bytes, ...]
+    after: bytes = b""
+    then: bytes = b""
+    mask: bytes | None = None
+    """The second part of the key is this mask."""
+    limit: int | None = None
 
 
 class SetQueue(NamedTuple):
@@ -129,14 +174,12 @@ class SetQueue(NamedTuple):
 
     queue: bytes
     changes: dict[str, Any]
-    reset: bool
+    reset: bool = False
 
-
-class Backoff(NamedTuple):
-    """The delay after the n-th reject is `first_s` times 2 to the n - 1, at most `max_s`."""
-
-    first_s: float
-    max_s: float | None = None
+    @property
+    def dead_letters(self) -> bytes | None:
+        """The queue that gets them from now on."""
+        return self.changes.get("dead_letters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,40 +188,39 @@ class DeleteRule:
 
     delay_s: float | None
 
-    def flag(self) -> bytes:
+    def flag(self, word: bytes = b"--delete-queue-when-unused") -> bytes:
         """As in an update."""
-        if self.delay_s is None:
-            return b"--delete-queue-when-unused"
-        return b"--delete-queue-when-unused=%s" % str(self.delay_s).encode()
+        return word if self.delay_s is None else b"%b=%b" % (word, str(self.delay_s).encode())
 
 
-@dataclass(slots=True)
-class Consume:
+class DeleteQueue(NamedTuple):
     queue: bytes
-    events: list[bytes] = field(default_factory=list)
-    add: list[bytes] = field(default_factory=list)
-    add_masks: list[bytes] = field(default_factory=list)
     rule: DeleteRule | None = None
-    manual_ack: bool = False
-    prefetch: int = 0
-    """The maximum of unacked messages; 0: as many as the server allows."""
-    backoff: "Backoff | None" = None
-    """For losses, where its queue has none."""
-    meta: bool = False
-    existing: bool = False
-    """The queue must exist already."""
-    keep: bool = False
-    """A queue that exists keeps its bindings and its rule."""
 
 
 @dataclass(slots=True)
 class Rebind:
     queue: bytes
     replace: list[bytes] | None = None
-    remove: list[bytes] = field(default_factory=list)
-    remove_masks: list[bytes] = field(default_factory=list)
     add: list[bytes] = field(default_factory=list)
     add_masks: list[bytes] = field(default_factory=list)
+    remove: list[bytes] = field(default_factory=list)
+    remove_masks: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Consume(Rebind):
+    rule: DeleteRule | None = None
+    manual_ack: bool = False
+    prefetch: int = 0
+    """The maximum of unacked messages; 0: as many as the server allows."""
+    backoff: Backoff | None = None
+    """For losses, where its queue has none."""
+    meta: bool = False
+    existing: bool = False
+    """The queue must exist already."""
+    keep: bool = False
+    """A queue that exists keeps its bindings and its rule."""
 
 
 def request_id_of(line: bytes) -> bytes:
@@ -205,8 +247,8 @@ def parse_request(line: bytes) -> Request:
         confirm = CONFIRM in words
         rest = b" ".join(word for word in words if word != CONFIRM)
     elif action == b"publish" and rest[:2] == b"--" and b" --confirm " in rest:
-        # Each flag may be given once, so `parse_publish` refuses more of them.
-        words = rest.split(b" ", len(PUBLISH_FLAGS) + 1)
+        # Each flag may be given once, so more of them are refused when they are parsed.
+        words = rest.split(b" ", len(ACTIONS[action].flags) + 1)
         count = next((at for at, word in enumerate(words) if word[:2] != b"--"), len(words))
         flags = [word for word in words[:count] if word != CONFIRM]
         confirm = len(flags) < count
@@ -214,102 +256,164 @@ def parse_request(line: bytes) -> Request:
     return Request(request_id, action, confirm, rest)
 
 
-def parse_publish(rest: bytes) -> Publish:
-    """Flags in any order, each once, then the event; missing data are empty data."""
-    event, _, data = rest.partition(b" ")
-    found: dict[bytes, Any] = {}
-    while event[:2] == b"--":
-        _take_flag("publish", event, PUBLISH_FLAGS, found)
-        event, _, data = data.partition(b" ")
-    if not event:
-        raise BadRequest("publish: the event is missing, as in: publish order.new DATA")
-    if not found:
-        return Publish(event, data)
-    if DELAY in found and AT in found:
-        raise BadRequest("publish: --delay and --at cannot be used together")
-    return Publish(
-        event,
-        data,
-        ONCE in found,
-        MANDATORY in found,
-        found.get(DELAY, 0),
-        found.get(AT, 0),
-        found.get(TTL, 0),
-        found.get(META, b""),
-        found.get(TO),
-    )
+Reader = Callable[[bytes], Any]
+"""Parses a word or the value of a flag. Raises BadRequest."""
+Parser = Callable[["Action", bytes, int], Any]
+"""Takes the arguments of an action, and the maximum of each kind of names."""
 
 
-def parse_subscribe(rest: bytes, names_max: int) -> Parsing[Rebind]:
-    """What it changes: plain events replace, the others are added."""
-    events: list[bytes] = []
-    request = Rebind(b"")
-    sections = {b"": events, b"--add": request.add, b"--add-mask": request.add_masks}
-    request.queue = yield from _parse_names("subscribe", rest, names_max, sections)
-    if not (events or request.add or request.add_masks):
-        raise BadRequest(
-            "subscribe: an event or a mask is missing, as in: subscribe orders order.new"
-        )
-    request.replace = events or None
-    return request
+class Flag(NamedTuple):
+    field: str
+    """Of the request."""
+    read: Reader | None = None
+    """None: it has no value."""
+    bare: Any = None
+    """What it means without a value; None: it needs one."""
+    has_names: bool = False
+    """Names follow it."""
 
 
-def parse_consume(rest: bytes, names_max: int) -> Parsing[Consume]:
-    request, found = Consume(b""), dict[bytes, Any]()
+class Action:
+    """One entry of the table. In `usage`, a flag without brackets is needed, flags with a bar
+    between them exclude each other, and so does the first flag of each tuple of `apart` the others
+    in it."""
 
-    def ends_events(argument: bytes) -> bool:
-        flag, equals, value = argument.partition(b"=")
-        if flag in CONSUME_FLAGS:
-            _take_flag("consume", argument, CONSUME_FLAGS, found)
-            return False
-        if argument == b"--manual-ack":
-            request.manual_ack = True
-        elif flag == b"--delete-queue-when-unused":
-            request.rule = DeleteRule(_delay_s(value) if equals else None)
+    def __init__(
+        self,
+        name: str,
+        usage: str,
+        result: Callable[..., Any],
+        needs: Mapping[str, str] | None = None,
+        *,
+        apart: tuple[tuple[bytes, ...], ...] = (),
+        parser: Parser | None = None,
+        confirm_anywhere: bool = False,
+    ) -> None:
+        self.name = name
+        self.usage = usage
+        self.result = result
+        """Takes the words, and the values of the flags by their fields."""
+        self.needs = needs or {}
+        """The permission for each field of the request (`id`: its id; none: for the action)."""
+        self.confirm_anywhere = confirm_anywhere
+        """Whether `--confirm` may stand behind other arguments."""
+        self.flags: dict[bytes, Flag] = {}
+        self._parse = parser or _plain
+        self._apart = apart
+        self._words: list[str] = []
+        self._needed: list[bytes] = []
+        self._least = self._most = 0
+        for token in _TOKEN.findall(usage):
+            words = [self._add_flag(*found) for found in _FLAG.findall(token)]
+            if token[:1] == "{":
+                self._least += 1
+            elif token[:2] == "--":
+                self._needed += words
+            self._apart += (tuple(words),) if len(words) > 1 else ()
+            if not words:
+                self._words += re.findall(r"{(\w+)}", token)
+                self._most = WORDS_MAX if "..." in token else len(self._words)
+        self._readers = {at: WORDS[word] for at, word in enumerate(self._words) if word in WORDS}
+
+    def _add_flag(self, word: str, equals: str, names: str) -> bytes:
+        field, read = word[2:].replace("-", "_"), None
+        if equals or names:
+            field, read = VALUES.get(f"{self.name} {word}") or VALUES[word]
+        bare = None if equals == "=" else DeleteRule(None) if equals else True
+        self.flags[word.encode()] = Flag(field, read, bare, bool(names))
+        return word.encode()
+
+    @property
+    def help(self) -> str:
+        return f"{self.name} [--confirm] {self.usage}"
+
+    def parse(self, rest: bytes, names_max: int) -> Any:
+        """The request of these arguments, or Parsing of it. `names_max` is the maximum of each kind
+        of names. Raises BadRequest."""
+        return self._parse(self, rest, names_max)
+
+    def take(self, argument: bytes, found: dict[str, Any]) -> None:
+        """Add the value of this flag, which may be given once."""
+        word, equals, value = argument.partition(b"=")
+        flag = self.flags.get(word)
+        if flag is None or flag.has_names:
+            raise self.error(f"unknown flag {shown(argument)}; 'help {self.name}' shows all")
+        if flag.field in found:
+            raise self.error(f"{word.decode()} is given twice")
+        if equals and flag.read is None:
+            raise self.error(f"{word.decode()} takes no value")
+        if not equals and flag.bare is None:
+            raise self.error(f"{word.decode()} needs a value, as in {word.decode()}=VALUE")
+        try:
+            found[flag.field] = flag.read(value) if equals and flag.read else flag.bare
+        except BadRequest as error:
+            raise self.error(f"{word.decode()}: {error}") from None
+
+    def made(self, words: list[bytes], found: dict[str, Any]) -> Any:
+        """The request of these words and values of flags."""
+        if len(words) < self._least:
+            raise self.error(f"the {self._words[len(words)]} is missing")
+        if len(words) > self._most:
+            raise self.error(f"unexpected argument {shown(words[self._most])}")
+        for word in self._needed:
+            if self.flags[word].field not in found:
+                raise self.error(f"{word.decode()} is missing")
+        for one, *others in self._apart:
+            for other in others if self.flags[one].field in found else ():
+                if self.flags[other].field in found:
+                    raise self.error(f"{one.decode()} excludes {other.decode()}")
+        if some := {name: found.pop(name) for name in Selection._fields if name in found}:
+            found["selection"] = Selection(**some)
+        try:
+            values = [self._readers.get(at, bytes)(word) for at, word in enumerate(words)]
+            return self.result(*values, **found)
+        except BadRequest as error:
+            raise self.error(error) from None
+
+    def error(self, reason: object) -> BadRequest:
+        return BadRequest(f"{self.name}: {reason}")
+
+
+_TOKEN = re.compile(r"(?:\[(?:[^][]|\[[^]]*\])*\]|[^][ ])+")
+"""A word or a flag with its brackets."""
+_FLAG = re.compile(r"(?<!{msg_id}\|)(--[a-z-]+)(\[?=)?( {)?")
+
+
+def _plain(action: Action, rest: bytes, names_max: int) -> Any:
+    """Words, and flags anywhere."""
+    words: list[bytes] = []
+    found: dict[str, Any] = {}
+    for argument in _arguments(action.name, rest):
+        is_word = argument[:2] != b"--" or (len(words) == 1 and argument == ALL)
+        if is_word and (argument != ALL or "--all" in action.usage):
+            words.append(argument)
         else:
-            _refuse_flag("consume", argument)
-        return True
-
-    sections = {b"": request.events, b"--add": request.add, b"--add-mask": request.add_masks}
-    request.queue = yield from _parse_names("consume", rest, names_max, sections, ends_events)
-    request.prefetch, request.backoff = found.get(PREFETCH, 0), found.get(BACKOFF)
-    request.meta = META in found
-    request.existing, request.keep = EXISTING in found, KEEP in found
-    if found.keys() & {PREFETCH, BACKOFF} and not request.manual_ack:
-        raise BadRequest("consume: --prefetch and --backoff need --manual-ack")
-    return request
+            action.take(argument, found)
+    return action.made(words, found)
 
 
-def parse_rebind(rest: bytes, names_max: int) -> Parsing[Rebind]:
-    request, replace = Rebind(b""), list[bytes]()
-    sections = {
-        b"": replace,
-        b"--remove": request.remove,
-        b"--remove-mask": request.remove_masks,
-        b"--add": request.add,
-        b"--add-mask": request.add_masks,
-    }
-    request.queue = yield from _parse_names("rebind", rest, names_max, sections)
-    if len(request.remove_masks) > MASKS_MAX:
-        raise BadRequest(
-            f"rebind: --remove-mask has {len(request.remove_masks)} masks, the limit is {MASKS_MAX}"
-        )
-    if replace or not any(sections.values()):
-        request.replace = replace
-    return request
+def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
+    """Flags in any order, then words, each ended by one space, then data."""
+    found: dict[str, Any] = {}
+    head, _, data = rest.partition(b" ")
+    while head[:2] == b"--" and head.partition(b"=")[0] in action.flags:
+        action.take(head, found)
+        rest = data
+        head, _, data = rest.partition(b" ")
+    if action.name != "publish":
+        return action.made([rest], found)
+    if head[:2] == b"--":
+        action.take(head, found)
+    return action.made([head, data] if head else [], found)
 
 
-def _parse_names(
-    action: str,
-    rest: bytes,
-    names_max: int,
-    sections: Mapping[bytes, list[bytes]],
-    ends_events: Callable[[bytes], bool] | None = None,
-) -> Parsing[bytes]:
-    """Return the queue, and add each name behind it to the section of the last flag, `b""` before
-    the first. `ends_events` parses another flag, and says whether a name must not follow it."""
+def _with_names(action: Action, rest: bytes, names_max: int) -> Parsing[Any]:
+    """A queue, and names behind it and behind some flags; other flags anywhere."""
     queue: bytes | None = None
-    names: list[bytes] | None = sections[b""]
+    lists = {word: list[bytes]() for word, flag in action.flags.items() if flag.has_names}
+    plain = list[bytes]()
+    names: list[bytes] | None = plain
+    found: dict[str, Any] = {}
     given: dict[bytes, None] = {}
     for number, piece in enumerate(_pieces(rest)):
         if number:
@@ -320,33 +424,30 @@ def _parse_names(
             words = []
         for word in words:
             if word[:2] == b"--":
-                if queue is not None and word in sections:
-                    names, given[word] = sections[word], None
-                elif ends_events is None:
-                    _refuse_flag(action, word)
-                elif ends_events(word):
+                if queue is not None and word in lists:
+                    names, given[word] = lists[word], None
+                    continue
+                action.take(word, found)
+                if word.partition(b"=")[0] in CLOSING:
                     if queue is None:
-                        _refuse_flag(action, word)
+                        raise action.error(f"the queue precedes {shown(word)}")
                     names = None
             elif queue is None:
                 queue = word
             elif names is None:
-                raise BadRequest(
-                    f"{action}: unexpected argument {shown(word)}; events precede the flags"
-                )
+                raise action.error(f"unexpected argument {shown(word)}; events precede the flags")
             else:
                 names.append(word)
         if names and len(names) > names_max:
             raise LimitExceeded(
                 "bindings_per_queue_max",
-                f"{action}: more than {names_max} names (bindings_per_queue_max)",
+                f"{action.name}: more than {names_max} names (bindings_per_queue_max)",
             )
-    if queue is None:
-        raise BadRequest(f"{action}: the queue is missing")
-    for flag in given:
-        if not sections[flag]:
-            raise BadRequest(f"{action}: {flag.decode()} needs at least one value")
-    return queue
+    for word in given:
+        if not lists[word]:
+            raise action.error(f"{word.decode()} needs at least one value")
+    found |= {action.flags[word].field: lists[word] for word in given}
+    return action.made([] if queue is None else [queue], {"replace": plain or None, **found})
 
 
 def _pieces(rest: bytes) -> Iterator[bytes]:
@@ -360,227 +461,8 @@ def _pieces(rest: bytes) -> Iterator[bytes]:
         start = end + 1
 
 
-def parse_settle(action: str, rest: bytes) -> tuple[bytes, bytes]:
-    """Arguments of ack and touch: consumer id, and message id or `--all`."""
-    return _one_or_all(action, "consumer id", _arguments(action, rest))
-
-
-def parse_touch(rest: bytes) -> tuple[bytes, bytes]:
-    return parse_settle("touch", rest)
-
-
-def parse_reject(rest: bytes) -> Settle:
-    if b" --" not in rest and rest[:2] != b"--":
-        return Settle(*parse_settle("reject", rest))
-    words, found = _pull("reject", rest, REJECT_FLAGS)
-    if DEAD in found and found.keys() & {DELAY, RETRIES, BACKOFF}:
-        raise BadRequest(
-            "reject: --dead cannot be used together with --delay, --retries, --backoff"
-        )
-    if DELAY in found and BACKOFF in found:
-        raise BadRequest("reject: --delay and --backoff cannot be used together")
-    selection = _selection(found)
-    if selection and ALL not in words:
-        raise BadRequest("reject: --event, --id and --older are only possible with --all")
-    target = _one_or_all("reject", "consumer id", words)
-    limits = found.get(RETRIES), found.get(BACKOFF)
-    if FATE in found and ALL in words:
-        raise BadRequest("reject: --fate is only possible with one message, not with --all")
-    return Settle(
-        *target, found.get(DELAY, 0), DEAD in found, *limits, selection, fate=FATE in found
-    )
-
-
-def parse_release(rest: bytes) -> Settle:
-    words, found = _pull("release", rest, {DELAY: _delay_us})
-    return Settle(*_one_or_all("release", "consumer id", words), found.get(DELAY, 0))
-
-
-def parse_scheduled(action: str, rest: bytes) -> tuple[bytes, bytes]:
-    """Arguments of cancel and promote: queue, and message id or `--all`."""
-    return _one_or_all(action, "queue", _arguments(action, rest))
-
-
-def _one_or_all(action: str, owner: str, words: list[bytes]) -> tuple[bytes, bytes]:
-    if len(words) != 2:
-        raise BadRequest(
-            f"{action}: needs a {owner}, and a message id or --all; arguments found: {len(words)}"
-        )
-    name, message_id = words
-    _refuse_flag(action, name)
-    if message_id != ALL:
-        _refuse_flag(action, message_id)
-    return name, message_id
-
-
-def parse_move(rest: bytes) -> Move:
-    words, found = _pull("move", rest, MOVE_FLAGS)
-    return _move("move", words, 2, found)
-
-
-def parse_redrive(rest: bytes) -> Move:
-    words, found = _pull("redrive", rest, {**MOVE_FLAGS, TO: _name})
-    return _move("redrive", words, 1, found)
-
-
-def _move(action: str, words: list[bytes], count: int, found: dict[bytes, Any]) -> Move:
-    for word in words:
-        _refuse_flag(action, word)
-    if len(words) != count:
-        raise BadRequest(f"{action}: number of queues needed: {count}, found: {len(words)}")
-    source, to = words[0], found.get(TO) if count == 1 else words[1]
-    if source == to:
-        raise BadRequest(f"{action}: source and target are both {shown(source)}")
-    return Move(source, to, _selection(found), found.get(LIMIT))
-
-
-def parse_purge(rest: bytes) -> Purge:
-    words, found = _pull("purge", rest, {**MOVE_FLAGS, SCHEDULED: None})
-    name = _only_queue("purge", words)
-    selection, scheduled = _selection(found), SCHEDULED in found
-    if scheduled and (selection or LIMIT in found):
-        raise BadRequest(
-            "purge: --scheduled cannot be used together with other flags; cancel takes an id"
-        )
-    return Purge(name, selection, found.get(LIMIT), scheduled)
-
-
-def parse_tail(rest: bytes) -> WantedTail:
-    """A word with a star is a mask."""
-    words, found = _pull("tail", rest, {QUEUE: _any_name})
-    for word in words:
-        _refuse_flag("tail", word)
-    queue = found.get(QUEUE)
-    if queue is None and not words:
-        raise BadRequest("tail: an event, a mask or --queue is missing, as in: tail order.*")
-    if len(words) > TAIL_NAMES_MAX:
-        raise BadRequest(
-            f"tail: {len(words)} events and masks are given, the limit is {TAIL_NAMES_MAX}"
-        )
-    masks = [word for word in words if b"*" in word]
-    for mask in masks:
-        check_bound(mask)
-    return WantedTail(queue, [word for word in words if b"*" not in word], masks)
-
-
-def parse_peek(rest: bytes) -> tuple[bytes, dict[bytes, int], Selection | None]:
-    """The queue, the flags with numbers (`--scheduled` among them), and what is to be shown."""
-    words, found = _pull("peek", rest, PEEK_FLAGS)
-    return _only_queue("peek", words), found, _selection(found)
-
-
-def _only_queue(action: str, words: list[bytes]) -> bytes:
-    name = _queue(action, iter(words))
-    for word in words[1:]:
-        _refuse_flag(action, word)
-        raise BadRequest(f"{action}: surplus argument {shown(word)}")
-    return name
-
-
-def _selection(found: Mapping[bytes, Any]) -> Selection | None:
-    if not found.keys() & SELECTION_FLAGS.keys():
-        return None
-    return Selection(found.get(EVENT), found.get(ID), found.get(OLDER))
-
-
-def parse_set_queue(rest: bytes) -> SetQueue:
-    """A flag with an empty value changes its field to None."""
-    words, found = _pull("set_queue", rest, SET_QUEUE_FLAGS)
-    arguments = iter(words)
-    queue = _queue("set_queue", arguments)
-    for argument in arguments:
-        _refuse_flag("set_queue", argument)
-        raise BadRequest(f"set_queue: unexpected argument {shown(argument)}")
-    reset = found.pop(RESET, False)
-    return SetQueue(queue, {POLICY_FIELDS[flag]: value for flag, value in found.items()}, reset)
-
-
-def policy_value(flag: bytes, value: object) -> Any:
-    """The value of a policy field for a value as in `policy_text`. Raises BadRequest."""
-    return POLICY_FLAGS[flag](policy_text(flag, value))
-
-
-def policy_text(flag: bytes, value: object) -> bytes:
-    """The text after the flag for a value from JSON or TOML: a number, text, a list of numbers,
-    true or false. Raises BadRequest."""
-    if isinstance(value, bool):
-        value = "yes" if value else "no"
-    if isinstance(value, list | tuple) and flag == BACKOFF:
-        value = ",".join(map(str, value))
-    if not isinstance(value, str if flag == DEAD_LETTERS else str | int | float):
-        wanted = "text" if flag == DEAD_LETTERS else "a number or text"
-        raise BadRequest(f"{value!r:.80} is not {wanted}")
-    return str(value).encode("utf-8", "surrogateescape")
-
-
-def parse_name(action: str, rest: bytes) -> bytes:
-    """The one argument of delete_consumer."""
-    names = _arguments(action, rest)
-    if not names:
-        raise BadRequest(f"{action}: the consumer id is missing")
-    for name in names:
-        _refuse_flag(action, name)
-    if len(names) > 1:
-        raise BadRequest(f"{action}: unexpected argument {shown(names[1])}")
-    return names[0]
-
-
-def parse_delete_queue(rest: bytes) -> tuple[bytes, DeleteRule | None]:
-    arguments = iter(_arguments("delete_queue", rest))
-    queue, rule = _queue("delete_queue", arguments), None
-    for argument in arguments:
-        flag, equals, value = argument.partition(b"=")
-        if flag != b"--when-unused":
-            _refuse_flag("delete_queue", argument)
-            raise BadRequest(f"delete_queue: unexpected argument {shown(argument)}")
-        rule = DeleteRule(_delay_s(value) if equals else None)
-    return queue, rule
-
-
-def parse_words(
-    action: str,
-    rest: bytes,
-    words_max: int,
-    numbers: Mapping[bytes, tuple[int, int]] | None = None,
-    text: Container[bytes] = (),
-    switches: Container[bytes] = (),
-) -> tuple[list[bytes], dict[bytes, int], dict[bytes, bytes]]:
-    """Words, and flags anywhere. `numbers`: flags with a number, and its range; `text`: flags with
-    any value; `switches`: flags without a value, returned as the number 1."""
-    words: list[bytes] = []
-    found: dict[bytes, int] = {}
-    texts: dict[bytes, bytes] = {}
-    for argument in _arguments(action, rest):
-        flag, equals, value = argument.partition(b"=")
-        if equals and numbers and flag in numbers:
-            found[flag] = parse_number(action, value, *numbers[flag])
-        elif equals and flag in text:
-            texts[flag] = value
-        elif argument in switches:
-            found[flag] = 1
-        else:
-            _refuse_flag(action, argument)
-            words.append(argument)
-    if len(words) > words_max:
-        raise BadRequest(f"{action}: unexpected argument {shown(words[words_max])}")
-    return words, found, texts
-
-
-def parse_number(action: str, value: bytes, least: int, most: int) -> int:
-    try:
-        return _whole_number(value, least, most)
-    except BadRequest as error:
-        raise BadRequest(f"{action}: {error}") from None
-
-
-def _whole_number(value: bytes, least: int, most: int) -> int:
-    if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
-        raise BadRequest(f"{shown(value)} is not a whole number from {least} to {most}")
-    return int(value)
-
-
-def parse_auth(rest: bytes) -> tuple[bytes | None, bytes]:
-    """Return user and password, or None and a token. Errors contain none of them."""
+def _credentials(action: Action, rest: bytes, names_max: int) -> Any:
+    """Errors contain none of them."""
     if len(rest) > CREDENTIALS_BYTES_MAX:
         raise BadRequest(
             f"auth: the arguments have {len(rest)} bytes, the limit is {CREDENTIALS_BYTES_MAX}"
@@ -588,19 +470,7 @@ def parse_auth(rest: bytes) -> tuple[bytes | None, bytes]:
     words = _arguments("auth", rest)
     if not 1 <= len(words) <= 2 or words[0].startswith(b"--"):
         raise BadRequest("auth: the arguments are not a token, or a user and a password")
-    return (None if len(words) == 1 else words[0]), words[-1]
-
-
-def parse_eval(rest: bytes) -> str:
-    """The expression; `--worker=0` is this server, the only worker."""
-    if rest.startswith(b"--worker"):
-        flag, _, rest = rest.partition(b" ")
-        if flag != b"--worker=0":
-            raise BadRequest(f"_eval: unknown worker {shown(flag)}; there is only --worker=0")
-    source = rest.decode("utf-8", "surrogateescape").strip()
-    if not source:
-        raise BadRequest("_eval: the expression is missing, as in: _eval len(state.queues)")
-    return source
+    return action.result(*words)
 
 
 def _arguments(action: str, rest: bytes) -> list[bytes]:
@@ -610,53 +480,24 @@ def _arguments(action: str, rest: bytes) -> list[bytes]:
     return list(filter(None, words))
 
 
-def _queue(action: str, arguments: Iterator[bytes]) -> bytes:
-    queue = next(arguments, None)
-    if queue is None:
-        raise BadRequest(f"{action}: the queue is missing")
-    _refuse_flag(action, queue)
-    return queue
+def shown(argument: bytes) -> str:
+    """Quoted, as in the reason of an error."""
+    return repr(argument[:80])[1:]
 
 
-def _refuse_flag(action: str, argument: bytes) -> None:
-    if argument.startswith(b"--"):
-        raise BadRequest(f"{action}: unknown flag {shown(argument)}; 'help {action}' shows all")
+def _number(least: int, most: int) -> Reader:
+    return partial(_whole_number, least=least, most=most)
 
 
-Reader = Callable[[bytes], Any]
-"""Parses the value of a flag. Raises BadRequest."""
+def _whole_number(value: bytes, least: int, most: int) -> int:
+    if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+        raise BadRequest(f"{shown(value)} is not a whole number from {least} to {most}")
+    return int(value)
 
 
-def _take_flag(
-    action: str, argument: bytes, flags: Mapping[bytes, Reader | None], found: dict[bytes, Any]
-) -> None:
-    """Parse one flag, which may be given once; a reader None is a flag without a value."""
-    flag, equals, value = argument.partition(b"=")
-    if flag not in flags:
-        _refuse_flag(action, argument)
-    if flag in found:
-        raise BadRequest(f"{action}: {flag.decode()} is given twice")
-    reader = flags[flag]
-    if bool(equals) is (reader is None):
-        needs = "takes no value" if equals else f"needs a value, as in {flag.decode()}=VALUE"
-        raise BadRequest(f"{action}: {flag.decode()} {needs}")
-    try:
-        found[flag] = True if reader is None else reader(value)
-    except BadRequest as error:
-        raise BadRequest(f"{action}: {flag.decode()}: {error}") from None
-
-
-def _pull(
-    action: str, rest: bytes, flags: Mapping[bytes, Reader | None]
-) -> tuple[list[bytes], dict[bytes, Any]]:
-    """Remove these flags from the arguments, at any place; the others keep their order."""
-    others, found = [], dict[bytes, Any]()
-    for word in _arguments(action, rest):
-        if word[:2] == b"--" and word.partition(b"=")[0] in flags:
-            _take_flag(action, word, flags, found)
-        else:
-            others.append(word)
-    return others, found
+def sequence_number(value: bytes) -> int:
+    """Raises BadRequest."""
+    return _whole_number(value, 0, SEQ_MAX)
 
 
 def _seconds(value: bytes, most: float) -> float:
@@ -669,16 +510,8 @@ def _seconds(value: bytes, most: float) -> float:
     return seconds
 
 
-def _delay_s(value: bytes) -> float:
-    return _seconds(value, DELETE_DELAY_S_MAX)
-
-
-def _delay_us(value: bytes) -> int:
-    return round(_seconds(value, DURATION_S_MAX) * 1e6)
-
-
-def _time_us(value: bytes) -> int:
-    return round(_seconds(value, TIME_S_MAX) * 1e6)
+def _delay_us(value: bytes, most: float = DURATION_S_MAX) -> int:
+    return round(_seconds(value, most) * 1e6)
 
 
 def _duration_s(value: bytes) -> float:
@@ -689,22 +522,14 @@ def _duration_s(value: bytes) -> float:
     return max(seconds, 1e-6)
 
 
-def _duration_us(value: bytes) -> int:
-    return round(_duration_s(value) * 1e6)
-
-
 def _name(value: bytes) -> bytes:
-    if not value:
-        raise BadRequest("the name is empty")
     if any(byte in value for byte in b" \t\r\n"):
         raise BadRequest(f"{shown(value)} is not a name: it contains white space")
-    if value.startswith(b"--"):
-        raise BadRequest(f"{shown(value)} is a flag, not a name")
-    return value
+    return _any_name(value)
 
 
 def _any_name(value: bytes) -> bytes:
-    """Of a queue that exists: what stands in a line is a name, whatever it holds."""
+    """Of what exists: what stands in a line is a name, whatever it holds."""
     if not value:
         raise BadRequest("a name is missing")
     if value.startswith(b"--"):
@@ -741,52 +566,88 @@ def _one_of(choices: Mapping[bytes, Any], value: bytes) -> Any:
     return choices[value]
 
 
-def _number(least: int, most: int) -> Reader:
-    return partial(_whole_number, least=least, most=most)
+def _or_none(reader: Reader, value: bytes) -> Any:
+    return reader(value) if value else None
 
 
-DELAY, AT, TTL, DEAD, FATE = b"--delay", b"--at", b"--ttl", b"--dead", b"--fate"
-TO, EVENT, LIMIT, RESET = b"--to", b"--event", b"--limit", b"--reset"
-ID, OLDER, AFTER, QUEUE = b"--id", b"--older", b"--after", b"--queue"
-PREFETCH, BACKOFF, DEAD_LETTERS = b"--prefetch", b"--backoff", b"--dead-letters"
-RETRIES = b"--retries"
+def _rule(value: bytes) -> DeleteRule:
+    return DeleteRule(_seconds(value, DELETE_DELAY_S_MAX))
 
-PUBLISH_FLAGS: dict[bytes, Reader | None] = {
-    ONCE: None,
-    MANDATORY: None,
-    DELAY: _delay_us,
-    AT: _time_us,
-    TTL: _duration_us,
-    META: check_meta,
-    TO: _any_name,
+
+def _source(value: bytes) -> str:
+    source = value.decode("utf-8", "surrogateescape").strip()
+    if not source:
+        raise BadRequest("the expression is missing, as in: _eval len(state.queues)")
+    return source
+
+
+def _subscribe(queue: bytes, **bindings: Any) -> Rebind:
+    """Plain events replace, the others are added."""
+    if not any(bindings.values()):
+        raise BadRequest("an event or a mask is missing, as in: subscribe orders order.new")
+    return Rebind(queue, **bindings)
+
+
+def _consume(queue: bytes, **values: Any) -> Consume:
+    request = Consume(queue, **values)
+    if (request.prefetch or request.backoff) and not request.manual_ack:
+        raise BadRequest("--prefetch and --backoff need --manual-ack")
+    return request
+
+
+def _rebind(queue: bytes, **changes: Any) -> Rebind:
+    if (count := len(changes.get("remove_masks", ()))) > MASKS_MAX:
+        raise BadRequest(f"--remove-mask has {count} masks, the limit is {MASKS_MAX}")
+    return Rebind(queue, **changes) if any(changes.values()) else Rebind(queue, replace=[])
+
+
+def _reject(consumer: bytes, message: bytes, **values: Any) -> Answer:
+    if "selection" in values and message != ALL:
+        raise BadRequest("--event, --id and --older are only possible with --all")
+    if "fate" in values and message == ALL:
+        raise BadRequest("--fate is only possible with one message, not with --all")
+    return Answer(consumer, message, **values)
+
+
+def _move(source: bytes, to: bytes | None = None, **values: Any) -> Move:
+    if source == to:
+        raise BadRequest(f"source and target are both {shown(source)}")
+    return Move(source, to, **values)
+
+
+def _set_queue(queue: bytes, reset: bool = False, **changes: Any) -> SetQueue:
+    return SetQueue(queue, changes, reset)
+
+
+def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
+    """A word with a star is a mask."""
+    if queue is None and not words:
+        raise BadRequest("an event, a mask or --queue is missing, as in: tail order.*")
+    if len(words) > TAIL_NAMES_MAX:
+        raise BadRequest(f"{len(words)} events and masks are given, the limit is {TAIL_NAMES_MAX}")
+    masks = [word for word in words if b"*" in word]
+    for mask in masks:
+        check_bound(mask)
+    return WantedTail(queue, [word for word in words if b"*" not in word], masks)
+
+
+def _stats(*words: bytes, **values: Any) -> Stats:
+    return Stats(words, **values)
+
+
+def _only(value: Any = None, worker: int = 0) -> Any:
+    return value
+
+
+BACKOFF = b"--backoff"
+CLOSING = frozenset({b"--manual-ack", b"--delete-queue-when-unused"})
+"""Flags of consume that no names follow."""
+WORDS: dict[str, Reader] = {
+    "seq": sequence_number,
+    "number": sequence_number,
+    "expression": _source,
 }
-CONSUME_FLAGS: dict[bytes, Reader | None] = {
-    PREFETCH: _number(1, COUNT_MAX),
-    BACKOFF: _backoff,
-    META: None,
-    EXISTING: None,
-    KEEP: None,
-}
-SELECTION_FLAGS: dict[bytes, Reader | None] = {
-    EVENT: _mask,
-    ID: _message_id,
-    OLDER: _delay_us,
-}
-REJECT_FLAGS: dict[bytes, Reader | None] = {
-    **SELECTION_FLAGS,
-    DELAY: _delay_us,
-    DEAD: None,
-    FATE: None,
-    RETRIES: _number(0, COUNT_MAX),
-    BACKOFF: _backoff,
-}
-MOVE_FLAGS: dict[bytes, Reader | None] = {**SELECTION_FLAGS, LIMIT: _number(1, SEQ_MAX)}
-PEEK_FLAGS: dict[bytes, Reader | None] = {
-    **SELECTION_FLAGS,
-    SCHEDULED: None,
-    AFTER: _number(0, SEQ_MAX),
-    LIMIT: _number(1, PEEK_ROWS_MAX),
-}
+"""How words are parsed that are not names."""
 
 
 class PolicyField(NamedTuple):
@@ -803,7 +664,11 @@ class PolicyField(NamedTuple):
 
 POLICY = (
     PolicyField(
-        "retries", RETRIES, _number(0, COUNT_MAX), "N", "Rejects after which a message is dead."
+        "retries",
+        b"--retries",
+        _number(0, COUNT_MAX),
+        "N",
+        "Rejects after which a message is dead.",
     ),
     PolicyField(
         "losses",
@@ -819,7 +684,7 @@ POLICY = (
         "FIRST[,MAX]",
         "Backoff: seconds before a redelivery; doubles up to MAX.",
     ),
-    PolicyField("dead_letters", DEAD_LETTERS, _name, "QUEUE", "The queue for dead messages."),
+    PolicyField("dead_letters", b"--dead-letters", _name, "QUEUE", "The queue for dead messages."),
     PolicyField("ttl_s", b"--ttl", _duration_s, "SECONDS", "Time to live of a message."),
     PolicyField(
         "messages_max",
@@ -856,18 +721,160 @@ POLICY = (
 POLICY_FLAGS = {field.flag: field.read for field in POLICY}
 POLICY_FIELDS = {field.flag: field.name for field in POLICY}
 """The name of the policy field, by flag."""
-
-
-def _or_none(reader: Reader, value: bytes) -> Any:
-    return reader(value) if value else None
-
-
-SET_QUEUE_FLAGS: dict[bytes, Reader | None] = {
-    RESET: None,
-    **{flag: partial(_or_none, reader) for flag, reader in POLICY_FLAGS.items()},
+VALUES: dict[str, tuple[str, Reader]] = {
+    "--add": ("add", bytes),
+    "--add-mask": ("add_masks", bytes),
+    "--after": ("after", sequence_number),
+    "--at": ("at_us", partial(_delay_us, most=TIME_S_MAX)),
+    "--delay": ("delay_us", _delay_us),
+    "--delete-queue-when-unused": ("rule", _rule),
+    "--epoch": ("epoch", bytes),
+    "--event": ("event_mask", _mask),
+    "--from": ("first", sequence_number),
+    "--id": ("message_id", _message_id),
+    "--limit": ("limit", _number(1, SEQ_MAX)),
+    "--mask": ("mask", bytes),
+    "--meta": ("meta", check_meta),
+    "--older": ("older_us", _delay_us),
+    "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
+    "--queue": ("queue", _any_name),
+    "--remove": ("remove", bytes),
+    "--remove-mask": ("remove_masks", bytes),
+    "--then": ("then", bytes),
+    "--to": ("to", _any_name),
+    "--when-unused": ("rule", _rule),
+    "--worker": ("worker", partial(_one_of, {b"0": 0})),
+    "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
+    "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
+    "range --at": ("at_us", sequence_number),
+    "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
+    "read --to": ("end", sequence_number),
+    "stats --after": ("after", bytes),
+    "stats --limit": ("limit", _number(1, STATS_ROWS_MAX)),
+    **{each.flag.decode(): (each.name, each.read) for each in POLICY},
+    **{
+        f"set_queue {each.flag.decode()}": (each.name, partial(_or_none, each.read))
+        for each in POLICY
+    },
 }
+"""The field and the parser of each flag with a value; of one action, where they differ."""
+
+ONE_OR_ALL = "{consumer_id} {msg_id}|--all"
+SCHEDULED_ONE = "{queue} {msg_id}|--all"
+ADD = "[--add {event} ...] [--add-mask {mask} ...]"
+SELECTION = "[--event={mask}] [--id={msg_id}] [--older={seconds}]"
+CHOICE = f"{SELECTION} [--limit={{n}}]"
+OF_QUEUE, OF_CONSUMER, READS = {"queue": "consume"}, {"consumer": "consumer"}, {"queue": "read"}
+BINDS = {"queue": "consume", "replace": "bind", "add": "bind", "add_masks": "bind"}
+MOVES = {"source": "consume", "to": "consume"}
+ADMIN = {"": "admin"}
+
+_TABLE = (
+    Action(
+        "publish",
+        "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
+        "[--meta={key}={value}[&...]] [--to={queue}] {event} {data}",
+        Publish,
+        {"event": "publish", "to": "consume"},
+        parser=_with_data,
+    ),
+    Action("subscribe", "{queue} [{event} ...] " + ADD, _subscribe, BINDS, parser=_with_names),
+    Action(
+        "consume",
+        f"{{queue}} [{{event}} ...] {ADD} "
+        "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] "
+        "[--backoff={first}[,{max}]] [--meta] [--existing] [--keep]",
+        _consume,
+        {**BINDS, "id": "consumer"},
+        parser=_with_names,
+    ),
+    Action(
+        "rebind",
+        "{queue} [{event} ...] [--remove {event} ...] [--remove-mask {mask} ...] " + ADD,
+        _rebind,
+        BINDS,
+        parser=_with_names,
+    ),
+    Action("ack", ONE_OR_ALL, Answer, OF_CONSUMER),
+    Action(
+        "reject",
+        ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
+        f"{SELECTION} [--fate]",
+        _reject,
+        OF_CONSUMER,
+        apart=((b"--dead", b"--delay", b"--retries", BACKOFF),),
+    ),
+    Action(
+        "release", ONE_OR_ALL + " [--delay={seconds}]", Answer, OF_CONSUMER, confirm_anywhere=True
+    ),
+    Action("touch", ONE_OR_ALL, Answer, OF_CONSUMER, confirm_anywhere=True),
+    Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
+    Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
+    Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True),
+    Action("redrive", "{queue} [--to={queue}] " + CHOICE, _move, MOVES, confirm_anywhere=True),
+    Action("delete_consumer", "{consumer_id}", Answer, OF_CONSUMER),
+    Action("delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN),
+    Action(
+        "set_queue",
+        "{queue} [--retries={n}] [--losses={n}] [--backoff={first}[,{max}]] "
+        "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
+        "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
+        _set_queue,
+        {"queue": "consume", "dead_letters": "consume"},
+        confirm_anywhere=True,
+    ),
+    Action(
+        "purge",
+        "{queue} [--scheduled] " + CHOICE,
+        Purge,
+        ADMIN,
+        apart=((b"--scheduled", b"--event", b"--id", b"--older", b"--limit"),),
+    ),
+    Action("peek", "{queue} [--scheduled] [--after={seq}] " + CHOICE, Peek, READS),
+    Action(
+        "tail",
+        "[--queue={queue}] [{event}|{mask} ...]",
+        _tail,
+        {**READS, "events": "bind", "masks": "bind"},
+    ),
+    Action("range", "{queue} [--at={microseconds}]", Range, READS),
+    Action(
+        "read",
+        "{queue} --from={seq} [--to={seq}] [--limit={n}] [--epoch={epoch}] [--meta]",
+        Log,
+        READS,
+    ),
+    Action("trim", "{queue} {seq} [--epoch={epoch}]", Trim, OF_QUEUE),
+    Action(
+        "stats",
+        "[{what} [{name}]] [--after={key}] [--then={key}|--mask={mask}] [--limit={n}]",
+        _stats,
+        {"words": "monitoring"},
+    ),
+    Action("help", "[{action}]", _only),
+    Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
+    Action("set_name", "{name}", _only),
+    Action("close_connection", "{number}", _only, ADMIN, confirm_anywhere=True),
+    Action("ping", "{data}", _only, parser=_with_data),
+    Action("_eval", "[--worker=0] {expression}", _only, {"": "eval"}, parser=_with_data),
+)
+ACTIONS = {action.name.encode(): action for action in _TABLE}
+CONFIRM_ANYWHERE = frozenset(name for name, action in ACTIONS.items() if action.confirm_anywhere)
 
 
-def shown(argument: bytes) -> str:
-    """Quoted, as in the reason of an error."""
-    return repr(argument[:80])[1:]
+def policy_value(word: bytes, value: object) -> Any:
+    """The value of a policy field for a value as in `policy_text`. Raises BadRequest."""
+    return POLICY_FLAGS[word](policy_text(word, value))
+
+
+def policy_text(word: bytes, value: object) -> bytes:
+    """The text after the flag for a value from JSON or TOML: a number, text, a list of numbers,
+    true or false. Raises BadRequest."""
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    if isinstance(value, list | tuple) and word == BACKOFF:
+        value = ",".join(map(str, value))
+    is_name = word == b"--dead-letters"
+    if not isinstance(value, str if is_name else str | int | float):
+        raise BadRequest(f"{value!r:.80} is not {'text' if is_name else 'a number or text'}")
+    return str(value).encode("utf-8", "surrogateescape")

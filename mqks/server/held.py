@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
 from mqks.broker.requests import intake
-from mqks.broker.requests.actions import ACTIONS
 from mqks.limits import LOOP_HELD_LINES_MAX
+from mqks.protocol.requests import ACTIONS
 from mqks.server import log
 
 ROOM: Final = str(Path(__file__).parents[1])

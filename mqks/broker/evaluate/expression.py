@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, finish
+from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.evaluate.views import Flag, Items
 from mqks.errors import BadRequest
 
@@ -46,51 +46,28 @@ RESULT_BYTES_MAX = 64 * 1024
 STEP = 2000
 """Steps after which the time is checked: a millisecond or two."""
 PARSE_STEPS = 2000
-"""Approximate steps that parsing an expression takes from a shared budget."""
+"""Approximate steps that parsing an expression takes."""
 
 
 def evaluate(
-    source: str,
-    names: Mapping[str, object],
-    *,
-    limits: Limits = LIMITS,
-    budget: "Allowance | None" = None,
-) -> object:
+    source: str, names: Mapping[str, object], budget: "Allowance", limits: Limits = LIMITS
+) -> Work[object]:
     """The value of `source`, a Python expression over `names`; raises only ExpressionError.
 
-    Several expressions may share a `budget` of steps.
-
-    An object in `names` shows its public attributes that are data. Each is read once per
-    expression, because a property may have to copy. Nothing is ever written.
+    Several expressions may share a `budget` of steps. An object in `names` shows its public
+    attributes that are data. Each is read once per expression, because a property may have to copy.
+    Nothing is ever written. The values of names may change between two steps of the work.
     """
-    return finish(evaluating(source, names, limits=limits, budget=budget))
-
-
-def evaluating(
-    source: str,
-    names: Mapping[str, object],
-    *,
-    limits: Limits = LIMITS,
-    budget: "Allowance | None" = None,
-) -> Work[object]:
-    """The same in turns. The values of names may change between two steps."""
-    steps = limits.steps_max if budget is None else budget.steps
-    evaluation = _Evaluation(limits, steps)
-    try:
+    with _refusals():
+        budget.spend(PARSE_STEPS)
+        work = _Evaluation(budget, limits).visit(_parse(source, limits), dict(names))
+    while True:
         with _refusals():
-            evaluation.spend(PARSE_STEPS if budget is not None else 0)
-            work = evaluation.visit(_parse(source, limits), dict(names))
-        while True:
-            with _refusals():
-                try:
-                    next(work)
-                except StopIteration as end:
-                    return end.value
-            yield GOES_ON
-    finally:
-        if budget is not None:
-            # Reading names may have spent some of it.
-            budget.steps -= steps - evaluation.steps
+            try:
+                next(work)
+            except StopIteration as end:
+                return end.value
+        yield GOES_ON
 
 
 def render(value: object, *, bytes_max: int = RESULT_BYTES_MAX) -> bytes:
@@ -139,7 +116,9 @@ def _parse(source: str, limits: Limits) -> ast.AST:
 class Allowance:
     """The steps left. Every method pays for what its caller does next, or raises."""
 
-    def __init__(self, steps: int, refusal: str) -> None:
+    def __init__(
+        self, steps: int = LIMITS.steps_max, refusal: str = "the expression takes too many steps"
+    ) -> None:
         self.steps = steps
         self.refusal = refusal
 
@@ -180,13 +159,15 @@ class Allowance:
         self.spend(1 + len(text) * (16 + width) // 256)
 
 
-class _Evaluation(Allowance):
+class _Evaluation:
     """One evaluation of one expression."""
 
-    def __init__(self, limits: Limits, steps: int) -> None:
-        super().__init__(steps, "the expression takes too many steps")
+    def __init__(self, budget: Allowance, limits: Limits) -> None:
+        self.budget = budget
+        self.spend, self.items = budget.spend, budget.items
+        self.weigh, self.search = budget.weigh, budget.search
         self.bits_max = limits.int_bits_max
-        self.step_end = steps - STEP
+        self.step_end = budget.steps - STEP
         self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def visit(self, node: Any, scope: Scope) -> Work[Any]:
@@ -247,24 +228,24 @@ class _Evaluation(Allowance):
             case ast.IfExp(test, body, orelse):
                 branch = body if (yield from visit(test, scope)) else orelse
                 return (yield from visit(branch, scope))
-            case ast.List(parts):
-                return (yield from self.each(parts, scope))
-            case ast.Tuple(parts):
-                return tuple((yield from self.each(parts, scope)))
-            case ast.Set(parts):
-                return (yield from self.set((yield from self.each(parts, scope))))
+            case ast.List(parts) | ast.Tuple(parts) | ast.Set(parts):
+                found = yield from self.each(parts, scope)
             case ast.Dict(keys, values) if None not in keys:
                 pairs = zip(keys, values, strict=True)
                 found = yield from self.each(chain.from_iterable(pairs), scope)
-                return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
-            case ast.ListComp(part, loops) | ast.GeneratorExp(part, loops):
-                return (yield from self.collect(loops, {**scope}, part))
-            case ast.SetComp(part, loops):
-                return (yield from self.set((yield from self.collect(loops, {**scope}, part))))
+            case (
+                ast.ListComp(part, loops) | ast.GeneratorExp(part, loops) | ast.SetComp(part, loops)
+            ):
+                found = yield from self.loop(loops, {**scope}, (part,), [])
             case ast.DictComp(key, value, loops):
-                found = yield from self.collect(loops, {**scope}, key, value)
-                return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
-        raise ExpressionError(f"unknown or not allowed: {ast.unparse(node)}"[:200])
+                found = yield from self.loop(loops, {**scope}, (key, value), [])
+            case _:
+                raise ExpressionError(f"unknown or not allowed: {ast.unparse(node)}"[:200])
+        if isinstance(node, ast.Set | ast.SetComp):
+            return (yield from self.set(found))
+        if isinstance(node, ast.Dict | ast.DictComp):
+            return (yield from self.mapping(zip(found[::2], found[1::2], strict=True)))
+        return tuple(found) if isinstance(node, ast.Tuple) else found
 
     def mapping(self, pairs: Iterable[Any]) -> Work[dict[Any, Any]]:
         """A dict of `pairs`. Keys with one hash are compared in turn: each pays for the others."""
@@ -312,14 +293,6 @@ class _Evaluation(Allowance):
                 raise ExpressionError(f"{type(owner).__name__} has no items")
         return owner[index]
 
-    def collect(
-        self, loops: list[ast.comprehension], scope: Scope, *parts: ast.expr
-    ) -> Work[list[Any]]:
-        """The values of `parts` for each iteration of the `for` and `if` clauses."""
-        values: list[Any] = []
-        yield from self.loop(loops, scope, parts, values)
-        return values
-
     def loop(
         self,
         loops: list[ast.comprehension],
@@ -327,13 +300,14 @@ class _Evaluation(Allowance):
         parts: tuple[ast.expr, ...],
         values: list[Any],
         depth: int = 0,
-    ) -> Work[None]:
-        """Each iteration binds its names in the same `scope`."""
+    ) -> Work[list[Any]]:
+        """Add the values of `parts` for each iteration of the `for` and `if` clauses; each binds
+        its names in the same `scope`."""
         if depth == len(loops):
             self.spend(depth)  # Each iteration passes all the loops around it.
             for part in parts:
                 values.append((yield from self.visit(part, scope)))
-            return
+            return values
         loop = loops[depth]
         if loop.is_async:
             raise ExpressionError("async is not allowed")
@@ -346,12 +320,13 @@ class _Evaluation(Allowance):
                 yield from self.loop(loops, scope, parts, values, depth + 1)
             if self.is_step_over:
                 yield GOES_ON
+        return values
 
     @property
     def is_step_over(self) -> bool:
-        if self.steps > self.step_end:
+        if self.budget.steps > self.step_end:
             return False
-        self.step_end = self.steps - STEP
+        self.step_end = self.budget.steps - STEP
         return True
 
     def bind(self, target: ast.expr, value: Any, scope: Scope) -> None:
@@ -397,20 +372,18 @@ class _Evaluation(Allowance):
                 self.weigh(right)
         return _OPERATORS[type(op)](left, right)
 
-    def function(self, arguments: ast.arguments, body: ast.expr, scope: Scope) -> Function:
-        """A lambda with one argument. Its body is paid for at each call. It has no name, so it
-        never calls itself."""
-        match arguments:
-            case ast.arguments([], [ast.arg(name)], None, [], [], None, []) if name[0] != "_":
-                return lambda item: self.visit(body, {**scope, name: item})
-        raise ExpressionError("a lambda takes one plain argument here")
-
     def option(self, keyword: ast.keyword, scope: Scope) -> Work[Any]:
+        """The value of a keyword. A lambda has one argument, and its body is paid for at each call;
+        it has no name, so it never calls itself."""
         match keyword:
             case ast.keyword("key", ast.Name(name)):
                 return lambda item: self.call(name, [item], {})
             case ast.keyword("key", ast.Lambda(arguments, body)):
-                return self.function(arguments, body, scope)
+                match arguments:
+                    case ast.arguments([], [ast.arg(name)], None, [], [], None, []):
+                        if name[0] != "_":
+                            return lambda item: self.visit(body, {**scope, name: item})
+                raise ExpressionError("a lambda takes one plain argument here")
             case ast.keyword("default" | "reverse" | "start", value):
                 return (yield from self.visit(value, scope))
         raise ExpressionError(f"not allowed: {ast.unparse(keyword)}"[:200])
@@ -548,7 +521,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 def _size(value: Any) -> int:
     """The steps of a shallow copy. This also refuses whatever is not plain data."""
     match value:
-        case None | float() | Items() | Flag():
+        case None | float():
             return 1
         case int():
             return 1 + value.bit_length() // 64
@@ -568,12 +541,10 @@ def _plain(value: Any, budget: Allowance) -> Any:
             yield _plain(item, budget)
 
     match value:
-        case None | int() | float():
-            return value
-        case Items():
-            return len(value)
         case Flag():
             return bool(value)
+        case None | int() | float():
+            return value
         case str():
             budget.spend(len(value))
             return value

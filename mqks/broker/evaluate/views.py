@@ -1,39 +1,25 @@
 """Values of an expression of `_eval` that have methods.
 
-The one rule: a view holds one plain value, and an expression can call those of its methods that
+The one rule: a view is a plain number, and an expression can call those of its methods that
 `expression.py` names, no others.
 """
 
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Items:
+class Items(int):
     """A number of waiting things, without the things themselves."""
 
-    _count: int
-
     def __len__(self) -> int:
-        return self._count
-
-    def __repr__(self) -> str:
-        return str(self._count)
+        return int(self)
 
     def qsize(self) -> int:
-        return self._count
+        return int(self)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Flag:
+class Flag(int):
     """A boolean."""
 
-    _value: bool
-
-    def __bool__(self) -> bool:
-        return self._value
-
     def __repr__(self) -> str:
-        return str(self._value)
+        return str(bool(self))
 
     def is_set(self) -> bool:
-        return self._value
+        return bool(self)

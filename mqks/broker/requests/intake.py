@@ -5,16 +5,17 @@ in `Connection.works`, `lines` and `chunks`, and is done before later bytes of t
 chunk is split once, and each line taken from it once, whatever number of turns that takes.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Generator
 from operator import length_hint
+from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.base.turns import GOES_ON, Work, finish, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients import permits
 from mqks.broker.clients.connection import Connection
-from mqks.broker.requests.actions import ACTIONS, Doing
-from mqks.broker.routing.gathering import NO_GROUP, NOTHING
+from mqks.broker.requests.actions import RUNS
+from mqks.broker.requests.checks import Doing
+from mqks.broker.routing.gathering import NO_GROUP
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
 from mqks.protocol.requests import CONFIRM, ONCE, Request, parse_request, shown
@@ -28,8 +29,6 @@ PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"r
 """Actions that give messages new places, which is not possible on a full disk."""
 GATHERED_ON_MAX = 256
 """Lines that stay gathered for the next chunk; more are worth a step of their own."""
-REJECTS = b"\n"
-"""Prefix of the consumer id while rejects are gathered instead of acks."""
 
 
 class Intake:
@@ -129,8 +128,8 @@ class Intake:
         gathers publishes, or acks to one consumer, or rejects, until another kind of line follows,
         and then does them in one step.
 
-        `event` is NOTHING while acks or rejects are gathered, `acker` while publishes are. Lines
-        that are rare or wrong are left to `_request`.
+        `event` is None while acks or rejects are gathered, `consumer` while publishes are; `verb`
+        says which of the two are. Lines that are rare or wrong are left to `_request`.
 
         A publish takes 260 ns here, an ack 270 ns: `python -m benchmarks.budget`.
         """
@@ -145,7 +144,8 @@ class Intake:
         confirms: list[bytes] = []
         others: list[bytes] = []
         event, middle, ids, bodies = NO_GROUP
-        acker, acked = NOTHING, list[bytes]()
+        verb, settled = b"ack", list[bytes]()
+        consumer: bytes | None = None
         end, gathered = start + LINES_MAX, self._gathered
         while True:
             end = min(end, len(lines))
@@ -170,9 +170,9 @@ class Intake:
                             argument, _, rest = rest.partition(b" ")
                         group = groups.get(argument)
                         if group is None:
-                            if acked:
-                                self._flush(acker, acked)
-                                acker, acked = NOTHING, []
+                            if settled:
+                                self._flush(verb, consumer, settled)
+                                consumer, settled = None, []
                             may = connection.permissions
                             if argument[:2] == b"--":
                                 group, rest = publishing.flagged_group(may, argument, rest)
@@ -181,7 +181,7 @@ class Intake:
                             is_last = gathering.width > WIDE or bool(works) or turns.over
                         event, middle, ids, bodies = group
                     if (
-                        event is not NOTHING
+                        event is not None
                         and 0 < len(request_id) <= name_bytes_max
                         and not (once and publishing.once_unfinished)
                     ):
@@ -193,41 +193,41 @@ class Intake:
                         if is_last:
                             break
                         continue
-                elif (is_ack := action == b"ack") or action == b"reject":
-                    if (
-                        argument == acker
-                        and is_ack
-                        and rest >= PLAIN
-                        and b" " not in rest
-                        and 0 < len(request_id) <= name_bytes_max
-                    ):
-                        acked.append(rest)
-                        continue
+                elif (
+                    action == verb
+                    and argument == consumer
+                    and rest >= PLAIN
+                    and b" " not in rest
+                    and 0 < len(request_id) <= name_bytes_max
+                ):
+                    settled.append(rest)
+                    continue
+                elif action == b"ack" or action == b"reject":
                     confirm = argument == CONFIRM
                     if confirm:
                         argument, _, rest = rest.partition(b" ")
-                    if not is_ack:
-                        argument = REJECTS + argument
-                    if argument != acker:
-                        self._flush(acker, acked)
-                        event, acked = NOTHING, []
-                        acker = NOTHING if works else self._acker(connection, argument)
+                    if argument != consumer or action != verb:
+                        self._flush(verb, consumer, settled)
+                        event, settled, verb = None, [], action
+                        consumer = (
+                            argument if self._may_gather(connection, verb, argument) else None
+                        )
                         is_last = turns.over
                     if (
-                        acker is not NOTHING
+                        consumer is not None
                         and rest >= PLAIN
                         and b" " not in rest
                         and 0 < len(request_id) <= name_bytes_max
                         and not (confirm and self._broker.unwritable)
                     ):
-                        acked.append(rest)
+                        settled.append(rest)
                         if confirm:
                             others.append(request_id)
                         if is_last:
                             break
                         continue
-                self._flush(acker, acked)
-                event, acker, acked = NOTHING, NOTHING, []
+                self._flush(verb, consumer, settled)
+                event, consumer, settled = None, None, []
                 if not self._proceed(connection):
                     # The line comes after these works.
                     connection.overrun, end = True, end - 1
@@ -246,23 +246,23 @@ class Intake:
             if (
                 works
                 or gathered * gathering.width >= gathering.copies_max
-                or len(acked) >= STEP_MESSAGES
+                or len(settled) >= STEP_MESSAGES
             ):
-                self._flush(acker, acked)
-                event, acker, acked, gathered = NOTHING, NOTHING, [], 0
+                self._flush(verb, consumer, settled)
+                event, consumer, settled, gathered = None, None, [], 0
                 connection.overrun = not self._proceed(connection) or self._outruns_journal
             if connection.overrun or turns.over:
                 connection.overrun = True
                 break
             end = start + max(1, min(LINES_MAX, gathering.copies_max // gathering.width - gathered))
         if (
-            event is NOTHING
+            event is None
             or works
             or gathered > GATHERED_ON_MAX
             or gathering.width > WIDE
             or broker.shared.near_queues
         ):
-            self._flush(acker, acked)
+            self._flush(verb, consumer, settled)
         else:
             self._gathered, self._permissions = gathered, connection.permissions
         if start == len(lines) or connection.expelled:
@@ -270,12 +270,15 @@ class Intake:
         connection.handled = start
         self._end(connection, confirms, others)
 
-    def _acker(self, connection: Connection, key: bytes) -> bytes:
-        """The same key, if acks to this consumer, or rejects, may be gathered."""
-        consumer_id = key.removeprefix(REJECTS)
-        is_name = consumer_id and consumer_id[:2] != b"--"
-        may = is_name and self._broker.access.may_ack(connection, consumer_id)
-        return key if may and not (consumer_id != key and self._broker.unwritable) else NOTHING
+    def _may_gather(self, connection: Connection, verb: bytes, consumer_id: bytes) -> bool:
+        """Whether acks or rejects of this consumer may be gathered."""
+        return (
+            not connection.works
+            and consumer_id != b""
+            and consumer_id[:2] != b"--"
+            and not (verb == b"reject" and self._broker.unwritable)
+            and self._broker.access.may_ack(connection, consumer_id)
+        )
 
     @property
     def _outruns_journal(self) -> bool:
@@ -360,17 +363,18 @@ class Intake:
             yield from connection.works[0]
             connection.works.popleft()
 
-    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
+    def _flush(self, verb: bytes, consumer: bytes | None, settled: list[bytes]) -> None:
         """Do what was gathered: acks, rejects or publishes."""
         self._gathered = 0
-        if acked and acker[:1] == REJECTS:
-            # A message that is named twice may have come back in between.
-            for some in [acked] if len({*acked}) == len(acked) else slices(acked, 1):
-                self._broker.reject(acker[1:], some)
-        elif acked:
-            self._broker.ack(acker, acked)
-        else:
+        if consumer is None or not settled:
             self._publishing.gathering.flush()
+        elif verb == b"ack":
+            self._broker.ack(consumer, settled)
+        else:
+            # A message that is named twice may have come back in between.
+            is_plain = len({*settled}) == len(settled)
+            for some in [settled] if is_plain else slices(settled, 1):
+                self._broker.reject(consumer, some)
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """Handle one request off the fast path; None if it failed, or has no plain confirm now.
@@ -382,15 +386,7 @@ class Intake:
         try:
             request = parse_request(line)
             self._broker.metadata.check_names("id", [request.id])
-            action = ACTIONS.get(request.action)
-            if action is None:
-                raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
-            may = connection.permissions
-            needed = None
-            if may is not None:
-                needed = permits.check(action.needs, self._broker, may, request)
-            run = partial(action.run, self._broker, connection, request)
-            work = run() if needed is None else _after(needed, run)
+            work = self._begin(connection, request)
         except BadRequest as failure:
             self._refusals.refuse(connection, line, failure)
             return None
@@ -400,6 +396,34 @@ class Intake:
             return None
         # A login that is not verified yet, or was refused, is not confirmed now.
         return None if connection.awaits_login or connection.expelled else request
+
+    def _begin(self, connection: Connection, request: Request) -> Doing:
+        """Parse a request, check its permissions, and do it. Raises BadRequest."""
+        broker, may = self._broker, connection.permissions
+        if request.action not in RUNS:
+            raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
+        action, run = RUNS[request.action]
+        if may is not None:
+            permits.check_first(may, action)
+        wanted = action.parse(request.rest, broker.bindings.events_max)
+        if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
+            return self._begin_in_turns(connection, request, wanted)
+        if may is not None:
+            finish(permits.check(broker, may, action, request, wanted))
+        return run(broker, connection, request, wanted)
+
+    def _begin_in_turns(
+        self, connection: Connection, request: Request, wanted: Any
+    ) -> Work[int | bytes | None]:
+        """The same for a request that may have many names."""
+        broker, may = self._broker, connection.permissions
+        action, run = RUNS[request.action]
+        if isinstance(wanted, Generator):
+            wanted = yield from wanted
+        if may is not None:
+            yield from permits.check(broker, may, action, request, wanted)
+        work = run(broker, connection, request, wanted)
+        return None if work is None else (yield from work)
 
     def _perform(
         self, connection: Connection, request: Request, line: bytes, work: Work[int | bytes | None]
@@ -421,10 +445,3 @@ class Intake:
         else:
             text = told if isinstance(told, bytes) else b"%d" % told
             broker.pending.waiters.counts.append((connection, request.id, text))
-
-
-def _after(needed: Work[None], run: Callable[[], Doing]) -> Work[int | bytes | None]:
-    """A request whose permissions are checked in turns."""
-    yield from needed
-    work = run()
-    return None if work is None else (yield from work)

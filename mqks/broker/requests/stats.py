@@ -19,9 +19,9 @@ from mqks.broker.clients.consumer import Consumer
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.queue.queue import Queue
 from mqks.errors import BadRequest
-from mqks.limits import SEQ_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
+from mqks.limits import STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, bound_matches
-from mqks.protocol.requests import parse_number, shown
+from mqks.protocol.requests import Stats, sequence_number, shown
 
 Row = dict[str, Any]
 Rows = Iterator[list[Row]]
@@ -316,26 +316,24 @@ WHAT = "queues, queue NAME, bindings, consumers, connections, unacked, errors an
 
 def _number(key: bytes) -> int:
     """The number after which a list of numbers continues; 0 for its start."""
-    return parse_number("stats", key, 0, SEQ_MAX) if key else 0
+    return sequence_number(key) if key else 0
 
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def ask(
-    broker: Broker, viewer: Connection, words: list[bytes], after: Key, given: int | None
-) -> Work[Row | Rows]:
-    """The reply to a request with these plain arguments, `words`, and a limit if one was given.
-    Raises BadRequest."""
-    limit = STATS_ROWS_DEFAULT if given is None else given
-    match words:
-        case []:
+def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
+    """The reply to a request. Raises BadRequest."""
+    after = wanted.after, wanted.then if wanted.mask is None else MASK + wanted.mask
+    limit = STATS_ROWS_DEFAULT if wanted.limit is None else wanted.limit
+    match wanted.words:
+        case ():
             return (yield from totals(broker))
         case [b"queues"]:
             return queues(broker, after[0], limit)
         case [b"queue", name]:
-            return (yield from queue(broker, name, after[0], given))
+            return (yield from queue(broker, name, after[0], wanted.limit))
         case [b"bindings", *event]:
             return bindings(broker, event[0] if event else None, after, limit)
         case [b"consumers", *connection]:
@@ -348,4 +346,6 @@ def ask(
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
             return broker.shared.facts.journal()
-    raise BadRequest(f"stats: unknown statistics {shown(b' '.join(words))}; there are {WHAT}")
+    raise BadRequest(
+        f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are {WHAT}"
+    )

@@ -13,13 +13,11 @@ from mqks.broker.routing.masks import Queues
 from mqks.limits import COPIES_MAX, GROUPS_COPIES_MAX, GROUPS_QUEUES
 from mqks.protocol.requests import Publish
 
-Group = tuple[bytes, bytes, list[bytes], list[bytes]]
+Group = tuple[bytes | None, bytes, list[bytes], list[bytes]]
 """An event, the bytes between id and data, ids and bodies."""
 Gathered = tuple[Queues, list[bytes], list[bytes], Publish | None]
 """The queues, the ids and bodies of all events that go there, and the flags of these messages."""
-NOTHING: Final = b"\n"
-"""A name that no line can contain."""
-NO_GROUP: Final[Group] = NOTHING, b"", [], []
+NO_GROUP: Final[Group] = None, b"", [], []
 
 
 class Gathering:

@@ -16,7 +16,7 @@ from mqks.broker.routing.masks import Queues
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
 from mqks.protocol import replies
-from mqks.protocol.requests import Publish, parse_publish, shown
+from mqks.protocol.requests import ACTIONS, Publish, shown
 from mqks.users import Permissions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Publishing:
         if queues is None:
             return NO_GROUP
         try:
-            wanted = parse_publish(key)
+            wanted: Publish = ACTIONS[b"publish"].parse(key, 0)
         except BadRequest:
             return NO_GROUP
         return self.gathering.open(event, queues, key, wanted)

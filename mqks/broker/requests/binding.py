@@ -1,0 +1,101 @@
+"""Requests that attach consumers and bind queues.
+
+The one rule: a request that raises has changed nothing.
+"""
+
+from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.consumer import Consumer, Rest
+from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.requests.checks import Doing
+from mqks.errors import BadRequest, LimitExceeded
+from mqks.limits import STEP_NAMES
+from mqks.protocol.requests import Answer, Consume, Rebind, Request, shown
+
+
+def subscribe(
+    broker: Broker, connection: Connection, request: Request, wanted: Rebind
+) -> Work[None]:
+    broker.check_queue(wanted.queue)
+    changed = yield from broker.bindings.rebind(wanted)
+    yield from broker.make_queue(wanted.queue)
+    if changed:
+        yield from broker.tell_update(wanted.queue)
+    yield from _warn_of_stars(broker, connection, request, wanted)
+
+
+def consume(
+    broker: Broker, connection: Connection, request: Request, wanted: Consume
+) -> Work[None]:
+    count = len(connection.consumers) - (request.id in connection.consumers)
+    limit = broker.settings.consumers_per_connection_max
+    if count >= limit:
+        raise LimitExceeded(
+            "consumers_per_connection_max",
+            f"the limit of {limit} consumers is reached (consumers_per_connection_max)",
+        )
+    broker.check_consumer(request.id)
+    is_kept = wanted.keep and wanted.queue in broker.queues
+    _check_existing(broker, wanted)
+    broker.check_queue(wanted.queue)
+    rebound = False
+    if not is_kept:
+        rebound = yield from broker.bindings.rebind(wanted)
+        # It may be deleted meanwhile; then its bindings are, too, these among them.
+        _check_existing(broker, wanted)
+    queue = yield from broker.make_queue(wanted.queue)
+    ruled = not is_kept and broker.set_rule(queue, wanted.rule)
+    consumer = Consumer(
+        request.id,
+        connection,
+        queue,
+        wanted.manual_ack,
+        broker.settings.prefetch_max,
+        prefetch=wanted.prefetch,
+        meta=wanted.meta,
+        defaults=Policy(backoff=wanted.backoff) if wanted.backoff else DEFAULT,
+    )
+    if request.confirm:
+        consumer.rest(Rest.CONFIRM)
+    yield from broker.add_consumer(consumer)
+    if rebound or ruled:
+        adds = wanted.add or wanted.add_masks
+        yield from broker.tell_update(wanted.queue, but=None if adds else consumer)
+    if request.confirm:
+        broker.pending.waiters.held.append(consumer)
+    consumer.queue.deliver()
+    yield from _warn_of_stars(broker, connection, request, wanted)
+
+
+def _check_existing(broker: Broker, wanted: Consume) -> None:
+    if wanted.existing and wanted.queue not in broker.queues:
+        raise BadRequest(
+            f"consume: there is no queue {shown(wanted.queue)}, and --existing creates none "
+            "(to create it: mqks consume --create, in Python create=True)"
+        )
+
+
+def rebind(broker: Broker, connection: Connection, request: Request, wanted: Rebind) -> Work[None]:
+    if (yield from broker.bindings.rebind(wanted)):
+        yield from broker.tell_update(wanted.queue)
+    yield from _warn_of_stars(broker, connection, request, wanted)
+
+
+def _warn_of_stars(
+    broker: Broker, connection: Connection, request: Request, wanted: Rebind
+) -> Work[None]:
+    """An event with a star is an event of that name; whoever binds it may have meant a mask."""
+    events = (*(wanted.replace or ()), *wanted.add)
+    for some in slices(events, STEP_NAMES) if b"*" in request.rest else ():
+        if event := next((event for event in some if b"*" in event), None):
+            broker.on_literal_mask(connection, wanted.queue, event)
+            return
+        yield GOES_ON
+
+
+def delete_consumer(
+    broker: Broker, connection: Connection, request: Request, wanted: Answer
+) -> Doing:
+    consumer = broker.consumers.get(wanted.consumer)
+    return None if consumer is None else broker.delete_consumers([consumer])

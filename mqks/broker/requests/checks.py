@@ -1,0 +1,27 @@
+"""What several actions check before they change anything."""
+
+from mqks.broker.base.turns import Work
+from mqks.broker.broker import Broker
+from mqks.broker.queue.queue import Queue
+from mqks.errors import BadRequest, Unwritable
+from mqks.protocol.requests import Request, shown
+
+Doing = Work[int | bytes | None] | None
+"""Work for later turns, or None; a number or text that it returns is put into the confirm."""
+
+
+def check_writable(broker: Broker, request: Request) -> None:
+    if request.confirm and broker.unwritable:
+        raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
+
+
+def existing(broker: Broker, action: str, name: bytes) -> Queue:
+    queue = broker.queues.get(name)
+    if queue is None:
+        raise BadRequest(f"{action}: there is no queue {shown(name)}")
+    return queue
+
+
+def check_epoch(broker: Broker, action: str, queue: Queue, epoch: bytes | None) -> None:
+    if epoch is not None and epoch != broker.shared.facts.epoch_of(queue.id).encode():
+        raise BadRequest(f"{action}: the queue was created again: its epoch is not {shown(epoch)}")

@@ -1,0 +1,100 @@
+"""Requests that read messages and statistics."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.tails import Tail
+from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.reads import Read
+from mqks.broker.queue.selection import Chosen
+from mqks.broker.requests import stats
+from mqks.broker.requests.checks import check_epoch, existing
+from mqks.errors import BadRequest
+from mqks.limits import STEP_NAMES
+from mqks.protocol import replies
+from mqks.protocol.requests import Log, Peek, Range, Request, Stats, WantedTail
+
+
+def peek(broker: Broker, connection: Connection, request: Request, wanted: Peek) -> None:
+    queue = broker.queues.get(wanted.queue)
+    # A queue that does not exist has number 0, and no messages; its name is not stored.
+    name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
+    form = "scheduled" if wanted.scheduled else "peek"
+    some = wanted.selection
+    chosen = None if some is None else Chosen(some, broker.schedule.wall_us())
+    first, limit = wanted.after + 1, wanted.limit
+    broker.read(
+        connection, Read(request.id, form, name, queue_id, first, limit=limit, chosen=chosen)
+    )
+
+
+def tail(broker: Broker, connection: Connection, request: Request, wanted: WantedTail) -> None:
+    queue = None if wanted.queue is None else existing(broker, "tail", wanted.queue)
+    broker.tails.check_room(connection, request.id)
+    broker.metadata.check_names("event", wanted.events)
+    if request.id in connection.tails:
+        broker.end_tails([connection.tails[request.id]])
+    broker.tails.add(Tail(request.id, connection, *wanted), queue)
+
+
+def read(broker: Broker, connection: Connection, request: Request, wanted: Log) -> None:
+    _, first, end, limit, epoch, has_meta = wanted
+    queue = existing(broker, "read", wanted.queue)
+    check_epoch(broker, "read", queue, epoch)
+    if epoch is not None:
+        _check_history(broker, connection, queue, first)
+    page = Read(request.id, "read", queue.name, queue.id, first, end, limit, has_meta=has_meta)
+    broker.read(connection, page)
+
+
+def _check_history(broker: Broker, connection: Connection, queue: Queue, first: int) -> None:
+    """Clients read only what is durable. So none with this epoch has read beyond the end, unless
+    the database went back since."""
+    if first > queue.lane.next_seq:
+        broker.reverts_seen += 1
+        broker.on_revert(connection, queue, first)
+        raise BadRequest(
+            f"read: the queue ends at {queue.lane.next_seq}, and was read up to {first} under the "
+            "same epoch: the database went back to an earlier state. Stop the server and run mqks "
+            "new-epoch"
+        )
+
+
+def range_(broker: Broker, connection: Connection, request: Request, wanted: Range) -> None:
+    queue = existing(broker, "range", wanted.queue)
+    broker.read(connection, Read(request.id, "range", queue.name, queue.id, at_us=wanted.at_us))
+
+
+def tell_stats(
+    broker: Broker, connection: Connection, request: Request, wanted: Stats
+) -> Work[None]:
+    if connection.closed:
+        return
+    told = yield from stats.ask(broker, connection, wanted)
+    result = yield from (_object(told) if isinstance(told, dict) else _array(told))
+    if not connection.closed:
+        connection.write(replies.ok(request.id, result.encode()))
+
+
+def _object(row: stats.Row) -> Work[str]:
+    """A row as JSON; a list in it may be long."""
+    members = []
+    for name, value in row.items():
+        told = _array(slices(value, STEP_NAMES)) if isinstance(value, list) else None
+        text = json.dumps(value) if told is None else (yield from told)
+        members.append(f'"{name}": {text}')
+    return f"{{{', '.join(members)}}}"
+
+
+def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
+    """A list as JSON, piece by piece."""
+    texts = []
+    for piece in pieces:
+        if piece:
+            texts.append(json.dumps(piece)[1:-1])
+        yield GOES_ON
+    return f"[{', '.join(texts)}]"

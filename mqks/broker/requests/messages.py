@@ -1,0 +1,113 @@
+"""Requests about messages: to publish, ack, reject, release and touch them.
+
+The one rule: a request that raises has changed nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mqks.broker.base.turns import WAITS, Work
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection
+from mqks.broker.message.policy import Policy
+from mqks.broker.queue.lane import Delivery
+from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.selection import Chosen
+from mqks.broker.requests.checks import Doing, check_writable, existing
+from mqks.broker.routing.masks import Queues
+from mqks.broker.routing.publishing import Single
+from mqks.protocol.requests import ALL, Answer, Publish, Request
+
+
+def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
+    broker.metadata.check_names("event", [wanted.event])
+    message = broker.publishing.single(request.id, wanted)
+    if wanted.to is not None:
+        return _publish_to(broker, connection, message, wanted, wanted.to)
+    queues = broker.bindings.route(wanted.event)
+    if queues is None or (message.once and broker.publishing.once_unfinished):
+        return _publish_later(broker, connection, message, wanted)
+    _check_publish(broker, connection, message, wanted, queues)
+    broker.publishing.publish(connection, message, queues)
+    return None
+
+
+def _publish_to(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish, name: bytes
+) -> Work[None]:
+    """To one queue, whatever its event is bound to."""
+    while message.once and broker.publishing.once_unfinished:
+        yield WAITS
+    queue = existing(broker, "publish", name)
+    only: Queues = {queue: None}
+    _check_publish(broker, connection, message, wanted, only)
+    broker.publishing.publish_to(connection, message, only, queue)
+
+
+def _publish_later(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish
+) -> Work[None]:
+    """Publish a message when routing takes several turns, or after unfinished `--once` publishes.
+    No other work runs between the check and the reservation in its queues."""
+    queues = yield from broker.publishing.find(message)
+    _check_publish(broker, connection, message, wanted, queues)
+    yield from broker.publishing.publish_later(connection, message, queues)
+
+
+def _check_publish(
+    broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
+) -> None:
+    """Raise if it must not be published to these queues."""
+    publishing = broker.publishing
+    is_known = wanted.once and publishing.is_known(connection, message.id)
+    publishing.check_room(message, queues, is_known=is_known)
+    if wanted.mandatory and not is_known:
+        publishing.check_route(wanted.event, queues)
+
+
+def ack(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+    if wanted.message == ALL:
+        return broker.ack_all(wanted.consumer, confirm=request.confirm)
+    if request.confirm:
+        broker.ack_surely(wanted.consumer, wanted.message)
+    else:
+        broker.ack(wanted.consumer, [wanted.message])
+    return None
+
+
+def reject(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+    check_writable(broker, request)
+    if wanted == Answer(wanted.consumer, wanted.message):
+        return broker.give_up(wanted, Queue.reject)
+    defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
+    how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
+    if wanted.selection is not None:
+        chosen = Chosen(wanted.selection, broker.schedule.wall_us())
+        return broker.give_up_some(wanted.consumer, how, chosen)
+    if wanted.fate:
+        return _reject_and_tell(broker, wanted, how)
+    return broker.give_up(wanted, how)
+
+
+def _reject_and_tell(
+    broker: Broker, wanted: Answer, how: Callable[[Queue, Sequence[Delivery]], str | None]
+) -> Work[bytes]:
+    fates: list[bytes] = []
+
+    def rejected(queue: Queue, deliveries: Sequence[Delivery]) -> None:
+        if reason := how(queue, deliveries):
+            target = broker.shared.dead_letter_queue(queue)
+            fates.append(b" ".join([b"dead", reason.encode(), *([target.name] if target else [])]))
+
+    broker.give_up(wanted, rejected)
+    yield from ()
+    return b"".join(fates)
+
+
+def release(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+    check_writable(broker, request)
+    return broker.give_up(wanted, partial(Queue.release, delay_us=wanted.delay_us))
+
+
+def touch(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> None:
+    broker.touch(wanted.consumer, wanted.message)

@@ -1,0 +1,82 @@
+"""Requests about the connection, and about the server."""
+
+from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.evaluate import expression
+from mqks.broker.evaluate.state import State
+from mqks.errors import BadRequest
+from mqks.protocol import replies
+from mqks.protocol.requests import ACTIONS, Request, shown
+
+
+def help_(broker: Broker, connection: Connection, request: Request, name: bytes | None) -> None:
+    if name is not None and name not in ACTIONS:
+        raise BadRequest(f"help: there is no action {shown(name)}; 'help' lists all")
+    told = b" ".join(ACTIONS) if name is None else ACTIONS[name].help.encode()
+    connection.write(replies.ok(request.id, told))
+
+
+def close_connection(
+    broker: Broker, connection: Connection, request: Request, number: int
+) -> Work[int | None]:
+    yield from ()  # It has no more turns than this.
+    other = broker.connections.get(number)
+    if other is None or other.expelled:
+        return 0
+    by = connection.address if connection.user is None else f"user {connection.user}"
+    broker.refusals.expel(other, f"closed by {by} (close_connection)")
+    broker.shared.expelled.append(other)
+    return 1
+
+
+def set_name(broker: Broker, connection: Connection, request: Request, name: bytes) -> None:
+    broker.metadata.check_names("name", [name])
+    connection.name = name.decode("utf-8", "surrogateescape")
+
+
+def auth(
+    broker: Broker, connection: Connection, request: Request, words: tuple[bytes, ...]
+) -> None:
+    access = broker.access
+    *names, secret = words
+    if names:
+        access.log_in(connection, request, names[0], secret)
+    else:
+        access.authenticate(connection, access.users.by_token(secret))
+
+
+def ping(broker: Broker, connection: Connection, request: Request, data: bytes) -> None:
+    connection.write(replies.ok(request.id, data))
+
+
+def evaluate(broker: Broker, connection: Connection, request: Request, source: str) -> Work[None]:
+    settings = broker.settings
+    if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
+        raise BadRequest(f"_eval is not allowed: the setting eval is {settings.eval}")
+    if connection.eval_steps is None:
+        connection.eval_steps = expression.Allowance()
+    names = {
+        "state": State(broker, connection.eval_steps.spend),
+        "request": {
+            "id": request.id.decode("utf-8", "surrogateescape"),
+            "action": "_eval",
+            "client": connection.id,
+        },
+        "WORKERS": 1,
+        "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
+    }
+    work = expression.evaluate(source, names, connection.eval_steps)
+    place = yield from broker.evaluations.take()
+    try:
+        while not connection.closed:  # Stop evaluating when nobody waits for the result.
+            if connection.rests & Slow.END:
+                raise BadRequest("_eval: the server is stopping")
+            try:
+                next(work)
+            except StopIteration as end:
+                connection.write(replies.ok(request.id, expression.render(end.value)))
+                return
+            yield GOES_ON
+    finally:
+        broker.evaluations.leave(place)

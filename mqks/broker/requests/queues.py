@@ -1,0 +1,99 @@
+"""Requests about a queue and its waiting messages.
+
+The one rule: a request that raises has changed nothing.
+"""
+
+from mqks.broker.base.turns import Work
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection
+from mqks.broker.queue import redrives, scheduled
+from mqks.broker.queue.purges import purge_some
+from mqks.broker.queue.selection import Chosen
+from mqks.broker.requests.checks import Doing, check_epoch, check_writable, existing
+from mqks.limits import SEQ_MAX
+from mqks.protocol.requests import (
+    ALL,
+    DeleteQueue,
+    Move,
+    Purge,
+    Request,
+    Scheduled,
+    Selection,
+    SetQueue,
+    Trim,
+)
+
+
+def set_queue(broker: Broker, connection: Connection, request: Request, wanted: SetQueue) -> Doing:
+    return broker.policies.set(wanted)
+
+
+def delete_queue(
+    broker: Broker, connection: Connection, request: Request, wanted: DeleteQueue
+) -> Work[None]:
+    if wanted.rule is None:
+        yield from broker.delete_queue(wanted.queue)
+        return
+    queue = broker.queues.get(wanted.queue)
+    if queue is None:
+        return
+    broker.set_rule(queue, wanted.rule)
+    if not queue.consumers:
+        yield from broker.unused(queue)
+
+
+def cancel(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
+    message_id = None if wanted.message == ALL else wanted.message
+    cancelled = scheduled.cancel(broker, wanted.queue, message_id)
+    return broker.dropped(wanted.queue, cancelled, confirm=request.confirm)
+
+
+def promote(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
+    check_writable(broker, request)
+    message_id = None if wanted.message == ALL else wanted.message
+    return scheduled.promote(broker, wanted.queue, message_id)
+
+
+def move(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Doing:
+    check_writable(broker, request)
+    return redrives.move(broker, existing(broker, "move", wanted.source), wanted)
+
+
+def redrive(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Doing:
+    check_writable(broker, request)
+    source = existing(broker, "redrive", wanted.source)
+    return redrives.redrive(broker, source, wanted, connection.permissions)
+
+
+def purge(broker: Broker, connection: Connection, request: Request, wanted: Purge) -> Doing:
+    work: Work[int | None]
+    if wanted.selection or wanted.limit:
+        some = wanted.selection or Selection()
+        work = _purge_some(broker, wanted.queue, some, wanted.limit or SEQ_MAX)
+    else:
+        work = _purge_all(broker, wanted.queue, is_scheduled=wanted.scheduled)
+    return broker.dropped(wanted.queue, work, confirm=request.confirm)
+
+
+def _purge_all(broker: Broker, name: bytes, *, is_scheduled: bool) -> Work[int | None]:
+    count = yield from broker.trim(name, None)
+    if is_scheduled:
+        count = (count or 0) + (yield from scheduled.cancel(broker, name, None))
+    return count
+
+
+def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -> Work[int]:
+    queue = broker.queues.get(name)
+    if queue is None:
+        return 0
+    count = yield from purge_some(queue, Chosen(selection, broker.schedule.wall_us()), limit)
+    broker.purged += count
+    return count
+
+
+def trim(broker: Broker, connection: Connection, request: Request, wanted: Trim) -> Doing:
+    queue = broker.queues.get(wanted.queue)
+    if queue is not None:
+        check_epoch(broker, "trim", queue, wanted.epoch)
+    trimmed = broker.trim(wanted.queue, wanted.seq)
+    return broker.dropped(wanted.queue, trimmed, confirm=request.confirm)
