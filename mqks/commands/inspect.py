@@ -27,13 +27,12 @@ from mqks.commands.options import (
     Url,
     duration,
     note,
-    printable,
     shortened,
     table,
     tell,
 )
 from mqks.errors import InspectionFailed, MqksError
-from mqks.inspection.text import data_as_text, time_text
+from mqks.inspection.text import data_as_text, printable, time_text
 from mqks.settings import load
 
 if TYPE_CHECKING:

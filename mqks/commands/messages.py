@@ -45,12 +45,11 @@ from mqks.commands.options import (
     counted,
     note,
     note_stars,
-    printable,
     progress,
     tell,
 )
 from mqks.errors import BadData, TimedOut
-from mqks.inspection.text import data_as_text
+from mqks.inspection.text import data_as_text, printable
 from mqks.limits import PREFETCH
 from mqks.protocol.lines import LineSplitter
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mqks.commands.connection import connected_with
-from mqks.commands.options import AsJson, Url, duration, printable
+from mqks.commands.options import AsJson, Url, duration
+from mqks.inspection.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
