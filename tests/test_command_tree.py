@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from mqks.commands import app
+from mqks.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/commands.md").read_text()
@@ -94,6 +95,29 @@ def test_its_example_parses(told: Told, tmp_path: Path, monkeypatch: pytest.Monk
         context = command.make_context(word, rest, parent=context)
 
     assert command.name == told.name.split()[-1]
+
+
+NO_DEFAULT = """
+    --event --id --id-prefix --delay --at --ttl --count --timeout --queue --older --limit --to
+    --delete-queue-when-unused --when-unused --password-file --schema --start --end --sent-field
+    --html --parquet --retries --losses --backoff --dead-letters --messages-max --bytes-max
+    --overflow --single-consumer --ack-timeout
+"""
+"""Without them there is nothing that another value could stand for."""
+
+
+@each
+def test_every_default_is_told(told: Told) -> None:
+    options = [option for option in told.command.params if option.param_type_name == "option"]
+    for option in options:
+        if option.multiple or option.is_flag or option.hidden or f" {option.opts[0]}" in NO_DEFAULT:
+            continue
+        if told.name in ("mqks serve", "mqks check-config") and option.name in SETTINGS:
+            assert SETTINGS[option.name].default in ("", None) or "[" in option.help, option.opts
+        elif option.default is None:
+            assert "default: " in option.help, option.opts
+        else:
+            assert option.show_default, option.opts
 
 
 def test_the_shell_completes() -> None:

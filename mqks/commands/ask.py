@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from mqks.commands.connection import Server
-from mqks.commands.options import AsJson, Told, printable, tell
+from mqks.commands.options import AsJson, Told, tell
+from mqks.inspection.text import printable
 
 
 def ping(server: Server) -> Told:

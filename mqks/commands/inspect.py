@@ -9,8 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
@@ -27,13 +26,12 @@ from mqks.commands.options import (
     Url,
     duration,
     note,
-    printable,
     shortened,
     table,
     tell,
 )
 from mqks.errors import InspectionFailed, MqksError
-from mqks.inspection.text import data_as_text, time_text
+from mqks.inspection.text import data_as_text, printable, time_text
 from mqks.settings import load
 
 if TYPE_CHECKING:
@@ -68,25 +66,19 @@ app = typer.Typer(
 )
 
 
-class Sort(StrEnum):
-    NAME = "name"
-    READY = "ready"
-    UNACKED = "unacked"
-    SCHEDULED = "scheduled"
-    CONSUMERS = "consumers"
-    BINDINGS = "bindings"
-    OLDEST = "oldest_age_s"
-    MEMORY = "memory_bytes"
+Sort = Literal[
+    "name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest_age_s", "memory_bytes"
+]
 
 
 def queues(
     source: "Source",
-    sort: Annotated[Sort, "Order; except for name, the largest first."] = Sort.NAME,
+    sort: Annotated[Sort, "Order; except for name, the largest first."] = "name",
     as_json: AsJson = False,
 ) -> None:
     """List the queues with their messages and consumers."""
     rows = source.queues()
-    if sort is not Sort.NAME:
+    if sort != "name":
         rows = iter(sorted(rows, key=lambda row: row[sort] or 0, reverse=True))
     counts: Counter[str] = Counter()
 
@@ -140,7 +132,9 @@ def messages(
     **selection: Unpack[Selection],
 ) -> None:
     """List the messages of a queue, including unacked ones, without consuming them."""
-    found = source.messages(name, after, selection, scheduled=scheduled or None, limit=limit)
+    from mqks.inspection.source import Wanted  # here, so that --help need not load it
+
+    found = source.messages(name, Wanted(after, limit, scheduled or None, selection))
     rows = (message_object(row, data=data) | ({} if as_json else _cells(row)) for row in found)
     columns = (*MESSAGE, "due", "letter", "meta", *(["data"] if data else []))
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")

@@ -45,12 +45,11 @@ from mqks.commands.options import (
     counted,
     note,
     note_stars,
-    printable,
     progress,
     tell,
 )
 from mqks.errors import BadData, TimedOut
-from mqks.inspection.text import data_as_text
+from mqks.inspection.text import data_as_text, printable
 from mqks.limits import PREFETCH
 from mqks.protocol.lines import LineSplitter
 
@@ -505,11 +504,12 @@ def peek(
     The format is that of consume; with --json, that of inspect messages --data. Continue with
     --after and the last number.
     """
-    from mqks.inspection.live import Live  # here, so that --help need not load it
+    from mqks.inspection.live import Live  # here, so that --help need not load them
+    from mqks.inspection.source import Wanted
 
     form = _shown if sys.stdout.isatty() else _raw
     with Live(server.url, limited(server.timeout_s)) as source:
-        for row in source.messages(queue, after, selection, scheduled=scheduled, limit=limit):
+        for row in source.messages(queue, Wanted(after, limit, scheduled, selection)):
             if as_json:
                 tell(message_object(row, data=True), as_json)
             else:

@@ -13,19 +13,25 @@ from typing import Annotated, Any, TypedDict
 
 import typer
 
+from mqks.inspection.text import printable
+
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
         envvar="MQKS_URL",
-        help="The server; by default mqks://127.0.0.1:25000.",
+        help=r"The server. \[default: mqks://127.0.0.1:25000]",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Database = Annotated[
     str | None,
-    typer.Option("--db", metavar="PATH", help="The database file or URL, as for serve."),
+    typer.Option(
+        "--db",
+        metavar="PATH",
+        help=r"The database file or URL. \[default: as for serve]",
+    ),
 ]
 Names = list[str] | None
 Events = Annotated[Names, typer.Argument(metavar="EVENT", help="Add these events to its bindings.")]
@@ -77,15 +83,6 @@ FOLDED_TEXT, FOLDED_HEADER = 10, 6
 """The narrowest columns of a table, in characters; with less space, rows are printed singly."""
 
 
-def printable(text: object) -> str:
-    """Text for a terminal: control characters from clients are escaped."""
-    if text is None:
-        return "-"
-    # Bytes that are not UTF-8 are surrogates.
-    text = str(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def duration(seconds: float) -> str:
     """A time span with at most two units: 0.25s, 42s, 3m20s, 5h07m, 12d03h."""
     for (unit, length), (next_unit, next_length) in pairwise(UNITS):
@@ -134,7 +131,7 @@ def table(
     is_terminal, is_first = sys.stdout.isatty(), True
     widths = list(map(len, columns))
     for page in _pages(rows):
-        cells = [[printable(row.get(column)) for column in columns] for row in page]
+        cells = [[_cell(row.get(column)) for column in columns] for row in page]
         right = [any(_is_number(row.get(column)) for row in page) for column in columns]
         if is_terminal:
             _ruled(columns, cells, right, columns.index(cut) if cut else None)
@@ -160,6 +157,10 @@ def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
             page, size, is_first = [], 0, False
     if page or is_first:
         yield page
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else printable(value)
 
 
 def _is_number(value: object) -> bool:

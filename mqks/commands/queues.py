@@ -24,8 +24,8 @@ from mqks.commands.options import (
     confirm,
     counted,
     note_stars,
-    printable,
 )
+from mqks.inspection.text import printable
 from mqks.protocol.requests import POLICY, PolicyField
 
 Messages = Annotated[

@@ -75,7 +75,7 @@ def _parameter(name: str, annotation: object) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-_config: Any = typer.Option(help="Settings file; the default is ./mqks.toml.", metavar="PATH")
+_config: Any = typer.Option(help=r"Settings file. \[default: ./mqks.toml]", metavar="PATH")
 _old: Any = typer.Option(hidden=True)
 FLAGS = [
     _parameter("config", Annotated[Path | None, _config]),

@@ -13,13 +13,13 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from mqks.commands.connection import connected_with
-from mqks.commands.options import AsJson, Url, duration, printable
+from mqks.commands.options import AsJson, Url, duration
+from mqks.inspection.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,26 +34,19 @@ RATE_WIDTH, WORD_WIDTH, GAP = 26, 12, 2
 Row = dict[str, Any]
 
 
-class Sort(StrEnum):
-    READY = "ready"
-    RATE = "rate"
-    UNACKED = "unacked"
-    AGE = "age"
-    NAME = "name"
-
-
+Sort = Literal["ready", "rate", "unacked", "age", "name"]
 ORDERS: dict[Sort, Callable[[Row], Any]] = {
-    Sort.READY: lambda queue: -queue["ready"],
-    Sort.RATE: lambda queue: -(queue["in_per_s"] or 0) - (queue["out_per_s"] or 0),
-    Sort.UNACKED: lambda queue: -queue["unacked"],
-    Sort.AGE: lambda queue: -(queue["oldest_age_s"] or 0),
-    Sort.NAME: lambda queue: queue["name"],
+    "ready": lambda queue: -queue["ready"],
+    "rate": lambda queue: -(queue["in_per_s"] or 0) - (queue["out_per_s"] or 0),
+    "unacked": lambda queue: -queue["unacked"],
+    "age": lambda queue: -(queue["oldest_age_s"] or 0),
+    "name": lambda queue: queue["name"],
 }
 
 
 def top(
     url: Url = None,
-    sort: Annotated[Sort, typer.Option(help="Order of the queues.")] = Sort.READY,
+    sort: Annotated[Sort, "Order of the queues."] = "ready",
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds between two views.")
     ] = 2.0,

@@ -46,7 +46,10 @@ SHOWN = {True: "yes", False: "no"}
 UsersFile = Annotated[
     Path | None,
     typer.Option(
-        "--users", metavar="PATH", help="The file of users, as for serve.", readable=False
+        "--users",
+        metavar="PATH",
+        help=r"The file of users. \[default: as for serve]",
+        readable=False,
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.users)]

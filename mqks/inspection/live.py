@@ -1,6 +1,6 @@
 """Reads the state of a running server, page by page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
@@ -13,7 +13,7 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.client.wire import Wire, rows
 from mqks.errors import InspectionFailed, did_you_mean
-from mqks.inspection.source import EVERY, Row, error_row, message_row
+from mqks.inspection.source import EVERY, Row, Wanted, error_row, message_row
 
 COMPARED_MAX = 10_000
 """So many names of queues may be meant by one that does not exist."""
@@ -83,20 +83,11 @@ class Live:
         rows = self._ask(b"errors", *_given(error_id), b"--limit=%d" % limit)
         return list(map(error_row, reversed(rows)))
 
-    def messages(
-        self,
-        queue: str,
-        after: int = 0,
-        selection: Mapping[str, Any] = EVERY,
-        *,
-        scheduled: bool | None = None,
-        limit: int | None = None,
-    ) -> Iterator[Row]:
+    def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
         self._check_readable(queue)
-        forms = [False, True] if scheduled is None else [scheduled]
-        rows = min(limit or requests.PAGE_ROWS, requests.PAGE_ROWS)
-        found = (self._peeked(queue, after, each, rows, selection) for each in forms)
-        return islice(merge(*found, key=itemgetter("seq")), limit)
+        forms = [False, True] if wanted.scheduled is None else [wanted.scheduled]
+        found = (self._peeked(queue, wanted, scheduled) for scheduled in forms)
+        return islice(merge(*found, key=itemgetter("seq")), wanted.limit)
 
     def _check_readable(self, queue: str) -> None:
         """Raises InspectionFailed unless the queue exists. `peek` takes the permission of `range`,
@@ -110,12 +101,11 @@ class Live:
                 raise self._missing(queue, self._names()) from None
             raise error from None
 
-    def _peeked(
-        self, queue: str, after: int, scheduled: bool, rows: int, selection: Mapping[str, Any]
-    ) -> Iterator[Row]:
+    def _peeked(self, queue: str, wanted: Wanted, scheduled: bool) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""
-        chosen = cast(requests.Selection, selection)
-        goes_on: int | None = after
+        chosen = cast(requests.Selection, wanted.selection)
+        rows = min(wanted.limit or requests.PAGE_ROWS, requests.PAGE_ROWS)
+        goes_on: int | None = wanted.after
         while goes_on is not None:
             body = requests.peek(queue, goes_on, rows, scheduled, chosen)
             lines, end = self._server.ask_lines(body)

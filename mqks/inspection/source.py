@@ -4,7 +4,8 @@ Both return the same rows, with the names of `stats`; values that a source does 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol, Self
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, Self
 from urllib.parse import unquote
 
 from mqks.client import requests
@@ -12,9 +13,23 @@ from mqks.inspection.text import time_text
 from mqks.protocol.meta import LETTER, split_letter
 
 Row = dict[str, Any]
-EVERY: Final[Mapping[str, Any]] = {}
 Note = Callable[[str], object]
 """Called with notes about the rows for the user."""
+
+
+class Wanted(NamedTuple):
+    """Which messages of a queue."""
+
+    after: int = 0
+    limit: int | None = None
+    """At most this number, the first ones."""
+    scheduled: bool | None = None
+    """Only scheduled ones, only others, or both."""
+    selection: Mapping[str, Any] = MappingProxyType({})
+    """Those that a `Selection` of the client selects."""
+
+
+EVERY: Final = Wanted()
 
 
 class Source(Protocol):
@@ -29,17 +44,8 @@ class Source(Protocol):
     def connections(self) -> Iterator[Row]: ...
     def unacked(self, queue: str | None) -> Iterator[Row]: ...
     def journal(self) -> Row: ...
-    def messages(
-        self,
-        queue: str,
-        after: int = 0,
-        selection: Mapping[str, Any] = EVERY,
-        *,
-        scheduled: bool | None = None,
-        limit: int | None = None,
-    ) -> Iterator[Row]:
-        """Rows of `message_row`, read on demand: those that a client's `Selection` selects, and
-        only scheduled ones, only others, or both."""
+    def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
+        """Rows of `message_row`, read on demand."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...

@@ -13,7 +13,7 @@ from mqks.client import requests
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
-from mqks.inspection.source import EVERY, Note, Row, Source, error_row, message_row
+from mqks.inspection.source import EVERY, Note, Row, Source, Wanted, error_row, message_row
 from mqks.journal.contents import Message
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
@@ -215,25 +215,17 @@ class Stopped:
             "set_aside": facts.set_aside,
         }
 
-    def messages(
-        self,
-        queue: str,
-        after: int = 0,
-        selection: Mapping[str, Any] = EVERY,
-        *,
-        scheduled: bool | None = None,
-        limit: int | None = None,
-    ) -> Iterator[Row]:
+    def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
         raw = requests.name(queue)
         if all(each.name != raw for each in self._file.queues):
             raise self._missing(queue)
-        is_selected = _selected(selection)
+        is_selected = _selected(wanted.selection)
         found = (
             each
-            for each in self._file.messages(raw, after)
-            if scheduled in (None, each.due_us > 0) and is_selected(each)
+            for each in self._file.messages(raw, wanted.after)
+            if wanted.scheduled in (None, each.due_us > 0) and is_selected(each)
         )
-        for message in islice(found, limit):
+        for message in islice(found, wanted.limit):
             self._doubtful += message.doubtful
             yield message_row(
                 *message[:6],

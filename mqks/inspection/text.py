@@ -1,5 +1,5 @@
-"""What stands in text as it does in JSON: times and data. Imports nothing of other modules, so that
-any may import it."""
+"""What stands in text: times, data, what clients have sent. Imports no other module, so that any
+may import it."""
 
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
@@ -18,3 +18,11 @@ def data_as_text(data: bytes) -> dict[str, str]:
         return {"data": data.decode()}
     except UnicodeDecodeError:
         return {"data_base64": b64encode(data).decode()}
+
+
+def printable(value: object) -> str:
+    """Text for people: control characters and bytes that are not UTF-8 are escaped."""
+    told = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if told.isprintable():
+        return told
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in told)

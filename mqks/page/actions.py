@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest
 from mqks.client.requests import Policy
-from mqks.page.tables import queue_link, text
+from mqks.inspection.text import printable
+from mqks.page.tables import queue_link
 from mqks.protocol.requests import POLICY, policy_text
 
 Form = Mapping[str, str]
@@ -34,11 +35,11 @@ def _messages(count: int, verb: str) -> str:
 
 
 def _queue(form: Form) -> str:
-    return text(form["queue"])
+    return printable(form["queue"])
 
 
 def _one_or_all(form: Form, what: str) -> str:
-    return f"message {text(form['id'])}" if form.get("id") else f"all {what} messages"
+    return f"message {printable(form['id'])}" if form.get("id") else f"all {what} messages"
 
 
 def _to_queue(form: Form) -> str:
@@ -67,7 +68,7 @@ async def _publish(client: AsyncClient, form: Form) -> str:
     data = form.get("data", "").replace("\r\n", " ").replace("\n", " ")
     mandatory = "mandatory" in form
     given = await client.publish(form["event"], data, confirm=True, mandatory=mandatory, **terms)
-    return f"Published as {text(given)}."
+    return f"Published as {printable(given)}."
 
 
 async def _purge(client: AsyncClient, form: Form) -> str:
@@ -81,7 +82,7 @@ async def _delete(client: AsyncClient, form: Form) -> str:
 
 async def _move(client: AsyncClient, form: Form) -> str:
     count = await client.move(form["queue"], form["to"], **_choice(form))
-    return _messages(count, f"moved to {text(form['to'])}")
+    return _messages(count, f"moved to {printable(form['to'])}")
 
 
 async def _redrive(client: AsyncClient, form: Form) -> str:
@@ -124,7 +125,7 @@ def policy_values(policy: Mapping[str, Any]) -> dict[str, str]:
 async def _close(client: AsyncClient, form: Form) -> str:
     number = form["connection"]
     count = await client.request("close_connection", "--confirm", number)
-    return f"Connection {text(number)} closed." if count != "0" else "It was closed already."
+    return f"Connection {printable(number)} closed." if count != "0" else "It was closed already."
 
 
 ACTIONS: Final = {
@@ -133,7 +134,7 @@ ACTIONS: Final = {
         Action(
             "publish",
             "Publish",
-            lambda form: f"Publish a message with the event {text(form['event'])}?",
+            lambda form: f"Publish a message with the event {printable(form['event'])}?",
             _publish,
             lambda form: form.get("back") or "/publish",
         ),
@@ -165,7 +166,7 @@ ACTIONS: Final = {
             "move",
             "Move",
             lambda form: (
-                f"Move {_one_or_all(form, 'ready')} of {_queue(form)} to {text(form['to'])}?"
+                f"Move {_one_or_all(form, 'ready')} of {_queue(form)} to {printable(form['to'])}?"
             ),
             _move,
             _to_queue,
@@ -197,7 +198,7 @@ ACTIONS: Final = {
             "close",
             "Close connection",
             lambda form: (
-                f"Close connection {text(form['connection'])}? Its unacked messages "
+                f"Close connection {printable(form['connection'])}? Its unacked messages "
                 "return to their queues."
             ),
             _close,

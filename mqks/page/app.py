@@ -30,7 +30,7 @@ from mqks.client.errors import (
     RequestFailed,
 )
 from mqks.client.messages import Peeked
-from mqks.inspection.text import time_text
+from mqks.inspection.text import printable, time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.limits import NEEDS, rows
@@ -105,7 +105,7 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters["plain"] = tables.text
+        self._environment.filters["plain"] = printable
         self._environment.filters["duration"] = tables.duration
         self._environment.globals.update(
             cell=tables.cell,
@@ -497,6 +497,6 @@ def _data(data: bytes) -> str:
                 return "".join(pieces)
     some = data[:DATA_BYTES_MAX]
     try:
-        return tables.text(some.decode())
+        return printable(some.decode())
     except UnicodeDecodeError:
         return repr(some)

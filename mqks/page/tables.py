@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from mqks.inspection.text import time_text
+from mqks.inspection.text import printable, time_text
 
 Row = Mapping[str, Any]
 PAGE_ROWS: Final = 100
@@ -87,17 +87,9 @@ def duration(value: float) -> str:
     return f"{value:.0f} s"
 
 
-def text(value: object) -> str:
-    """Text for people: control characters and bytes that are not UTF-8 are escaped."""
-    told = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if told.isprintable():
-        return told
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in told)
-
-
 def short(value: object) -> str:
     """The same in a cell."""
-    told = text(str(value)[: CELL_CHARACTERS + 1])
+    told = printable(str(value)[: CELL_CHARACTERS + 1])
     return told if len(told) <= CELL_CHARACTERS else told[:CELL_CHARACTERS] + "…"
 
 
