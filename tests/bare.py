@@ -7,7 +7,8 @@ from itertools import count
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.requests.intake import Intake
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk
@@ -66,22 +67,22 @@ class BareWorld:
         while self._has_work:
             broker.expire()
             broker.go_on()
-            for connection in broker.shared.touched:
+            for connection in broker.flow.touched:
                 for name, known in self._connections.items():
                     if known is connection:
                         self._received[name] += b"".join(connection.outbox)
                 connection.touched = False
                 connection.outbox.clear()
                 connection.outbox_bytes = 0
-            touched = broker.shared.touched
-            broker.shared.touched = []
+            touched = broker.flow.touched
+            broker.flow.touched = []
             for connection in touched:
                 connection.resume(Slow.OUTBOX)
-            for connection in broker.shared.expelled:
+            for connection in broker.expelled:
                 for name, known in self._connections.items():
                     if known is connection and name not in self._closed:
                         self._end(name)
-            broker.shared.expelled = []
+            broker.expelled = []
             if broker.pending:
                 batch = broker.pending.take()
                 self.disk.write(batch.entry)
@@ -95,8 +96,8 @@ class BareWorld:
     def _has_work(self) -> bool:
         shared, due_s = self.broker.shared, self.broker.schedule.next_s()
         is_due = due_s is not None and due_s <= self.now_s
-        left = self.broker.pending or shared.touched or shared.fetches or shared.expelled
-        return is_due or self.broker.has_work or bool(left)
+        left = self.broker.pending or self.broker.flow.touched or self.broker.expelled
+        return is_due or self.broker.has_work or bool(left or shared.fetches)
 
     def received(self, name: str) -> bytes:
         """Drain what has been sent to it so far."""

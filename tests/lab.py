@@ -12,9 +12,8 @@ from itertools import count
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
 from mqks.broker.log.pending import Batch, Run
-from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Fetch, Stored
 from mqks.broker.requests.intake import Intake
-from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk, DiskFacts
@@ -50,16 +49,16 @@ class Lab:
             now_us=lambda: self.wall_us,
             new_error_id=lambda: (f"{next(self._errors):024x}", 0),
             on_error=lambda record: True,
+            facts=DiskFacts(self.disk),
         )
         if self.calls_a_turn:
             ticks = count()
             self.broker.turns.clock = lambda: float(next(ticks))
             self.broker.turns.chunk_s = float(self.calls_a_turn)
-        self.broker.shared.facts = DiskFacts(self.disk)
         self.intake = Intake(self.broker)
         self.connections: dict[str, Connection] = {}
         self.in_flight: list[Batch] = []
-        self.pages: list[tuple[Queue, int | None, list[Run]]] = []
+        self.pages: list[tuple[Stored, int | None, list[Run]]] = []
         self.fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self.replies = []
         self.disk.recover(self.broker)
@@ -84,12 +83,12 @@ class Lab:
             self.hear()
 
     def hear(self) -> None:
-        for connection in self.broker.shared.touched:
+        for connection in self.broker.flow.touched:
             connection.touched = False
             self.replies += b"".join(connection.outbox).splitlines()
             connection.outbox.clear()
             connection.outbox_bytes = 0
-        self.broker.shared.touched = []
+        self.broker.flow.touched = []
 
     # -- what the server does
 

@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Slow
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.log.pending import Batch, ErrorRecord, Run
 from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Fetch, Stored
 from mqks.broker.requests import intake as intake_module
 from mqks.broker.requests.intake import Intake
-from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, LINES_MAX, SCARCE_BYTES
 from mqks.settings import Settings
@@ -117,7 +116,7 @@ class World(AbstractContextManager["World"]):
         self.peers: dict[str, Peer] = {}
         self._in_flight: Batch | None = None
         self._slow = False
-        self._pages: list[tuple[Queue, int | None, list[Run]]] = []
+        self._pages: list[tuple[Stored, int | None, list[Run]]] = []
         self._fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self._going: list[Peer] = []
         self.disk.recover(self.broker)
@@ -206,10 +205,10 @@ class World(AbstractContextManager["World"]):
         alone = self._alone >= self.digested_every
         if alone:
             self._alone = 0
-        before, errors = digest(broker) if alone else None, broker.errors
+        before, errors = digest(broker) if alone else None, broker.shared.counters.errors
         self._timed(self.intake.receive, connection, data)
         # That another connection has taken an id is told to a connection that asked for nothing.
-        if alone and broker.errors > errors and not self._has_replaced():
+        if alone and broker.shared.counters.errors > errors and not self._has_replaced():
             require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
 
@@ -427,13 +426,13 @@ class World(AbstractContextManager["World"]):
 
     def _flush(self) -> None:
         broker = self.broker
-        expelled, broker.shared.expelled = broker.shared.expelled, []
+        expelled, broker.expelled = broker.expelled, []
         for peer in [*self.peers.values()]:
             if peer.connection in expelled:
                 self._look_at(peer)
         for _ in range(_MORE_THAN_ENDLESS):
             self._write()
-            if not (broker.shared.touched or broker.has_work):
+            if not (broker.flow.touched or broker.has_work):
                 break
             self._timed(broker.go_on)
             self._hand_over()
@@ -469,7 +468,7 @@ class World(AbstractContextManager["World"]):
 
     def _hand_over(self) -> None:
         broker = self.broker
-        touched, broker.shared.touched = broker.shared.touched, []
+        touched, broker.flow.touched = broker.flow.touched, []
         by_connection = {id(peer.connection): peer for peer in self.peers.values()}
         slow = []
         for connection in touched:
@@ -492,10 +491,10 @@ class World(AbstractContextManager["World"]):
 
     def _find_out_unsent(self) -> None:
         """What has not been taken, what this turn has written included."""
-        shared = self.broker.shared
+        broker = self.broker
         unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values())
-        unsent_bytes += sum(len(data) for each in shared.touched for data in each.outbox)
-        self._timed(shared.outboxes.set, unsent_bytes)
+        unsent_bytes += sum(len(data) for each in broker.flow.touched for data in each.outbox)
+        self._timed(broker.shared.outboxes.set, unsent_bytes)
 
 
 class TooSlow(Finding):

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients import permits
-from mqks.broker.clients.connection import Connection, Slow
-from mqks.broker.clients.consumer import Consumer, Rest
-from mqks.broker.clients.tails import Tail
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.consumer import Consumer
+from mqks.broker.clients.outbox import Slow
+from mqks.broker.clients.tail import Tail
 from mqks.broker.evaluate import expression
-from mqks.broker.evaluate.state import State
 from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.queue import redrives, scheduled
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.purges import purge_some
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.reads import Read
 from mqks.broker.queue.selection import Chosen
-from mqks.broker.requests import stats
+from mqks.broker.queue.taker import Rest
+from mqks.broker.requests import permits, redrives, scheduled, stats
+from mqks.broker.requests.state import State
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
@@ -183,7 +183,7 @@ def consume(broker: Broker, connection: Connection, request: Request) -> Work[No
         adds = wanted.add or wanted.add_masks
         yield from broker.tell_update(wanted.queue, but=None if adds else consumer)
     if request.confirm:
-        broker.pending.waiters.held.append(consumer)
+        broker.hold(consumer)
     consumer.queue.deliver()
     yield from _warn_of_stars(
         broker, connection, request, wanted.queue, (*wanted.events, *wanted.add)
@@ -319,7 +319,7 @@ def delete_queue(broker: Broker, connection: Connection, request: Request) -> Wo
 
 
 def set_queue(broker: Broker, connection: Connection, request: Request) -> Work[None]:
-    return broker.policies.set(parse_set_queue(request.rest))
+    return broker.set_queue(parse_set_queue(request.rest))
 
 
 def purge(broker: Broker, connection: Connection, request: Request) -> Work[int | None]:
@@ -386,7 +386,7 @@ def tail(broker: Broker, connection: Connection, request: Request) -> None:
     broker.metadata.check_names("event", wanted.events)
     if request.id in connection.tails:
         broker.end_tails([connection.tails[request.id]])
-    broker.tails.add(Tail(request.id, connection, *wanted), queue)
+    broker.tails.add(connection, Tail(request.id, connection, *wanted), queue)
 
 
 def read(broker: Broker, connection: Connection, request: Request) -> None:
@@ -507,7 +507,7 @@ def close_connection(broker: Broker, connection: Connection, request: Request) -
         return 0
     by = connection.address if connection.user is None else f"user {connection.user}"
     broker.refusals.expel(other, f"closed by {by} (close_connection)")
-    broker.shared.expelled.append(other)
+    broker.expelled.append(other)
     return 1
 
 

@@ -11,8 +11,8 @@ from operator import length_hint
 
 from mqks.broker.base.turns import GOES_ON, Work, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients import permits
 from mqks.broker.clients.connection import Connection
+from mqks.broker.requests import permits
 from mqks.broker.requests.actions import ACTIONS, Doing
 from mqks.broker.routing.gathering import NO_GROUP, NOTHING
 from mqks.errors import BadRequest, LineTooLong, Unwritable
@@ -289,9 +289,9 @@ class Intake:
         if publishing.once_ids:
             publishing.last_once(publishing.once_ids)
             publishing.once_ids = []
-        queued = self._broker.queued
+        queued = self._broker.shared.counters.queued
         request = self._request(connection, line) if line else None
-        self.publishes |= self._broker.queued != queued
+        self.publishes |= self._broker.shared.counters.queued != queued
         connection.overrun = not connection.waits and (
             not self._proceed(connection)
             or self._turns.over

@@ -86,12 +86,12 @@ class State:
     @property
     def published(self) -> int:
         """Messages published since the start."""
-        return self._broker.published
+        return self._broker.shared.counters.published
 
     @property
     def queued(self) -> int:
         """Copies put into queues since the start."""
-        return self._broker.queued
+        return self._broker.shared.counters.queued
 
     @property
     def consumed(self) -> int:
