@@ -21,7 +21,7 @@ from mqks.broker.clients.outbox import Flow
 from mqks.broker.clients.refusals import Refusals
 from mqks.broker.clients.tail import Tail
 from mqks.broker.clients.tails import Tails
-from mqks.broker.log.metadata import Metadata, consumer_bytes, queue_bytes
+from mqks.broker.log.metadata import MetadataBudget, consumer_bytes, queue_bytes
 from mqks.broker.log.once import OnceWindow
 from mqks.broker.log.pending import Batch, ErrorRecord, QueueState, Waiters
 from mqks.broker.message.policy import Policy
@@ -73,7 +73,7 @@ class Broker:
         self.connection_count: Callable[[], int] = lambda: len(self.connections)
         """The server's count includes connections in a TLS handshake."""
         self.queues: dict[bytes, Queue] = {}
-        self.metadata = Metadata(settings)
+        self.metadata = MetadataBudget(settings)
         self.shared = Shared(settings, clock=clock, now_us=now_us, facts=facts or Facts())
         self.turns, self.pending = self.shared.turns, self.shared.pending
         self.flow = Flow(settings, self.turns, self.shared.outboxes, self._unacked_is_full)
