@@ -129,9 +129,7 @@ class Broker:
         )
         self.access = Access(
             settings.line_bytes_max,
-            self.pending,
             self.refusals,
-            self.limits_reached,
             self.consumers,
             self.end_consumers,
             self.end_tails,

@@ -12,8 +12,7 @@ from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.consumer import Consumer
 from mqks.broker.clients.refusals import Refusals
 from mqks.broker.clients.tail import Tail
-from mqks.broker.log.pending import Pending
-from mqks.errors import BadRequest, Expelled, Limit, NotAllowed
+from mqks.errors import BadRequest, Expelled, NotAllowed
 from mqks.limits import (
     AUTH_FAILURES_MAX,
     LOGINS_WAITING_MAX,
@@ -40,24 +39,20 @@ class Access:
     any more."""
 
     __slots__ = (
-        *("_consumers", "_end_consumers", "_end_tails", "_limits_reached", "_line_bytes_max"),
-        *("_pending", "_refusals", "logins", "source_of", "users"),
+        *("_consumers", "_end_consumers", "_end_tails", "_line_bytes_max", "_refusals"),
+        *("logins", "source_of", "users"),
     )
 
     def __init__(
         self,
         line_bytes_max: int,
-        pending: Pending,
         refusals: Refusals,
-        limits_reached: dict[Limit, int],
         consumers: Mapping[bytes, Consumer],
         end_consumers: Callable[[list[Consumer]], None],
         end_tails: Callable[[Sequence[Tail]], None],
     ) -> None:
         self._line_bytes_max = line_bytes_max
-        self._pending = pending
         self._refusals = refusals
-        self._limits_reached = limits_reached
         self._consumers = consumers
         self._end_consumers = end_consumers
         self._end_tails = end_tails
@@ -79,7 +74,7 @@ class Access:
             connection.awaits_login = True
         else:
             # The password is not wrong, so refuse the connection: the client may try later.
-            self._limits_reached["logins_waiting_max"] += 1
+            self._refusals.limits_reached["logins_waiting_max"] += 1
             reason = f"{near or LOGINS_WAITING_MAX} passwords wait to be checked; try again"
             self._refusals.expel(connection, reason)
 
@@ -95,7 +90,7 @@ class Access:
         else:
             if request.confirm:
                 connection.unconfirmed += 1
-                self._pending.waiters.confirms.append((connection, [request.id]))
+                self._refusals.pending.waiters.confirms.append((connection, [request.id]))
 
     def authenticate(self, connection: Connection, user: Known | None) -> None:
         """Give a connection the permissions of a user; None means wrong credentials."""

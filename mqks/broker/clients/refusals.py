@@ -28,8 +28,8 @@ class Refusals:
     and returns whether it did: when there are many, it may omit some."""
 
     __slots__ = (
-        *("_counters", "_last_errors", "_limits_reached", "_new_error_id", "_on_error"),
-        *("_pending", "unwritable"),
+        *("_counters", "_last_errors", "_new_error_id", "_on_error"),
+        *("limits_reached", "pending", "unwritable"),
     )
 
     def __init__(
@@ -41,9 +41,9 @@ class Refusals:
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
     ) -> None:
-        self._pending = pending
+        self.pending = pending
         self._counters = counters
-        self._limits_reached = limits_reached
+        self.limits_reached = limits_reached
         self._last_errors = last_errors
         self._new_error_id = new_error_id
         self._on_error = on_error
@@ -55,7 +55,7 @@ class Refusals:
         """Reply to a line that failed. After one of HTTP the connection is closed, so that the body
         of the request, which any web site may have chosen, is not executed."""
         if isinstance(failure, LimitExceeded):
-            self._limits_reached[failure.limit] += 1
+            self.limits_reached[failure.limit] += 1
         if HTTP.match(line):
             failure = Expelled(
                 "this port does not speak HTTP: the web page, metrics and health are on http_port"
@@ -151,5 +151,5 @@ class Refusals:
         told = is_logged or self._on_error(record)
         if told or not stranger:
             self._last_errors.append(record)
-            self._pending.add_error(record)
+            self.pending.add_error(record)
         return record

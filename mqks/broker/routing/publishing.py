@@ -41,7 +41,7 @@ class Single(NamedTuple):
 
 class Publishing:
     __slots__ = (
-        *("_bindings", "_counters", "_once", "_pending", "_settings", "_shared", "_tails"),
+        *("_bindings", "_once", "_settings", "_shared", "_tails"),
         *("gathering", "lines", "once_ids", "once_unfinished", "works"),
     )
 
@@ -55,8 +55,6 @@ class Publishing:
     ) -> None:
         self._settings = settings
         self._shared = shared
-        self._pending = shared.pending
-        self._counters = shared.counters
         self._bindings = bindings
         self._tails = tails
         self._once = once
@@ -100,7 +98,7 @@ class Publishing:
         if (
             not 0 < len(event) <= self._settings.name_bytes_max
             or event[:2] == b"--"
-            or self._pending.unwritable
+            or shared.pending.unwritable
             or not (permissions is None or permissions.may_publish(event))
         ):
             return None
@@ -157,7 +155,7 @@ class Publishing:
 
     def _count(self, queues: Queues, count: int) -> None:
         """Count published messages."""
-        counters = self._counters
+        counters = self._shared.counters
         counters.published += count
         if not queues:
             counters.unroutable += count
@@ -192,7 +190,7 @@ class Publishing:
                 if queue.nearly_full:
                     # Consumers may have taken all: it is not full any more.
                     queue.deliver()
-            yield self._pending.records > records_max
+            yield self._shared.pending.records > records_max
 
     def single(self, message_id: bytes, wanted: Publish) -> Single:
         """The message in its stored form, with its terms."""
@@ -261,7 +259,7 @@ class Publishing:
 
     def last_once(self, once_ids: list[bytes]) -> None:
         """Write these ids with the next commit."""
-        pending = self._pending
+        pending = self._shared.pending
         pending.entry.once += once_ids
         pending.records += len(once_ids)
 
@@ -280,7 +278,7 @@ class Publishing:
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
         """Raise if a message must not be published to these queues now; a known id is published
         to none."""
-        unwritable = self._pending.unwritable
+        unwritable = self._shared.pending.unwritable
         if unwritable:
             raise Unwritable(f"{unwritable}: publishes are refused until the journal is writable")
         if is_known:
