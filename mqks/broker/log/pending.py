@@ -211,7 +211,7 @@ class Waiters:
     def __bool__(self) -> bool:
         return bool(self.confirms or self.counts or self.held)
 
-    def put_before(self, later: "Waiters") -> None:
+    def extend(self, later: "Waiters") -> None:
         """Append those of `later`."""
         self.confirms += later.confirms
         self.confirmed += later.confirmed
@@ -351,7 +351,7 @@ class Pending:
         """This batch could not be written: make all of it pending again, before later changes; and
         also the rest of the batch of which it is a piece, with those who wait for all of it."""
         self._begin_anew()
-        batch.waiters.put_before(self.waiters)
+        batch.waiters.extend(self.waiters)
         self.waiters = batch.waiters
         self._is_rest = self._is_rest or batch.is_rest
         entry, later = batch.entry, self.entry
