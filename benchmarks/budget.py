@@ -12,7 +12,8 @@ from functools import partial
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.requests.intake import Intake
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
@@ -69,7 +70,7 @@ class Bench:
         self.broker.shared.outboxes.used -= self.connection.outbox_bytes
         self.connection.outbox_bytes = 0
         self.connection.touched = False
-        self.broker.shared.touched = []
+        self.broker.flow.touched = []
         self.connection.resume(Slow.OUTBOX)
         return lines
 

@@ -5,7 +5,8 @@ The one rule: every commit completes at once after each send.
 
 from typing import Any
 
-from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Outbox, Slow
 from mqks.settings import Settings
 from tests.played import ALL, Played
 
@@ -59,17 +60,17 @@ class BareWorld(Played):
             broker.go_on()
             for connection in self.hear():
                 connection.resume(Slow.OUTBOX)
-            for connection in broker.shared.expelled:
+            for connection in broker.expelled:
                 for name, known in self._connections.items():
                     if known is connection and name not in self._closed:
                         self._end(name)
-            broker.shared.expelled = []
+            broker.expelled = []
             if broker.pending:
                 self.write(broker.pending.take())
             self.fetch()
             self.answer(ALL)
 
-    def got(self, connection: Connection, data: bytes) -> None:
+    def got(self, connection: Outbox, data: bytes) -> None:
         for name, known in self._connections.items():
             if known is connection:
                 self._received[name] += data
@@ -78,8 +79,8 @@ class BareWorld(Played):
     def _has_work(self) -> bool:
         shared, due_s = self.broker.shared, self.broker.schedule.next_s()
         is_due = due_s is not None and due_s <= self.now_s
-        left = self.broker.pending or shared.touched or shared.fetches or shared.expelled
-        return is_due or self.broker.has_work or bool(left)
+        left = self.broker.pending or self.broker.flow.touched or self.broker.expelled
+        return is_due or self.broker.has_work or bool(left or shared.fetches)
 
     def received(self, name: str) -> bytes:
         """Drain what has been sent to it so far."""

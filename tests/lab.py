@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Outbox
 from mqks.settings import Settings
 from tests.fuzz.invariants import check, check_counts, check_disk, memory_bytes, require
 from tests.played import Played
@@ -56,7 +57,7 @@ class Lab(Played):
         call(*args)
         self.hear()
 
-    def got(self, connection: Connection, data: bytes) -> None:
+    def got(self, connection: Outbox, data: bytes) -> None:
         self.replies += data.splitlines()
 
     # -- what the server does

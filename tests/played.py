@@ -10,11 +10,10 @@ from itertools import count
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import Batch, ErrorRecord, Run
-from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Fetch, Stored
 from mqks.broker.requests.intake import Intake
-from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk, DiskFacts
@@ -46,8 +45,8 @@ class Played:
             now_us=lambda: self.wall_us,
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
             on_error=self.refused,
+            facts=DiskFacts(self.disk),
         )
-        self.broker.shared.facts = DiskFacts(self.disk)
         self.intake = Intake(self.broker)
         if self.calls_a_turn:
             ticks = count()
@@ -55,7 +54,7 @@ class Played:
             self.broker.turns.chunk_s = float(self.calls_a_turn)
         self.in_flight: list[Batch] = []
         """One at the most."""
-        self.pages: list[tuple[Queue, int | None, list[Run]]] = []
+        self.pages: list[tuple[Stored, int | None, list[Run]]] = []
         self.fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self.disk.recover(self.broker)
 
@@ -68,9 +67,9 @@ class Played:
 
     # -- clients
 
-    def hear(self) -> list[Connection]:
+    def hear(self) -> list[Outbox]:
         """All take what they were told; who was told something."""
-        touched, self.broker.shared.touched = self.broker.shared.touched, []
+        touched, self.broker.flow.touched = self.broker.flow.touched, []
         for connection in touched:
             connection.touched = False
             data = b"".join(connection.outbox)
@@ -79,7 +78,7 @@ class Played:
             self.got(connection, data)
         return touched
 
-    def got(self, connection: Connection, data: bytes) -> None:
+    def got(self, connection: Outbox, data: bytes) -> None:
         """It was told this."""
 
     # -- writing

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,21 @@ SQLITE = "mqks.journal.sqlite"
 """The only place that knows SQLite. Others see a store; commands that look at a file may ask it."""
 POSTGRES = "mqks.journal.postgres"
 """The same for PostgreSQL. Nobody else names it, but for the one who chooses the store."""
+BROKER = "mqks.broker"
+FLOORS = (
+    *("base", "evaluate", "message", "log", "queue", "clients", "routing"),
+    *("policies", "broker", "requests"),
+)
+"""The rooms of the broker, from below: each may import itself and those before it."""
+CIRCLES = {
+    ("queue.deaths", "queue.queue"),
+    ("queue.moves", "queue.queue"),
+    ("queue.returns", "queue.queue"),
+    ("queue.selection", "queue.queue"),
+    ("queue.shared", "queue.queue"),
+    ("queue.times", "queue.queue"),
+}
+"""Imports between files of the broker that close circles, still. Each must be needed for one."""
 PURE_ROOMS = {"protocol", "broker"}
 # The pure rooms use the standard library alone, and of it nothing that reaches outside.
 IO_CLOCK_AND_CHANCE = {
@@ -83,6 +98,58 @@ def imports(module: str, source: str, *, package: bool = False) -> Iterator[str]
                 yield from (f"mqks.{alias.name}" for alias in node.names)
             else:
                 yield origin
+
+
+def files_imported(module: str, source: str, known: Collection[str]) -> Iterator[str]:
+    """The modules, of those that are known, that a module imports whole or in part."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in known else f"{node.module}"
+
+
+def arrows_of_files(package: str, sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each file those of its package that it imports, for types too; without its prefix."""
+    prefix = f"{package}."
+    return {
+        module.removeprefix(prefix): {
+            name.removeprefix(prefix)
+            for name in files_imported(module, source, sources)
+            if name in sources
+        }
+        for module, source in sources.items()
+    }
+
+
+def circle_of(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    """The files from which a file is reached, and which it reaches."""
+    back: dict[str, set[str]] = {}
+    for name, others in arrows.items():
+        for other in others:
+            back.setdefault(other, set()).add(name)
+    return _reached(start, arrows) & _reached(start, back)
+
+
+def _reached(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    found, left = set[str](), [*arrows.get(start, ())]
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += arrows.get(name, ())
+    return found
+
+
+def upward(arrows: Mapping[str, set[str]]) -> set[tuple[str, str]]:
+    """The arrows that point to a higher floor of the broker."""
+
+    def floor(name: str) -> int:
+        return FLOORS.index(name.split(".")[0])
+
+    return {(a, b) for a, others in arrows.items() for b in others if floor(b) > floor(a)}
 
 
 def is_allowed(module: str, name: str) -> bool:
@@ -173,6 +240,41 @@ def test_an_arrow_that_turns_is_noticed(module: str, source: str) -> None:
 )
 def test_an_arrow_that_points_down_is_let_through(module: str, source: str) -> None:
     assert faults(module, source) == []
+
+
+@pytest.fixture(scope="module")
+def broker_arrows() -> dict[str, set[str]]:
+    files = [path for path in MODULES if path.parent != PACKAGE and path.name != "__init__.py"]
+    sources = {dotted(path): path.read_text() for path in files}
+    return arrows_of_files(
+        BROKER, {name: text for name, text in sources.items() if name.startswith(f"{BROKER}.")}
+    )
+
+
+def test_arrows_between_the_broker_s_floors_point_down(broker_arrows: dict[str, set[str]]) -> None:
+    assert upward(broker_arrows) == set()
+
+
+def test_the_broker_s_files_form_no_circles(broker_arrows: dict[str, set[str]]) -> None:
+    arrows = {a: {b for b in bs if (a, b) not in CIRCLES} for a, bs in broker_arrows.items()}
+    assert {name for name in arrows if circle_of(name, arrows)} == set()
+
+    for a, b in CIRCLES:
+        assert b in broker_arrows.get(a, set()), f"{a} does not import {b} any more"
+        assert a in _reached(b, arrows), f"{a} may import {b} now"
+
+
+def test_an_arrow_that_turns_inside_the_broker_is_noticed() -> None:
+    sources = {
+        "mqks.broker.log.pending": "if TYPE_CHECKING:\n    from mqks.broker.queue.lane import Lane",
+        "mqks.broker.queue.lane": "from mqks.broker.log import pending",
+        "mqks.broker.queue.queue": "import mqks.broker.queue.lane",
+        "mqks.broker.requests.stats": "from mqks.broker.queue.queue import Queue",
+    }
+    arrows = arrows_of_files(BROKER, sources)
+
+    assert upward(arrows) == {("log.pending", "queue.lane")}
+    assert {name for name in arrows if circle_of(name, arrows)} == {"log.pending", "queue.lane"}
 
 
 def test_relative_imports_of_a_package_start_at_the_package() -> None:

@@ -305,7 +305,7 @@ async def test_when_messages_came_is_told_in_stretches(disk: Disk) -> None:
     minute = 60_000_000
     async with disk.open() as journal:
         await journal.write(made(is_sparse=True))
-        facts = JournalFacts(journal, disk.broker)
+        facts = JournalFacts(journal)
         assert [*facts.arrivals(Q)] == [*facts.arrivals(9)] == []
         await journal.write(entry(change(3, [1, 2]), time_us=minute))
         await journal.write(entry(change(5, [3, 4]), time_us=2 * minute))

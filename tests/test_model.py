@@ -33,6 +33,7 @@ from mqks.broker.log.pending import ErrorRecord, Run
 from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
 from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Stored
 from mqks.broker.requests.intake import Intake
 from mqks.errors import DiskFull
 from mqks.journal import index, journal, segment
@@ -95,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.requests = count(1)
         self.is_slow = False
         """Whether the disk is: what is only there comes when `a_page_comes`."""
-        self.page: tuple[Queue, int | None, list[Run]] | None = None
+        self.page: tuple[Stored, int | None, list[Run]] | None = None
         """The page that is under way: its queue, where it begins, what was read."""
         self.seen: dict[tuple[int, int], str] = {}
         """Queue and number → the message that a reader has seen there."""
@@ -404,10 +405,10 @@ class Machine(RuleBasedStateMachine):
             while queue.lane.blocks.on_disk:
                 self._page_in(queue)
 
-    def _page_in(self, queue: Queue) -> None:
+    def _page_in(self, queue: Stored) -> None:
         queue.page_in(*self._read_page(queue))
 
-    def _read_page(self, queue: Queue) -> tuple[int | None, list[Run]]:
+    def _read_page(self, queue: Stored) -> tuple[int | None, list[Run]]:
         first = queue.lane.page_first
         return first, self.runner.run(self.journal.read(queue.id, first)) if first else []
 
@@ -490,16 +491,16 @@ class Machine(RuleBasedStateMachine):
     def _flush(self) -> None:
         broker = self.broker
         self._fetch()
-        while broker.shared.touched or (broker.shared.page_requests and not self.is_slow):
+        while broker.flow.touched or (broker.shared.page_requests and not self.is_slow):
             while broker.shared.page_requests and not self.is_slow:
                 self._page_in(broker.shared.page_requests.pop())
-            for connection in broker.shared.touched:
+            for connection in broker.flow.touched:
                 told = b"".join(connection.outbox).decode().split("\n")
                 self.received.setdefault(connection.address, []).extend(told[:-1])
                 connection.touched = False
                 connection.outbox.clear()
                 connection.outbox_bytes = 0
-            broker.shared.touched = []
+            broker.flow.touched = []
             self._fetch()
 
     def _fetch(self) -> None:

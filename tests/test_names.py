@@ -50,7 +50,7 @@ def image(world: BareWorld) -> object:
         {name: list(events) for name, events in broker.bindings.by_name.items()},
         list(broker.consumers),
         broker.metadata.bytes,
-        (broker.published, len(broker.once), broker.shared.unacked.used),
+        (broker.shared.counters.published, len(broker.once), broker.flow.unacked.used),
     )
 
 
@@ -259,13 +259,13 @@ def test_messages_that_are_held_count_and_are_let_go() -> None:
     ids = [b"%d" % number * 1000 for number in range(4)]
     for each in ids:
         ask(world, each + b" publish e x")
-    assert world.broker.shared.unacked.used == 4 * (288 + 1000 + len(b" event=e x"))
+    assert world.broker.flow.unacked.used == 4 * (288 + 1000 + len(b" event=e x"))
     ask(world, b"a ack c %b" % ids[0])
     # Acks of what is there and of what is not, in one go.
     ask(world, b"a ack c %b\na ack c nothing\na ack c %b" % (ids[1], ids[2]))
-    assert world.broker.shared.unacked.used == 288 + 1000 + len(b" event=e x")
+    assert world.broker.flow.unacked.used == 288 + 1000 + len(b" event=e x")
     ask(world, b"a ack c --all")
-    assert world.broker.shared.unacked.used == 0
+    assert world.broker.flow.unacked.used == 0
 
 
 def test_ids_published_once_are_counted() -> None:

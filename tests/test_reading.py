@@ -283,14 +283,14 @@ async def test_who_asks_for_little_does_not_wait_for_those_who_ask_for_much() ->
     def flush() -> None:
         """A reply is in an outbox; from the hundredth one on the new connection asks, too."""
         nonlocal asked_at
-        for connection in broker.shared.touched:
+        for connection in broker.flow.touched:
             connection.touched = False
             answered.append(connection.id)
             connection.outbox.clear()
             if connection is world.connection("new"):
                 waited.append(len(answered) - asked_at)
                 asked_at = 0
-        broker.shared.touched = []
+        broker.flow.touched = []
         if len(answered) >= 100 and wanted and not asked_at:
             asked_at = len(answered) + 1
             world.intake.receive(world.connection("new"), wanted.pop())

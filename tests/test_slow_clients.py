@@ -15,7 +15,7 @@ from selectors import EVENT_READ, DefaultSelector
 
 import pytest
 
-from mqks.broker.clients.connection import Slow
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.queue import blocks
 from mqks.server import client as server_client
 from mqks.testing import Broker

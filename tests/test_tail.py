@@ -119,7 +119,6 @@ def test_nothing_is_done_for_tails_that_are_not_there(monkeypatch: pytest.Monkey
     world = bare()
     calls: list[int] = []
     monkeypatch.setattr(world.broker.tails, "show", lambda *what: calls.append(1))
-    world.broker.shared.show = world.broker.tails.show
     world.send("k", b"s subscribe q e\nm1 publish e x\n")
     world.send("t", b"t tail --queue=q\nu tail e\n")
     world.send("k", b"m2 publish e x\n")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.broker.base.turns import finish
-from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import Run
 from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
@@ -101,11 +101,11 @@ def test_what_many_connections_publish_is_published_in_one_step() -> None:
 
     intake.add(world.connection("k"), b"m1 publish --confirm e a\n")
     intake.add(world.connection("l"), b"m2 publish --confirm e b\nm3 publish e c\n")
-    queued.append(broker.queued)
+    queued.append(broker.shared.counters.queued)
     intake.add(world.connection("m"), b"p purge --confirm q\nm4 publish --confirm e d\n")
-    queued.append(broker.queued)
+    queued.append(broker.shared.counters.queued)
     intake.finish()
-    queued.append(broker.queued)
+    queued.append(broker.shared.counters.queued)
     assert queued == [0, 3, 4], "other requests see what was published before them"
 
     for name, expected in (("k", b"m1 ok"), ("l", b"m2 ok"), ("m", b"m4 ok\np ok 3")):
@@ -191,7 +191,7 @@ def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
     connection = world.connection("k")
     world.intake.receive(connection, (line + b"\n") * 3)
     assert connection.overrun
-    assert world.broker.errors <= 1
+    assert world.broker.shared.counters.errors <= 1
 
 
 def test_lines_without_replies_need_no_room_for_them() -> None:
@@ -524,10 +524,10 @@ def test_few_expressions_are_under_way_at_once() -> None:
         world.intake.receive(world.connection(name), costly)
     world.intake.receive(world.connection(names[0]), b"e _eval 1\n")
 
-    answered: list[Connection] = []
+    answered: list[Outbox] = []
     while not answered:
         world.broker.go_on()
-        answered += world.broker.shared.touched
+        answered += world.broker.flow.touched
     assert world.connection(names[0]) not in answered
     world.send(names[0], b"")
     assert [world.received(name) for name in names] == [
@@ -548,7 +548,7 @@ def test_what_nobody_waits_for_any_more_is_not_evaluated() -> None:
         world.broker.go_on()
     assert not connection.works
     world.intake.receive(connection, b"")
-    assert world.broker.published == 1, "what it has sent is done all the same"
+    assert world.broker.shared.counters.published == 1, "what it has sent is done all the same"
     assert not connection.outbox
 
 

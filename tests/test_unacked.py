@@ -62,7 +62,7 @@ def test_one_at_a_time() -> None:
     assert ask(world, "a", b"r ack a --all") == b"a ok m4 event=e x\n"
     assert ask(world, "a", b"r ack a m4") == b"a ok m2 event=e,retry=1 x\n"
     assert ask(world, "a", b"r ack --confirm a m2") == b"r ok \n"
-    assert world.broker.shared.unacked.used == 0
+    assert world.broker.flow.unacked.used == 0
 
 
 def hoarder(world: BareWorld) -> None:
@@ -146,7 +146,7 @@ def test_consumers_that_are_gone_are_not_remembered() -> None:
         publish(world, 2 * number, 2 * number + 1)
         assert world.received("c")
         world.disconnect("c")
-    assert len(world.broker.shared.unacked.waiters) <= 2
+    assert len(world.broker.flow.unacked.waiters) <= 2
 
 
 def test_it_is_told_once_for_each_time() -> None:

@@ -12,13 +12,16 @@ from itertools import chain, count, islice
 from math import inf
 from typing import get_args
 
+from mqks.broker.base.facts import Facts
 from mqks.broker.base.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.broker.clients.access import Access
 from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.consumer import Consumer, Rest
+from mqks.broker.clients.consumer import Consumer, consumers_of
+from mqks.broker.clients.outbox import Flow
 from mqks.broker.clients.refusals import Refusals
-from mqks.broker.clients.tails import Tail, Tails
-from mqks.broker.log.metadata import Metadata, consumer_bytes, queue_bytes
+from mqks.broker.clients.tail import Tail
+from mqks.broker.clients.tails import Tails
+from mqks.broker.log.metadata import MetadataBudget, consumer_bytes, queue_bytes
 from mqks.broker.log.once import OnceWindow
 from mqks.broker.log.pending import Batch, ErrorRecord, QueueState, Waiters
 from mqks.broker.message.policy import Policy
@@ -27,9 +30,10 @@ from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.reads import Read
 from mqks.broker.queue.selection import Chosen
+from mqks.broker.queue.shared import Shared
+from mqks.broker.queue.taker import Rest
 from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.publishing import Publishing
-from mqks.broker.shared import Shared
 from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,
@@ -40,7 +44,7 @@ from mqks.limits import (
 )
 from mqks.protocol import replies
 from mqks.protocol.masks import MASK
-from mqks.protocol.requests import ALL, Answer, DeleteRule, shown
+from mqks.protocol.requests import ALL, Answer, DeleteRule, SetQueue, shown
 from mqks.settings import Settings
 
 GiveUp = Callable[[Queue, Sequence[Delivery]], object]
@@ -51,7 +55,7 @@ CALM_S = 60.0
 
 class Broker:
     """`clock` gives seconds that only grow, `now_us` microseconds since 1970; `new_error_id` and
-    `on_error` are for `Refusals`."""
+    `on_error` are for `Refusals`; `facts` are those of the journal, if there is one."""
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Broker:
         now_us: Callable[[], int],
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
+        facts: Facts | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -68,11 +73,10 @@ class Broker:
         self.connection_count: Callable[[], int] = lambda: len(self.connections)
         """The server's count includes connections in a TLS handshake."""
         self.queues: dict[bytes, Queue] = {}
-        self.metadata = Metadata(settings)
-        self.shared = Shared(
-            settings, clock=clock, now_us=now_us, on_unacked_wait=self._unacked_is_full
-        )
+        self.metadata = MetadataBudget(settings)
+        self.shared = Shared(settings, clock=clock, now_us=now_us, facts=facts or Facts())
         self.turns, self.pending = self.shared.turns, self.shared.pending
+        self.flow = Flow(settings, self.turns, self.shared.outboxes, self._unacked_is_full)
         self.schedule = self.shared.schedule
         self.bindings = Bindings(
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
@@ -80,10 +84,11 @@ class Broker:
         self.consumers: dict[bytes, Consumer] = {}
         self._replaced: dict[Consumer, BadRequest] = {}
         """Whose id another connection uses, and why that is to be told: after their confirm."""
+        self.expelled: list[Connection] = []
+        """Connections that others have expelled, which the server closes."""
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
-        self.published = self.queued = self.unroutable = self.confirmed = 0
-        self.purged = self.errors = 0
+        self.confirmed = self.purged = 0
         self.loop_held = self.loop_late = 0
         """How often the server's event loop was blocked: see `server/held.py`."""
         self.reverts_seen = 0
@@ -103,11 +108,7 @@ class Broker:
         self.on_revert: Callable[[Connection, Queue, int], None] = lambda *_: None
         """Called when `reverts_seen` grows: a client has read the queue up to this number."""
         self.started_s = clock()
-        self.unwritable = ""
-        """Why nothing can be written durably; publishes are refused while this is not empty."""
-
-        self.tails = Tails(settings, self.shared)
-        self.shared.show = self.tails.show
+        self.tails = Tails(settings, self.turns, self.schedule, self.shared.outboxes)
         self._looked_at: dict[bytes, Places] = {}
         """Consumer id → for requests that choose from what it holds, each with a copy of that."""
         self.evaluations = Places(EVALUATIONS_MAX)
@@ -118,11 +119,33 @@ class Broker:
         """Connections with read requests, which the server answers."""
         self.next_queue_id = 1
         self._connection_ids = count(1)
-        self.refusals = Refusals(self, new_error_id, on_error)
-        self.access = Access(self)
-        self.publishing = Publishing(self)
-        self.policies = Policies(self, settings.queue_tables)
+        self.refusals = Refusals(
+            self.pending,
+            self.shared.counters,
+            self.limits_reached,
+            self.last_errors,
+            new_error_id,
+            on_error,
+        )
+        self.access = Access(
+            settings.line_bytes_max,
+            self.refusals,
+            self.consumers,
+            self.end_consumers,
+            self.end_tails,
+        )
+        self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
+        self.policies = Policies(self.queues, self.turns, settings.queue_tables)
         self.shared.dead_letter_queue = self._dead_letter_queue
+
+    @property
+    def unwritable(self) -> str:
+        """Why nothing can be written durably; publishes are refused while this is not empty."""
+        return self.pending.unwritable
+
+    @unwritable.setter
+    def unwritable(self, why: str) -> None:
+        self.pending.unwritable = why
 
     def long_names(self) -> int:
         """Number of queues, events and masks with names longer than the limit."""
@@ -139,8 +162,9 @@ class Broker:
         """Add a connection. The server's gate limits their number."""
         settings = self.settings
         connection = Connection(
-            self.shared,
+            self.flow,
             self._unblocked,
+            self.refusals.tell,
             next(self._connection_ids),
             address,
             local,
@@ -166,17 +190,18 @@ class Broker:
         if connection.reads:
             self.reads_waiting.append(connection)
         if connection.consumers:
-            self.turns.add(self._wake_all(list(connection.consumers.values())))
+            self.turns.add(self._wake_all(connection))
 
-    def _wake_all(self, consumers: list[Consumer]) -> Work[None]:
+    def _wake_all(self, connection: Connection) -> Work[None]:
+        siblings = connection.consumers
+        consumers = list(siblings.values())
         for consumer in consumers:
-            if consumer.update_due and not (consumer.deleted or consumer.connection.rests):
+            if consumer.update_due and not (consumer.deleted or connection.rests):
                 yield from self._tell(consumer.queue, [consumer])
         for consumer in consumers:
-            siblings = consumer.connection.consumers
             if siblings.get(consumer.id) is not consumer:
                 continue  # It has ended, or another consumer has its id.
-            if consumer.rests & Rest.SLOW and not consumer.connection.rests:
+            if consumer.rests & Rest.SLOW and not connection.rests:
                 # It may fill the outbox again: the next time it comes after all others.
                 siblings[consumer.id] = siblings.pop(consumer.id)
                 consumer.resume(Rest.SLOW)
@@ -193,32 +218,19 @@ class Broker:
     @property
     def has_work(self) -> bool:
         """Whether `go_on` has something to do."""
-        return bool(self.shared.due or self.turns)
+        return bool(self.turns.due or self.turns)
 
     def go_on(self) -> bool:
         """Do one turn of unfinished work; return whether all that is left waits for something, for
         example the journal."""
         self.turns.begin()
-        due, outboxes = self.shared.due, self.shared.outboxes
-        while due:
-            queue = next(iter(due))
-            del due[queue]
-            if queue.returning or queue.deleted or outboxes.room <= 0:
-                queue.deliver()
-                continue
-            if queue.can_deliver:  # At least one step, however short the turn.
-                queue.deliver_some()
-            queue.deliver()
-            if self.turns.over:
-                break
-        # Also when the turn is over: deliveries alone may use up every turn.
-        return self.turns.go_on() and not due
+        return self.turns.go_on()
 
     def withhold(self, withholds: bool) -> None:
         """Deliver nothing that the journal holds, or deliver it again."""
         shared = self.shared
         if shared.withholds and not withholds:
-            shared.due.update(dict.fromkeys(queue for queue in self.queues.values() if queue.ring))
+            self.turns.due |= dict.fromkeys(queue for queue in self.queues.values() if queue.ring)
         shared.withholds = withholds
 
     # -- messages
@@ -391,7 +403,7 @@ class Broker:
         self.policies.apply(queue)
         orphaned = self._adopt(name)
         if orphaned is not None:
-            for consumer in orphaned.consumers:
+            for consumer in consumers_of(orphaned):
                 consumer.queue = queue
                 self._attach(queue, consumer)
                 consumer.resume(Rest.NO_QUEUE)
@@ -438,7 +450,7 @@ class Broker:
     def _new_queue(self, queue_id: int, name: bytes) -> Queue:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
-        queue.tails = self.tails.of(name)
+        queue.show = self.tails.shower(name)
         self.metadata.bytes += queue_bytes(name)
         return queue
 
@@ -453,6 +465,22 @@ class Broker:
         self._outdate(queue)
         return True
 
+    def set_queue(self, wanted: SetQueue) -> Work[None]:
+        """Change the policy of a queue. The queue and its dead-letter queue are created if
+        needed."""
+        name, target = wanted.queue, wanted.changes.get("dead_letters")
+        if target is not None:
+            self.policies.check(name, target)
+        names = [name] if target is None else [name, target]
+        self.check_queue(*names)
+        made = [self.new_queue(each) for each in names if each not in self.queues]
+        queue = self.queues[name]
+        policy = queue.policy.changed(wanted.changes, reset=wanted.reset)
+        if policy != queue.policy:
+            self.set_policy(queue, policy)
+        for each in made:
+            yield from self.bindings.queue_made(each)
+
     def set_policy(self, queue: Queue, policy: Policy) -> None:
         queue.policy = policy
         self._changed(queue)
@@ -464,7 +492,7 @@ class Broker:
         if queue is None:
             return
         self._outdate(queue)
-        yield from self._tell(queue, [each for each in queue.consumers if each is not but])
+        yield from self._tell(queue, [each for each in consumers_of(queue) if each is not but])
 
     def _outdate(self, queue: Queue) -> None:
         """The bindings or rule that its consumers know have changed."""
@@ -497,7 +525,7 @@ class Broker:
         self.metadata.bytes += consumer_bytes(consumer.id)
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
-        consumer.connection.consumers[consumer.id] = consumer
+        self._siblings(consumer)[consumer.id] = consumer
         self._attach(consumer.queue, consumer)
         if earlier is not None:
             if not (earlier.deleted or earlier.connection is consumer.connection):
@@ -507,8 +535,29 @@ class Broker:
                 if earlier.rests & Rest.CONFIRM:
                     self._replaced[earlier] = reason
                 else:
-                    self.refusals.tell(earlier.connection, earlier.id, b"consume", reason)
+                    earlier.connection.fail(earlier.id, b"consume", reason)
             yield from self.delete_consumers([earlier])
+
+    def _siblings(self, consumer: Consumer) -> dict[bytes, Consumer]:
+        """The consumers of its connection; none if that has gone."""
+        connection = self.connections.get(consumer.connection.id)
+        return {} if connection is None else connection.consumers
+
+    def hold(self, consumer: Consumer) -> None:
+        """Its own consume is not confirmed yet: it gets nothing before the next commit."""
+        self.pending.waiters.held.append(partial(self._held, consumer))
+
+    def _held(self, consumer: Consumer, is_written: bool) -> None:
+        """It gets messages now, or ends if its consume could not be written."""
+        reason = self._replaced.pop(consumer, None)
+        if is_written:
+            consumer.resume(Rest.CONFIRM)
+            connection = consumer.connection
+            if reason and not connection.closed and consumer.id not in self._siblings(consumer):
+                # Otherwise it has its id back, and has asked for that.
+                connection.fail(consumer.id, b"consume", reason)
+        elif not consumer.deleted:
+            self.end_consumers([consumer])
 
     def _attach(self, queue: Queue, consumer: Consumer) -> None:
         queue.attach(consumer)
@@ -534,9 +583,10 @@ class Broker:
             self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]
-            if consumer.connection.consumers.get(consumer.id) is consumer:
-                del consumer.connection.consumers[consumer.id]
-            self.shared.unacked.leave(consumer)
+            siblings = self._siblings(consumer)
+            if siblings.get(consumer.id) is consumer:
+                del siblings[consumer.id]
+            self.flow.unacked.leave(consumer)
             consumer.queue.detach(consumer)
             consumer.queue.returning += 1
             returned.append((consumer.queue, consumer.defaults, consumer.let_go()))
@@ -618,14 +668,10 @@ class Broker:
             connection.unconfirmed -= 1
             if not connection.closed:
                 connection.write(replies.ok(request_id, told))
-        for consumer in waiters.held:
-            consumer.resume(Rest.CONFIRM)
-            reason, connection = self._replaced.pop(consumer, None), consumer.connection
-            if reason and not connection.closed and consumer.id not in connection.consumers:
-                # Otherwise it has its id back, and has asked for that.
-                self.refusals.tell(connection, consumer.id, b"consume", reason)
+        for then in waiters.held:
+            then(True)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
-            lane.owner.committed(change.next_seq)
+            lane.committed(change.next_seq)
         if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))
 
@@ -643,11 +689,9 @@ class Broker:
         for connection, ids in waiters.confirms + counted:
             connection.unconfirmed -= len(ids)
             for request_id in ids:
-                self.refusals.tell(connection, request_id, b"", failure)
-        for consumer in waiters.held:
-            self._replaced.pop(consumer, None)
-            if not consumer.deleted:
-                self.end_consumers([consumer])
+                connection.fail(request_id, b"", failure)
+        for then in waiters.held:
+            then(False)
 
     # -- recovery
 

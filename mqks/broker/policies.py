@@ -4,29 +4,30 @@ The one rule: no chain of dead-letter queues leads back to its start. A `set_que
 a circle is refused; a default that would is ignored.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.base.turns import GOES_ON, Turns, Work, slices
 from mqks.broker.message.policy import DEFAULT, FLAGS, Policy
 from mqks.broker.queue.queue import Queue
 from mqks.errors import BadRequest
 from mqks.limits import DEAD_LETTERS_MAX, STEP_MESSAGES
-from mqks.protocol.requests import SetQueue, shown
+from mqks.protocol.requests import shown
 from mqks.settings import QueueTable
 from mqks.users import allows
 
-if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
-
 
 class Policies:
-    """`tables` are the defaults: the first one with a matching mask applies."""
+    """`tables` are the defaults: the first one with a matching mask applies. `queues` are the
+    existing queues by name."""
 
-    __slots__ = ("_broker", "_tables")
+    __slots__ = ("_queues", "_tables", "_turns")
 
-    def __init__(self, broker: "Broker", tables: Iterable[QueueTable]) -> None:
-        self._broker = broker
+    def __init__(
+        self, queues: Mapping[bytes, Queue], turns: Turns, tables: Iterable[QueueTable]
+    ) -> None:
+        self._queues = queues
+        self._turns = turns
         self.set_defaults(tables)
 
     def set_defaults(self, tables: Iterable[QueueTable]) -> None:
@@ -44,13 +45,13 @@ class Policies:
     def reload(self, tables: Iterable[QueueTable]) -> None:
         """Set the defaults of all queues, in turns."""
         self.set_defaults(tables)
-        self._broker.turns.add(self.apply_all())
+        self._turns.add(self.apply_all())
 
     def apply_all(self) -> Work[None]:
         step = max(1, STEP_MESSAGES // (4 + len(self._tables)))
         # The second round may apply what the first one ignored because of an earlier default.
         for _ in range(2):
-            for some in slices([*self._broker.queues.values()], step):
+            for some in slices([*self._queues.values()], step):
                 for queue in some:
                     self.apply(queue)
                 yield GOES_ON
@@ -65,25 +66,13 @@ class Policies:
             rules = rules.changed({"dead_letters": None}, reset=False)
         queue.apply(rules)
 
-    def set(self, wanted: SetQueue) -> Work[None]:
-        """Change the policy of a queue. The queue and its dead-letter queue are created if
-        needed."""
-        broker, name = self._broker, wanted.queue
-        target = wanted.dead_letters
-        if target is not None and self._returns(name, target):
+    def check(self, name: bytes, target: bytes) -> None:
+        """Raise if dead letters of the queue `name` must not go to `target`."""
+        if self._returns(name, target):
             raise BadRequest(
                 f"set_queue: --dead-letters of {shown(name)} would form a cycle, or a chain of "
                 f"more than {DEAD_LETTERS_MAX} queues"
             )
-        names = [name] if target is None else [name, target]
-        broker.check_queue(*names)
-        made = [broker.new_queue(each) for each in names if each not in broker.queues]
-        queue = broker.queues[name]
-        policy = queue.policy.changed(wanted.changes, reset=wanted.reset)
-        if policy != queue.policy:
-            broker.set_policy(queue, policy)
-        for each in made:
-            yield from broker.bindings.queue_made(each)
 
     def told(self, queue: Queue) -> dict[str, Any]:
         """The rules of a queue, with the origin of each value."""
@@ -107,7 +96,7 @@ class Policies:
     def _returns(self, name: bytes, target: bytes | None) -> bool:
         """Whether dead letters of this queue return to it when they go to `target` first, or pass
         too many queues."""
-        queues = self._broker.queues
+        queues = self._queues
         for _ in range(DEAD_LETTERS_MAX):
             if target is None:
                 return False

@@ -9,7 +9,8 @@ import asyncio
 from typing import Final, Protocol, cast
 
 from mqks.broker.base.resting import Resting
-from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Slow
 from mqks.limits import LINGER_BYTES_MAX
 from mqks.server.gate import Peer
 

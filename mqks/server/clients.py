@@ -15,7 +15,8 @@ import anyio
 from mqks.broker.base.budget import Budget
 from mqks.broker.broker import Broker
 from mqks.broker.clients.access import Login
-from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.requests.intake import Intake
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
@@ -352,7 +353,7 @@ class Clients:
 
     def close_expelled(self) -> None:
         """Close the connections that others have expelled."""
-        expelled, self._broker.shared.expelled = self._broker.shared.expelled, []
+        expelled, self._broker.expelled = self._broker.expelled, []
         for connection in expelled:
             client = self._clients.get(connection.id)
             if client is not None and not client.ended:
@@ -360,13 +361,13 @@ class Clients:
 
     def send(self) -> None:
         """Write the outboxes of this turn, each with one joined write."""
-        shared = self._broker.shared
-        touched, shared.touched = shared.touched, []
+        flow = self._broker.flow
+        touched, flow.touched = flow.touched, []
         end_s = time.monotonic() + CHUNK_S
         for number, connection in enumerate(touched):
             if number % SENT_CONNECTIONS == 0 and time.monotonic() > end_s:
                 # There may be ten thousand: other tasks run before the rest.
-                shared.touched = touched[number:] + shared.touched
+                flow.touched = touched[number:] + flow.touched
                 self._schedule_flush()
                 break
             connection.touched = False
@@ -411,7 +412,7 @@ class Clients:
     @property
     def are_unsent(self) -> bool:
         """Whether replies wait to be sent."""
-        return bool(self._broker.shared.touched) or any(
+        return bool(self._broker.flow.touched) or any(
             client.transport.get_write_buffer_size() for client in self._clients.values()
         )
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from mqks import __version__
 from mqks.broker.base.facts import Facts
-from mqks.broker.broker import Broker
 from mqks.journal.index import Span
 from mqks.journal.journal import Journal
 from mqks.limits import STEP_MESSAGES
@@ -18,10 +17,12 @@ from mqks.limits import STEP_MESSAGES
 class JournalFacts(Facts):
     version = __version__
 
-    def __init__(self, journal: Journal, broker: Broker) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._broker = broker
-        self.epoch = journal.epoch
+
+    @property
+    def epoch(self) -> str:
+        return self._journal.epoch
 
     def _span(self, queue_id: int, number: int) -> Span | None:
         queue = self._journal.index.queues.get(queue_id)
@@ -64,14 +65,10 @@ class JournalFacts(Facts):
             "path": journal.store.name,
             "epoch": journal.epoch,
             **journal.store.facts(),
-            "disk_full": bool(self._broker.unwritable),
-            "unwritable": self._broker.unwritable,
             "segments": len(segments),
             "segment_bytes": sum(segment.bytes for segment in segments),
             "messages": sum(segment.live for segment in segments),
             "commits": journal.commit_seconds.count,
             "commit_records": int(journal.batch_records.sum),
             "commit_seconds": round(journal.commit_seconds.sum, 6),
-            "once_ids": len(self._broker.once),
-            "once_bytes": self._broker.once.size_bytes,
         }

@@ -217,7 +217,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Family]:
         for metrics, row in (
             (TOTALS, self._totals()),
-            (JOURNAL, self._broker.shared.facts.journal()),
+            (JOURNAL, stats.journal(self._broker)),
         ):
             for metric in metrics:
                 kind = CounterMetricFamily if _is_counter(metric.name) else GaugeMetricFamily

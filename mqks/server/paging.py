@@ -10,8 +10,7 @@ from collections.abc import Callable
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.queue.queue import Queue
-from mqks.broker.shared import Fetch
+from mqks.broker.queue.shared import Fetch, Stored
 from mqks.journal.journal import Journal
 
 
@@ -22,7 +21,7 @@ class Paging:
         self._broker = broker
         self._journal = journal
         self._flush = flush
-        self._pages: deque[Queue] = deque()
+        self._pages: deque[Stored] = deque()
         self._fetches: deque[Fetch] = deque()
         self._wanted = anyio.Event()
         self.stopping = False
@@ -50,7 +49,7 @@ class Paging:
                 if self._fetches:
                     await self._bring(self._fetches.popleft())
 
-    async def _bring_page(self, queue: Queue) -> None:
+    async def _bring_page(self, queue: Stored) -> None:
         first = queue.lane.page_first
         runs = [] if first is None else await self._journal.read(queue.id, first)
         if not self.stopping:

@@ -134,12 +134,13 @@ async def serve(
             now_us=now_us,
             new_error_id=error_ids,
             on_error=errors,
+            facts=JournalFacts(journal),
         )
         broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
         broker.shared.on_dropped = DroppedLog()
         broker.shared.on_queue_full = _log_queue
         broker.on_unacked_full = lambda: log.warning(
-            "unacked_full", unacked_bytes=broker.shared.unacked.used
+            "unacked_full", unacked_bytes=broker.flow.unacked.used
         )
         broker.shared.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
@@ -158,7 +159,6 @@ async def serve(
             http_logged = standby.http_address
         else:
             await load()
-        broker.shared.facts = JournalFacts(journal, broker)
         starting.cancel()
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)

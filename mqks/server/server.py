@@ -121,7 +121,7 @@ class Server:
         clients.handle_chunks()
         self._writer.wake(alone=clients.turn_bytes < LARGE_CHUNK_BYTES)
         clients.turn_bytes = 0
-        if broker.shared.expelled:
+        if broker.expelled:
             clients.close_expelled()
         clients.send()
         self._reads.wake()

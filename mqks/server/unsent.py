@@ -73,7 +73,7 @@ class Unsent:
             much = unsent_bytes > self._bytes_max // 4
             self._look_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)
         # What this turn has written already comes on top.
-        touched = self._broker.shared.touched
+        touched = self._broker.flow.touched
         self._outboxes.set(
             unsent_bytes + sum(len(data) for connection in touched for data in connection.outbox)
         )

@@ -13,7 +13,7 @@ from mqks.broker.evaluate.expression import (
     evaluate,
     render,
 )
-from mqks.broker.evaluate.state import State
+from mqks.broker.requests.state import State
 from tests.fuzz import Finding
 from tests.fuzz.mutations import EXPRESSIONS, mutated_expression
 from tests.fuzz.steps import Step, Steps, send

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
+from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
 from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
@@ -18,7 +18,8 @@ from mqks.broker.queue.deaths import _kill_read
 from mqks.broker.queue.delays import _number
 from mqks.broker.queue.held_since import SPARE
 from mqks.broker.queue.queue import Queue
-from mqks.broker.shared import Fetch
+from mqks.broker.queue.shared import Fetch
+from mqks.broker.queue.taker import Rest
 from mqks.protocol.masks import MASK, bound_matches
 from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
@@ -46,7 +47,7 @@ def check(broker: Broker) -> None:
 
 
 def _consumers(broker: Broker) -> Iterable[Consumer]:
-    return chain.from_iterable(queue.consumers for queue in _all_queues(broker))
+    return chain.from_iterable(consumers_of(queue) for queue in _all_queues(broker))
 
 
 def _all_queues(broker: Broker) -> list[Queue]:
@@ -71,7 +72,7 @@ def _check_queue(queue: Queue) -> None:
     require(lane.memory_bytes == _size(lines), f"{name!r}: memory_bytes")
     on_disk = [number for number, line in lane.blocks if line is None]
     require(lane.page_first == min(on_disk, default=None), f"{name!r}: first on disk")
-    held = [number for each in queue.consumers for number, _ in _deliveries(each)]
+    held = [number for each in consumers_of(queue) for number, _ in _deliveries(each)]
     returned = [number for number in in_order if number < lane.cursor]
     require(lane.returned == len(returned), f"{name!r}: returned is {lane.returned}")
     below = [*held, *returned]
@@ -149,8 +150,10 @@ def _check_consumer(broker: Broker, consumer: Consumer) -> None:
     who, queue = consumer.id, consumer.queue
     require(not consumer.deleted, f"{who!r} is deleted and still attached")
     require(broker.consumers.get(who) is consumer, f"{who!r} is not known by its id")
-    require(consumer.connection.consumers.get(who) is consumer, f"{who!r}: not its connection's")
-    require(consumer.connection.id in broker.connections, f"{who!r}: its connection has gone")
+    connection = broker.connections.get(consumer.connection.id)
+    require(connection is consumer.connection, f"{who!r}: its connection has gone")
+    assert connection is not None
+    require(connection.consumers.get(who) is consumer, f"{who!r}: not its connection's")
     require(
         (consumer in queue.ring) == (not consumer.rests),
         f"{who!r} neither rests nor is in the ring",
@@ -236,16 +239,17 @@ def _check_sums(broker: Broker) -> None:
     require(shared.memory.used == memory, f"memory {shared.memory.used}, not {memory}")
     consumers = [*_consumers(broker)]
     unacked = sum(consumer.unacked_bytes for consumer in consumers)
-    require(shared.unacked.used == unacked, f"unacked {shared.unacked.used}, not {unacked}")
+    held = broker.flow.unacked
+    require(held.used == unacked, f"unacked {held.used}, not {unacked}")
     require(len(consumers) == len(broker.consumers), "a consumer that is attached to no queue")
     theirs = sum(len(each.consumers) for each in broker.connections.values())
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
     timers = sum(queue.timer is not None for queue in broker.queues.values())
     timers += broker.tails.is_telling
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
-    for budget in (shared.unacked, shared.outboxes):
+    for budget in (held, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
-    for each in shared.unacked.waiters:
+    for each in held.waiters:
         waits = isinstance(each, Consumer) and each.rests & Rest.ALL_UNACKED
         require(bool(waits), "a consumer waits, and does not rest")
     require(len(broker.queues) <= settings.queues_max, "more queues than there may be")
@@ -307,7 +311,7 @@ def _living(queue: Queue) -> dict[int, bytes | None]:
     """Number → message, None for one that is only on disk, or waits for a time."""
     living = dict(queue.lane.blocks)
     living |= dict.fromkeys(scheduled(queue))
-    for consumer in queue.consumers:
+    for consumer in consumers_of(queue):
         living |= _deliveries(consumer)
     return living
 
@@ -321,13 +325,13 @@ def digest(broker: Broker) -> tuple[object, ...]:
         _bound(broker),
         dict(broker.pending.entry.bindings),
         [_consumer_digest(each) for each in broker.consumers.values()],
-        [each.id for each in shared.unacked.waiters if isinstance(each, Consumer)],
-        (broker.published, broker.queued, broker.unroutable, broker.confirmed, broker.purged),
+        [each.id for each in broker.flow.unacked.waiters if isinstance(each, Consumer)],
+        (counters.published, counters.queued, counters.unroutable, broker.confirmed, broker.purged),
         (counters.delivered, counters.redelivered, counters.consumed, counters.rejected),
         (
             shared.memory.used,
             broker.metadata.bytes,
-            shared.unacked.used,
+            broker.flow.unacked.used,
             broker.unwritable,
             broker.pending.records,
         ),

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import thread_time
 from typing import Any, Final, Self
 
-from mqks.broker.clients.connection import Slow
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.log.pending import ErrorRecord
 from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
@@ -181,10 +181,10 @@ class World(Played):
         alone = self._alone >= self.digested_every
         if alone:
             self._alone = 0
-        before, errors = digest(broker) if alone else None, broker.errors
+        before, errors = digest(broker) if alone else None, broker.shared.counters.errors
         self.timed(self.intake.receive, connection, data)
         # That another connection has taken an id is told to a connection that asked for nothing.
-        if alone and broker.errors > errors and not self._has_replaced():
+        if alone and broker.shared.counters.errors > errors and not self._has_replaced():
             require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
 
@@ -356,7 +356,7 @@ class World(Played):
 
     def _flush(self) -> None:
         broker = self.broker
-        expelled, broker.shared.expelled = broker.shared.expelled, []
+        expelled, broker.expelled = broker.expelled, []
         for peer in [*self.peers.values()]:
             if peer.connection in expelled:
                 self._look_at(peer)
@@ -365,7 +365,7 @@ class World(Played):
                 self.take()
             else:
                 self.commit()
-            if not (broker.shared.touched or broker.has_work):
+            if not (broker.flow.touched or broker.has_work):
                 break
             self.timed(broker.go_on)
             self._hand_over()
@@ -387,7 +387,7 @@ class World(Played):
 
     def _hand_over(self) -> None:
         broker = self.broker
-        touched, broker.shared.touched = broker.shared.touched, []
+        touched, broker.flow.touched = broker.flow.touched, []
         by_connection = {id(peer.connection): peer for peer in self.peers.values()}
         slow = []
         for connection in touched:
@@ -410,10 +410,10 @@ class World(Played):
 
     def _find_out_unsent(self) -> None:
         """What has not been taken, what this turn has written included."""
-        shared = self.broker.shared
+        broker = self.broker
         unsent_bytes = sum(peer.unsent_bytes for peer in self.peers.values())
-        unsent_bytes += sum(len(data) for each in shared.touched for data in each.outbox)
-        self.timed(shared.outboxes.set, unsent_bytes)
+        unsent_bytes += sum(len(data) for each in broker.flow.touched for data in each.outbox)
+        self.timed(broker.shared.outboxes.set, unsent_bytes)
 
 
 class TooSlow(Finding):

@@ -4,12 +4,8 @@ The one rule: giving back wakes those who wait; no caller has to do so.
 """
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
 
-from mqks.broker.base.turns import GOES_ON, Work
-
-if TYPE_CHECKING:
-    from mqks.broker.base.turns import Turns
+from mqks.broker.base.turns import GOES_ON, Turns, Work
 
 
 class Budget:
@@ -18,7 +14,7 @@ class Budget:
     __slots__ = ("_is_waking", "_on_wait", "_turns", "_waiters", "limit", "used")
 
     def __init__(
-        self, limit: int, turns: "Turns", on_wait: Callable[[], None] = lambda: None
+        self, limit: int, turns: Turns, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         self.limit = limit
         self.used = 0

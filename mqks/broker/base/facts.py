@@ -8,11 +8,14 @@ from typing import Any
 
 
 class Facts:
-    """For a broker without a journal; the server replaces it."""
+    """Those of a broker without a journal."""
 
     version = ""
-    epoch = ""
-    """Different for each database created."""
+
+    @property
+    def epoch(self) -> str:
+        """Different for each database created."""
+        return ""
 
     def epoch_of(self, queue_id: int) -> str:
         """The epoch of a queue, which changes when it is deleted and created again."""
@@ -43,5 +46,5 @@ class Facts:
         return iter(())
 
     def journal(self) -> dict[str, Any]:
-        """The reply of `stats journal`."""
+        """What `stats journal` tells of the journal itself."""
         return {}

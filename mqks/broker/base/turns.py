@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from mqks.limits import STEP_NAMES
 
@@ -25,10 +25,17 @@ WAITS: Final = True
 GOES_ON: Final = False
 
 
+class Interrupted(Protocol):
+    """Something that the end of the turn has interrupted."""
+
+    def go_on(self) -> None:
+        """Continue for at least one step, however short the turn."""
+
+
 class Turns:
     """`clock` must advance within a turn of the event loop; the clock of some loops does not."""
 
-    __slots__ = ("_works", "chunk_s", "clock", "end_s")
+    __slots__ = ("_works", "chunk_s", "clock", "due", "end_s")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -36,6 +43,8 @@ class Turns:
         """Approximate duration of a turn, set by the server."""
         self.end_s = inf
         """The end of the turn."""
+        self.due: dict[Interrupted, None] = {}
+        """Deliveries that continue in the next turn, before the works."""
         self._works: deque[Work[None]] = deque()
 
     def __len__(self) -> int:
@@ -63,14 +72,23 @@ class Turns:
         self._works.append(work)
 
     def go_on(self) -> bool:
-        """Continue the works, round robin; return whether all that are left wait."""
+        """Continue what is due, then the works, round robin; return whether all that is left
+        waits for something, for example the journal."""
+        due = self.due
+        while due:
+            first = next(iter(due))
+            del due[first]
+            first.go_on()
+            if self.over:
+                break
+        # Also when the turn is over: deliveries alone may use up every turn.
         for _ in range(len(self._works)):
             work = self._works.popleft()
             if not self.run(work):
                 self._works.append(work)
             if self.over:
                 return False
-        return True
+        return not due
 
 
 class Places:

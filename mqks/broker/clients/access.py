@@ -5,11 +5,13 @@ connection wait for the result.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.consumer import Consumer
+from mqks.broker.clients.refusals import Refusals
+from mqks.broker.clients.tail import Tail
 from mqks.errors import BadRequest, Expelled, NotAllowed
 from mqks.limits import (
     AUTH_FAILURES_MAX,
@@ -18,9 +20,6 @@ from mqks.limits import (
 )
 from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Known, Permissions, Users
-
-if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +35,27 @@ class Login:
 
 
 class Access:
-    __slots__ = ("_broker", "logins", "source_of", "users")
+    """`consumers` are all by id. `end_consumers` and `end_tails` end those that a user may not have
+    any more."""
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    __slots__ = (
+        *("_consumers", "_end_consumers", "_end_tails", "_line_bytes_max", "_refusals"),
+        *("logins", "source_of", "users"),
+    )
+
+    def __init__(
+        self,
+        line_bytes_max: int,
+        refusals: Refusals,
+        consumers: Mapping[bytes, Consumer],
+        end_consumers: Callable[[list[Consumer]], None],
+        end_tails: Callable[[Sequence[Tail]], None],
+    ) -> None:
+        self._line_bytes_max = line_bytes_max
+        self._refusals = refusals
+        self._consumers = consumers
+        self._end_consumers = end_consumers
+        self._end_tails = end_tails
         self.users = Users([], b"")
         self.logins: deque[Login] = deque()
         """Passwords that the server must verify, one after the other."""
@@ -58,9 +74,9 @@ class Access:
             connection.awaits_login = True
         else:
             # The password is not wrong, so refuse the connection: the client may try later.
-            self._broker.limits_reached["logins_waiting_max"] += 1
+            self._refusals.limits_reached["logins_waiting_max"] += 1
             reason = f"{near or LOGINS_WAITING_MAX} passwords wait to be checked; try again"
-            self._broker.refusals.expel(connection, reason)
+            self._refusals.expel(connection, reason)
 
     def verified(self, login: Login, user: Known | None) -> None:
         """Apply the result. The connection's lines wait for its next turn, unless it is
@@ -70,11 +86,11 @@ class Access:
         try:
             self.authenticate(connection, user)
         except BadRequest as failure:
-            self._broker.refusals.fail(connection, request.id, request.action, failure)
+            self._refusals.fail(connection, request.id, request.action, failure)
         else:
             if request.confirm:
                 connection.unconfirmed += 1
-                self._broker.pending.waiters.confirms.append((connection, [request.id]))
+                self._refusals.pending.waiters.confirms.append((connection, [request.id]))
 
     def authenticate(self, connection: Connection, user: Known | None) -> None:
         """Give a connection the permissions of a user; None means wrong credentials."""
@@ -86,7 +102,7 @@ class Access:
                 )
             raise NotAllowed("wrong credentials")
         connection.user = user.name
-        connection.splitter.line_bytes_max = self._broker.settings.line_bytes_max
+        connection.splitter.line_bytes_max = self._line_bytes_max
         self.grant(connection, user.permissions)
 
     def grant(self, connection: Connection, permissions: Permissions) -> None:
@@ -95,14 +111,14 @@ class Access:
         consumers = connection.consumers.values()
         lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
         if lost:
-            self._broker.end_consumers(lost)
+            self._end_consumers(lost)
         tails = connection.tails.values()
-        self._broker.end_tails([tail for tail in tails if not tail.is_allowed(permissions)])
+        self._end_tails([tail for tail in tails if not tail.is_allowed(permissions)])
 
     def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
         """Whether its user may ack messages of this consumer; a missing consumer is allowed."""
         permissions = connection.permissions
         if permissions is None or permissions is STRANGER:
             return permissions is None
-        consumer = self._broker.consumers.get(consumer_id)
+        consumer = self._consumers.get(consumer_id)
         return consumer is None or permissions.may_consume(consumer.queue.name)

@@ -1,80 +1,59 @@
-"""One connection as the broker sees it: the source of its lines, and the outbox for its replies.
+"""One connection as the broker sees it: what it has sent, who is served there, and what it may do.
 
-The one rule: nothing here sends. The server takes the outbox once a turn, as one joined write.
+The one rule: while its lines wait, for a login or for the next turn, they stay in order.
 """
 
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
 
-from mqks.broker.base.resting import Resting
 from mqks.broker.base.turns import Work
+from mqks.broker.clients.consumer import Consumer
+from mqks.broker.clients.outbox import Flow, Outbox
+from mqks.broker.clients.tail import Tail
 from mqks.broker.evaluate.expression import Allowance
+from mqks.broker.log.pending import ErrorRecord
 from mqks.broker.queue.reads import Read
-from mqks.broker.shared import Shared
+from mqks.errors import BadRequest
 from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import LineSplitter
 from mqks.users import STRANGER, Permissions
 
-if TYPE_CHECKING:
-    from mqks.broker.clients.consumer import Consumer
-    from mqks.broker.clients.tails import Tail
-    from mqks.broker.log.pending import ErrorRecord
 
-
-class Slow:
-    """Why a connection's consumers get nothing."""
-
-    OUTBOX: Final = 1
-    """More was written to its outbox in this turn than the high-water mark."""
-    PEER: Final = 2
-    """The client reads its replies too slowly."""
-    END: Final = 4
-    """It has disconnected, or the server stops."""
-
-
-class Connection(Resting):
-    """State of one connection. While it rests, its consumers get nothing and its reads wait;
-    `on_go_on` is called when it no longer rests."""
+class Connection(Outbox):
+    """State of one connection. `on_go_on` is called when it no longer rests, `on_failure` to reply
+    to a request with an error."""
 
     __slots__ = (
-        "address",
         "auth_failures",
         "awaits_login",
         "chunks",
-        "closed",
         "consumers",
         "eval_steps",
         "expelled",
         "first_error",
         "handled",
-        "id",
         "last_error_us",
         "lines",
         "local",
-        "name",
+        "on_failure",
         "on_go_on",
-        "outbox",
-        "outbox_bytes",
         "overrun",
         "permissions",
         "reads",
-        "shared",
         "splitter",
         "stranger_errors",
         "stranger_lines",
         "tails",
-        "touched",
-        "unconfirmed",
         "user",
         "works",
     )
 
     def __init__(
         self,
-        shared: Shared,
+        flow: Flow,
         on_go_on: "Callable[[Connection], None]",
+        on_failure: "Callable[[Connection, bytes, bytes, BadRequest], None]",
         connection_id: int,
         address: str,
         local: bool,
@@ -82,30 +61,20 @@ class Connection(Resting):
         *,
         stranger: bool = False,
     ) -> None:
-        super().__init__()
-        self.shared = shared
+        super().__init__(flow, connection_id, address)
         self.on_go_on = on_go_on
-        self.id = connection_id
-        self.address = address
+        self.on_failure = on_failure
         self.local = local
         """Whether the peer is on this machine."""
         self.splitter = LineSplitter(
             min(line_bytes_max, STRANGER_LINE_BYTES_MAX) if stranger else line_bytes_max
         )
-        self.outbox: list[bytes] = []
-        self.outbox_bytes = 0
-        self.touched = False
-        self.closed = False
         self.eval_steps: Allowance | None = None
         """Steps that expressions of the current chunk may still take."""
-        self.unconfirmed = 0
-        """Confirms that wait for a commit."""
         self.consumers: dict[bytes, Consumer] = {}
         self.tails: dict[bytes, Tail] = {}
         self.reads: deque[Read] = deque()
         """Its read requests, in order."""
-        self.name: str | None = None
-        """The name that the client has set, with surrogate escapes."""
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None
         """None: it may do everything."""
@@ -129,27 +98,11 @@ class Connection(Resting):
         self.last_error_us = 0
         self.auth_failures = self.stranger_errors = self.stranger_lines = 0
 
-    def _stop(self) -> None:
-        """Nothing to do: its consumers rest when it is their turn."""
-
     def _go_on(self) -> None:
         self.on_go_on(self)
 
-    def write(self, data: bytes) -> None:
-        """Put bytes into the outbox."""
-        shared = self.shared
-        if not self.touched:
-            self.touched = True
-            shared.touched.append(self)
-        self.outbox.append(data)
-        size = len(data)
-        self.outbox_bytes += size
-        outboxes = shared.outboxes
-        outboxes.used += size
-        if (
-            self.outbox_bytes > shared.high_water_bytes or outboxes.used > outboxes.limit // 2
-        ) and not self.rests & Slow.OUTBOX:
-            self.rest(Slow.OUTBOX)
+    def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
+        self.on_failure(self, request_id, action, failure)
 
     @property
     def waits(self) -> bool:

@@ -7,51 +7,30 @@ returned.
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final, cast
 
 from mqks.broker.base.budget import Budget
-from mqks.broker.base.resting import Resting
 from mqks.broker.base.turns import emptied
+from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.queue.deadlines import Deadlines
 from mqks.broker.queue.held_since import HeldSince
 from mqks.broker.queue.lane import Delivery
+from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.taker import UNLIMITED, Rest, Taker
 from mqks.protocol import replies
 from mqks.protocol.requests import BACKOFF, policy_text
 
-if TYPE_CHECKING:
-    from mqks.broker.clients.connection import Connection
-    from mqks.broker.queue.queue import Queue
-
-UNLIMITED: Final = 1 << 62
 UNACKED_OVERHEAD_BYTES: Final = 288
 """Memory of a delivery besides the length of its message: four objects and a dict entry (measured),
 and a second copy of its id. Adding the lengths of ids would cost 3 % of an ack, and none is longer
 than `name_bytes_max`."""
 
 
-class Rest:
-    """Why a consumer gets nothing."""
-
-    CONFIRM: Final = 1
-    """Its own consume is not confirmed yet."""
-    SLOW: Final = 2
-    """Its connection does not take its replies."""
-    UNACKED: Final = 4
-    """It holds as many messages as its prefetch allows."""
-    ALL_UNACKED: Final = 8
-    """All consumers together are at the limit of unacked bytes."""
-    STANDBY: Final = 64
-    """Its queue has a single active consumer, which is another one."""
-    NO_QUEUE: Final = 16
-    """Its queue was deleted."""
-    ENDED: Final = 32
-
-
-class Consumer(Resting):
+class Consumer(Taker):
     __slots__ = (
-        *("budget", "connection", "id", "manual_ack", "prefix", "queue", "repeated"),
+        *("budget", "connection", "prefix", "queue", "repeated"),
         *("deadlines", "defaults", "meta", "prefetch", "separator", "since"),
         *("unacked", "unacked_bytes", "unacked_max", "update_due"),
     )
@@ -59,8 +38,8 @@ class Consumer(Resting):
     def __init__(
         self,
         consumer_id: bytes,
-        connection: "Connection",
-        queue: "Queue",
+        connection: Outbox,
+        queue: Queue,
         manual_ack: bool,
         unacked_max: int,
         *,
@@ -68,11 +47,9 @@ class Consumer(Resting):
         meta: bool = False,
         defaults: Policy = DEFAULT,
     ) -> None:
-        super().__init__()
-        self.id = consumer_id
+        super().__init__(consumer_id, manual_ack)
         self.connection = connection
         self.queue = queue
-        self.manual_ack = manual_ack
         self.prefetch = prefetch
         """Requested maximum of unacked messages; 0: none requested."""
         self.unacked_max = min(prefetch or unacked_max, unacked_max)
@@ -82,7 +59,7 @@ class Consumer(Resting):
         """What applies to its losses where its queue has no rule."""
         self.deadlines: Deadlines | None = None
         """When it must have acked what it holds, if its queue has an ack timeout."""
-        self.budget: Budget = queue.shared.unacked
+        self.budget: Budget = connection.flow.unacked
         self.prefix = consumer_id + b" ok "
         self.separator = b"\n" + self.prefix
         self.update_due = False
@@ -101,7 +78,6 @@ class Consumer(Resting):
 
     @property
     def unacked_count(self) -> int:
-        """Deliveries that are not settled."""
         return len(self.unacked) + sum(map(len, self.repeated.values()))
 
     # -- whether it can take messages
@@ -127,7 +103,6 @@ class Consumer(Resting):
         return self.unacked_max - self.unacked_count
 
     def rest_if_full(self) -> None:
-        """Called at its turn: rest if it can take no more messages."""
         if self.connection.rests:
             self.rest(Rest.SLOW)
         elif self.manual_ack and self.unacked:
@@ -144,11 +119,7 @@ class Consumer(Resting):
 
     def take(
         self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
-    ) -> bytes:
-        """Take messages and return the joined deliveries.
-
-        `ids` are the message ids, if the caller has them.
-        """
+    ) -> None:
         told = lines
         lane = self.queue.lane
         if self.meta:
@@ -175,7 +146,7 @@ class Consumer(Resting):
                 self._await_acks([*zip(ids, numbers, strict=True)], self.queue.ack_timeout_us)
             self.unacked_bytes += size
             self.budget.used += size
-        return self.prefix + self.separator.join(told) + b"\n"
+        self.connection.write(self.prefix + self.separator.join(told) + b"\n")
 
     def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
         """Add the retry to messages that have one, and mark them as delivered again."""
@@ -255,8 +226,6 @@ class Consumer(Resting):
         return True
 
     def let_go(self) -> Iterator[Delivery]:
-        """Take all unacked deliveries at once, and yield them one by one in no order, so that a
-        large number can be handled in turns."""
         unacked, repeated = self.unacked, self.repeated
         self.unacked, self.repeated = {}, {}
         self.since.clear()
@@ -360,6 +329,11 @@ class Consumer(Resting):
         if self.meta:
             flags += b" --meta"
         return replies.update(self.id, about, flags)
+
+
+def consumers_of(queue: Queue) -> Iterable[Consumer]:
+    """The consumers of a queue, which knows them as takers only."""
+    return cast("Iterable[Consumer]", queue.consumers)
 
 
 def _each(

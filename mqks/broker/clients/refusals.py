@@ -5,19 +5,18 @@ server that nobody can ask for it tells it.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mqks.broker.base.counters import Counters
 from mqks.broker.clients.connection import Connection
-from mqks.broker.log.pending import ErrorRecord
-from mqks.errors import BadRequest, Expelled, LimitExceeded, Unwritable
+from mqks.broker.log.pending import ErrorRecord, Pending
+from mqks.errors import BadRequest, Expelled, Limit, LimitExceeded, Unwritable
 from mqks.limits import ERRORS_BURST_US, REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import request_id_of
 from mqks.users import STRANGER
-
-if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
 
 HTTP: Final = re.compile(rb"[A-Z]+ /|(?i:host): |[^ ]* [a-z_]*[^ a-z_].* HTTP/\d")
 """How a request of HTTP begins: with a path, a URL, `host:port` or `*`, none of which is an action;
@@ -28,15 +27,24 @@ class Refusals:
     """`new_error_id` returns a text and a time in microseconds. `on_error` logs a failed request,
     and returns whether it did: when there are many, it may omit some."""
 
-    __slots__ = ("_broker", "_new_error_id", "_on_error", "unwritable")
+    __slots__ = (
+        *("_counters", "_last_errors", "_new_error_id", "_on_error"),
+        *("limits_reached", "pending", "unwritable"),
+    )
 
     def __init__(
         self,
-        broker: "Broker",
+        pending: Pending,
+        counters: Counters,
+        limits_reached: dict[Limit, int],
+        last_errors: deque[ErrorRecord],
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
     ) -> None:
-        self._broker = broker
+        self.pending = pending
+        self._counters = counters
+        self.limits_reached = limits_reached
+        self._last_errors = last_errors
         self._new_error_id = new_error_id
         self._on_error = on_error
         self.unwritable = 0
@@ -47,7 +55,7 @@ class Refusals:
         """Reply to a line that failed. After one of HTTP the connection is closed, so that the body
         of the request, which any web site may have chosen, is not executed."""
         if isinstance(failure, LimitExceeded):
-            self._broker.limits_reached[failure.limit] += 1
+            self.limits_reached[failure.limit] += 1
         if HTTP.match(line):
             failure = Expelled(
                 "this port does not speak HTTP: the web page, metrics and health are on http_port"
@@ -128,8 +136,7 @@ class Refusals:
     ) -> ErrorRecord:
         """Record an error under a new id. Errors of unauthenticated connections that are not logged
         are not written to the database either."""
-        broker = self._broker
-        broker.errors += 1
+        self._counters.errors += 1
         error_id, time_us = self._new_error_id()
         record = ErrorRecord(
             error_id,
@@ -143,6 +150,6 @@ class Refusals:
         )
         told = is_logged or self._on_error(record)
         if told or not stranger:
-            broker.last_errors.append(record)
-            broker.pending.add_error(record)
+            self._last_errors.append(record)
+            self.pending.add_error(record)
         return record

@@ -5,94 +5,37 @@ is none, a group of messages costs one look at an empty tuple.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
 
-from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.base.budget import Budget
+from mqks.broker.base.schedule import Schedule
+from mqks.broker.base.turns import GOES_ON, Turns, Work, slices
 from mqks.broker.clients.connection import Connection
-from mqks.broker.shared import Shared
+from mqks.broker.clients.tail import Tail
+from mqks.broker.queue.queue import Queue
 from mqks.errors import LimitExceeded
 from mqks.limits import STEP_MESSAGES, TAIL_BACKLOG_BYTES, TAIL_BACKLOG_MESSAGES
 from mqks.protocol import replies
-from mqks.protocol.masks import name_masks
 from mqks.settings import Settings
-from mqks.users import Permissions
 
-if TYPE_CHECKING:
-    from mqks.broker.queue.queue import Queue
-
-COMPARED: Final = 64
-"""An event that is compared with a mask counts for so many messages."""
-EVENTS_KEPT: Final = 4096
-"""Of so many events a tail knows whether it shows them."""
 DROPPED_S: Final = 1.0
 """So long after messages were dropped a tail is told at the latest, if it can take that."""
 
 
-class Tail:
-    """`queue`: its messages alone; None for all that are published."""
-
-    __slots__ = ("connection", "dropped", "ended", "events", "id", "known", "masks", "queue")
+class Tails:
+    """`outboxes` is what all connections may be sent."""
 
     def __init__(
-        self,
-        tail_id: bytes,
-        connection: Connection,
-        queue: bytes | None,
-        events: Iterable[bytes],
-        masks: Iterable[bytes],
+        self, settings: Settings, turns: Turns, schedule: Schedule, outboxes: Budget
     ) -> None:
-        self.id = tail_id
-        self.connection = connection
-        self.queue = queue
-        self.events = frozenset(events)
-        self.masks = {mask: name_masks([mask]) for mask in masks}
-        self.known: dict[bytes, bool] = {}
-        self.dropped = 0
-        """Messages that were not shown and that it has not been told of."""
-        self.ended = False
-
-    def is_allowed(self, permissions: Permissions) -> bool:
-        """Whether a user may see what it shows: as if a queue was read, or bound like this."""
-        if self.queue is not None:
-            return permissions.may_read(self.queue)
-        return (
-            permissions.consumes
-            and all(map(permissions.may_bind, self.events))
-            and all(map(permissions.may_bind_mask, self.masks))
-        )
-
-    def choose(self, lines: Sequence[bytes]) -> Work[Sequence[bytes]]:
-        """Those of the messages that it shows."""
-        if not (self.events or self.masks):
-            return lines
-        found, weight, known = [], 0, self.known
-        for line in lines:
-            event = line.split(b" ", 2)[1].removeprefix(b"event=")
-            is_shown = known.get(event)
-            if is_shown is None:
-                is_shown = event in self.events
-                for matches in () if is_shown else self.masks.values():
-                    weight += COMPARED
-                    if weight >= STEP_MESSAGES:
-                        weight = 0
-                        yield GOES_ON
-                    if matches(event):
-                        is_shown = True
-                        break
-                if len(known) >= EVENTS_KEPT:
-                    known.clear()
-                known[event] = is_shown
-            if is_shown:
-                found.append(line)
-        return found
-
-
-class Tails:
-    def __init__(self, settings: Settings, shared: Shared) -> None:
         self._settings = settings
-        self._shared = shared
-        self._every: dict[Tail, None] = {}
+        self._turns = turns
+        self._schedule = schedule
+        self._outboxes = outboxes
+        self._every: dict[Tail, Connection] = {}
+        """With their connections."""
         self.of_events: tuple[Tail, ...] = ()
         """Those of all that is published."""
         self._of_queues: dict[bytes, tuple[Tail, ...]] = {}
@@ -106,9 +49,10 @@ class Tails:
     def __len__(self) -> int:
         return len(self._every)
 
-    def of(self, name: bytes) -> tuple[Tail, ...]:
-        """Those of the queue of this name."""
-        return self._of_queues.get(name, ())
+    def shower(self, name: bytes) -> Callable[[list[bytes]], None] | None:
+        """What shows messages to those of the queue of this name, if there are any."""
+        those = self._of_queues.get(name)
+        return None if those is None else partial(self.show, those)
 
     # -- they come and go
 
@@ -123,21 +67,21 @@ class Tails:
         if len(self._every) >= self._settings.tails_max:
             raise LimitExceeded("tails_max", f"there are {len(self._every)} tails already")
 
-    def add(self, tail: Tail, queue: "Queue | None") -> None:
+    def add(self, connection: Connection, tail: Tail, queue: Queue | None) -> None:
         """`queue` is the one that it is of."""
-        tail.connection.tails[tail.id] = tail
-        self._every[tail] = None
+        connection.tails[tail.id] = tail
+        self._every[tail] = connection
         self._index(tail.queue, queue)
 
-    def end(self, tails: Iterable[Tail], *queues: "Queue | None") -> None:
+    def end(self, tails: Iterable[Tail], *queues: Queue | None) -> None:
         """`queues` are those of the broker that they may be of."""
         for tail in [*tails]:
             tail.ended = True
-            del tail.connection.tails[tail.id], self._every[tail]
+            del self._every.pop(tail).tails[tail.id]
             found = (queue for queue in queues if queue is not None and queue.name == tail.queue)
             self._index(tail.queue, next(found, None))
 
-    def _index(self, name: bytes | None, queue: "Queue | None") -> None:
+    def _index(self, name: bytes | None, queue: Queue | None) -> None:
         those = tuple(tail for tail in self._every if tail.queue == name)
         if name is None:
             self.of_events = those
@@ -146,7 +90,7 @@ class Tails:
         if those:
             self._of_queues[name] = those
         if queue is not None:
-            queue.tails = those
+            queue.show = self.shower(name)
 
     # -- they are shown messages
 
@@ -165,7 +109,7 @@ class Tails:
         self._backlog_bytes += size
         if not self._is_working:
             self._is_working = True
-            self._shared.turns.add(self._work())
+            self._turns.add(self._work())
 
     def _work(self) -> Work[None]:
         while self._backlog:
@@ -183,7 +127,7 @@ class Tails:
     def _room(self, tail: Tail) -> int:
         """How many bytes more it may be told."""
         connection = tail.connection
-        if connection.rests or self._shared.outboxes.room <= 0:
+        if connection.rests or self._outboxes.room <= 0:
             return 0
         return self._settings.tail_buffer_bytes_max - connection.outbox_bytes
 
@@ -206,7 +150,7 @@ class Tails:
         tail.dropped += count
         if not self.is_telling:
             self.is_telling = True
-            self._shared.schedule.after(DROPPED_S, self._tell_all)
+            self._schedule.after(DROPPED_S, self._tell_all)
 
     def _tell_dropped(self, tail: Tail) -> None:
         if tail.dropped:

@@ -20,7 +20,7 @@ CONSUMER_BYTES: Final = 560
 among other bytes."""
 
 
-class Metadata:
+class MetadataBudget:
     """`bytes`: approximate memory of all together."""
 
     __slots__ = ("bytes", "bytes_max", "name_bytes_max")

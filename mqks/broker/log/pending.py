@@ -7,16 +7,13 @@ marks only grow. Those who wait are kept separately.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mqks.broker.base.ranges import Range
+from mqks.broker.base.turns import Work
 from mqks.broker.message.policy import Policy
+from mqks.errors import BadRequest
 from mqks.limits import BATCH_COPIES_MAX, BATCH_QUEUES_MAX
-
-if TYPE_CHECKING:
-    from mqks.broker.clients.connection import Connection
-    from mqks.broker.clients.consumer import Consumer
-    from mqks.broker.queue.lane import Lane
 
 
 class Run(NamedTuple):
@@ -113,6 +110,36 @@ class LaneChange(NamedTuple):
     marks: dict[int, Mark]
 
 
+class Changed(Protocol):
+    """A lane, which collects its changes until they are taken."""
+
+    deleted: bool
+    boundary: int
+    unwritten: list[bytes]
+
+    def take_change(self) -> LaneChange | None: ...
+
+    def put_back(self, change: LaneChange, boundary: int) -> None: ...
+
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+
+    def spill(self, committed: int) -> Work[None]:
+        """Forget bodies below this number, which are on disk."""
+
+
+class Replier(Protocol):
+    """A connection, which has asked for confirms."""
+
+    unconfirmed: int
+    closed: bool
+
+    def write(self, data: bytes) -> None: ...
+
+    def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
+        """Reply with an error."""
+
+
 class QueueState(NamedTuple):
     """A queue that was created or whose policy changed."""
 
@@ -172,18 +199,19 @@ class Entry:
 class Waiters:
     """Those who wait for a commit."""
 
-    confirms: list[tuple["Connection", list[bytes]]] = field(default_factory=list)
+    confirms: list[tuple[Replier, list[bytes]]] = field(default_factory=list)
     confirmed: int = 0
     """Number of confirms of messages among them."""
-    counts: list[tuple["Connection", bytes, bytes]] = field(default_factory=list)
+    counts: list[tuple[Replier, bytes, bytes]] = field(default_factory=list)
     """Confirms with a number or text: separate, so that all others are joined in one step."""
-    held: list["Consumer"] = field(default_factory=list)
-    """Consumers that get no messages before their confirm."""
+    held: list[Callable[[bool], None]] = field(default_factory=list)
+    """Called when the commit is done, with whether it was written: consumers get no messages before
+    their confirm."""
 
     def __bool__(self) -> bool:
         return bool(self.confirms or self.counts or self.held)
 
-    def put_before(self, later: "Waiters") -> None:
+    def extend(self, later: "Waiters") -> None:
         """Append those of `later`."""
         self.confirms += later.confirms
         self.confirmed += later.confirmed
@@ -197,7 +225,7 @@ class Batch:
 
     entry: Entry = field(default_factory=Entry)
     waiters: Waiters = field(default_factory=Waiters)
-    taken: list[tuple["Lane", int]] = field(default_factory=list)
+    taken: list[tuple[Changed, int]] = field(default_factory=list)
     """For each change its lane, and the number below which the lane was taken before."""
     is_rest: bool = False
     """Earlier pieces of it have been written."""
@@ -220,7 +248,7 @@ class Pending:
 
     __slots__ = (
         *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
-        *("dirty", "entry", "moves", "records", "waiters"),
+        *("dirty", "entry", "moves", "records", "unwritable", "waiters"),
     )
 
     def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
@@ -233,12 +261,14 @@ class Pending:
         """Number of messages, acks and marks that wait for the writer; it limits publishers."""
         self.moves = False
         """Messages were moved from one lane to another."""
-        self.dirty: list[Lane] = []
+        self.dirty: list[Changed] = []
+        self.unwritable = ""
+        """Why nothing can be written durably; publishes are refused while this is not empty."""
         self._is_rest = False
         """Earlier pieces of this batch have been written."""
         self._begun: Batch | None = None
         """A batch that is being taken in pieces; the rest of it follows the lanes in `_left`."""
-        self._left: list[Lane] = []
+        self._left: list[Changed] = []
 
     @property
     def has_metadata(self) -> bool:
@@ -321,7 +351,7 @@ class Pending:
         """This batch could not be written: make all of it pending again, before later changes; and
         also the rest of the batch of which it is a piece, with those who wait for all of it."""
         self._begin_anew()
-        batch.waiters.put_before(self.waiters)
+        batch.waiters.extend(self.waiters)
         self.waiters = batch.waiters
         self._is_rest = self._is_rest or batch.is_rest
         entry, later = batch.entry, self.entry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.letters import Letters
-from mqks.broker.shared import Fetch
+from mqks.broker.queue.shared import Fetch
 from mqks.errors import MqksError
 from mqks.limits import STEP_BYTES, STEP_MESSAGES
 from mqks.protocol.requests import shown

@@ -447,6 +447,10 @@ class Lane:
         if self.expiry is not None:
             self.expiry.add(number, mark.expires_us, mark.joined_us)
 
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+        self.owner.committed(end)
+
     def spill(self, committed: int) -> Work[None]:
         """Remove bodies from memory that are on disk: numbers below `committed` have been synced.
 

@@ -11,7 +11,7 @@ from mqks.broker.base.turns import GOES_ON, WAITS, Work
 from mqks.broker.log.pending import Mark
 from mqks.broker.queue.lane import Delivery, Lane
 from mqks.broker.queue.selection import Chosen
-from mqks.broker.shared import Fetch
+from mqks.broker.queue.shared import Fetch
 from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
 
 if TYPE_CHECKING:

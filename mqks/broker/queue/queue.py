@@ -5,28 +5,25 @@ slow connection or a full budget, are detected at the consumer's turn.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 from zlib import crc32
 
 from mqks.broker.base.ranges import Range, compress, union
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.clients.consumer import UNLIMITED, Consumer, Rest
 from mqks.broker.log.pending import Mark, QueueState, Run
 from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.queue import returns
 from mqks.broker.queue.deaths import Dead, kill, kill_oldest
 from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Delivery, Lane, let_go
+from mqks.broker.queue.shared import Shared
+from mqks.broker.queue.taker import UNLIMITED, Rest, Taker
 from mqks.broker.queue.times import Times
-from mqks.broker.shared import Shared
 from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
-
-if TYPE_CHECKING:
-    from mqks.broker.clients.tails import Tail
 
 
 class Terms(NamedTuple):
@@ -79,7 +76,7 @@ class Queue:
             "limits",
         ),
         *("messages_max", "name", "nearly_full", "policy", "returning", "ring", "rules", "shared"),
-        *("tails", "timer", "times", "told_at", "updates"),
+        *("show", "timer", "times", "told_at", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -113,13 +110,13 @@ class Queue:
         self._tell_at()
         self.returning = 0
         """Number of works that return messages: until all are done, nothing is delivered."""
-        self.consumers: dict[Consumer, None] = {}
+        self.consumers: dict[Taker, None] = {}
         """In order of attachment."""
-        self.ring: OrderedDict[Consumer, None] = OrderedDict()
+        self.ring: OrderedDict[Taker, None] = OrderedDict()
         """Consumers that can take messages, the next one first. One that cannot is removed at its
         turn."""
-        self.tails: tuple[Tail, ...] = ()
-        """Live views of the messages that join it."""
+        self.show: Callable[[list[bytes]], None] | None = None
+        """Shows the messages that join it to those who watch, if any do."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
 
@@ -194,8 +191,8 @@ class Queue:
         None if the journal has the messages already."""
         if self.deleted:  # Its routes are removed in turns.
             return
-        if self.tails:
-            self.shared.show(self.tails, lines)
+        if self.show is not None:
+            self.show(lines)
         lane = self.lane
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
@@ -269,14 +266,14 @@ class Queue:
         """Append a message from another queue. Limits do not refuse it."""
         if mark.expires_us:
             self.timed()
-        if self.tails:
-            self.shared.show(self.tails, [line])
+        if self.show is not None:
+            self.show([line])
         self.lane.append_marked(line, mark)
 
     def take_letters(self, lines: list[bytes]) -> None:
         """Dead letters come from another queue. They always fit."""
-        if self.tails:
-            self.shared.show(self.tails, lines)
+        if self.show is not None:
+            self.show(lines)
         self.lane.append_all(lines)
 
     def no_room(self, size: int) -> str:
@@ -415,8 +412,8 @@ class Queue:
                 lane.give_back(number, line, mark.due(now_us).changed())
             else:
                 is_new = not mark.version
-                if is_new and self.tails:
-                    self.shared.show(self.tails, [line])
+                if is_new and self.show is not None:
+                    self.show([line])
                 returns.to_tail(self, number, line, lambda mark: mark.due(now_us), is_new=is_new)
         kill(self, expired, "ttl")
         self.deliver()
@@ -439,7 +436,7 @@ class Queue:
 
     # -- attaching and detaching consumers
 
-    def attach(self, consumer: Consumer) -> None:
+    def attach(self, consumer: Taker) -> None:
         self.consumers[consumer] = None
         if not consumer.rests:
             self.ring[consumer] = None
@@ -448,7 +445,7 @@ class Queue:
         else:  # It may have been on standby in an earlier queue of this name.
             consumer.resume(Rest.STANDBY)
 
-    def detach(self, consumer: Consumer) -> None:
+    def detach(self, consumer: Taker) -> None:
         del self.consumers[consumer]
         self.ring.pop(consumer, None)
         if self.rules.single_consumer and self.consumers:
@@ -476,9 +473,17 @@ class Queue:
             shared.outboxes.wait(self, self.deliver)
             return True
         if shared.turns.over:
-            shared.due[self] = None
+            shared.turns.due[self] = None
             return True
         return False
+
+    def go_on(self) -> None:
+        """Continue a delivery that the end of the turn has interrupted: with at least one step,
+        however short the turn."""
+        waits = self.returning or self.deleted or self.shared.outboxes.room <= 0
+        if not waits and self.can_deliver:
+            self.deliver_some()
+        self.deliver()
 
     def deliver(self) -> None:
         """Deliver ready messages while there are messages and consumers that can take them."""
@@ -589,7 +594,7 @@ class Queue:
                 numbers = range(first + start + index, first + end, turns)
                 share = lines[start + index : end : turns]
                 share_ids = ids and ids[start + index : end : turns]
-                taker.connection.write(taker.take(numbers, share, share_ids))
+                taker.take(numbers, share, share_ids)
                 counters.delivered += len(share)
                 if not taker.manual_ack:
                     counters.consumed += len(share)

@@ -14,7 +14,7 @@ from mqks.broker.log.pending import Mark
 from mqks.broker.message.expiry import OVERDUE, Expiry
 from mqks.broker.queue.deaths import kill_oldest, kill_waiting
 from mqks.broker.queue.delays import Delays
-from mqks.broker.shared import Fetch
+from mqks.broker.queue.shared import Fetch
 from mqks.errors import MqksError
 from mqks.protocol.requests import shown
 

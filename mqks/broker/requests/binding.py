@@ -6,8 +6,9 @@ The one rule: a request that raises has changed nothing.
 from mqks.broker.base.turns import GOES_ON, Work, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.consumer import Consumer, Rest
+from mqks.broker.clients.consumer import Consumer
 from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.queue.taker import Rest
 from mqks.broker.requests.checks import Doing
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import STEP_NAMES
@@ -63,7 +64,7 @@ def consume(
         adds = wanted.add or wanted.add_masks
         yield from broker.tell_update(wanted.queue, but=None if adds else consumer)
     if request.confirm:
-        broker.pending.waiters.held.append(consumer)
+        broker.hold(consumer)
     consumer.queue.deliver()
     yield from _warn_of_stars(broker, connection, request, wanted)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from mqks.broker.base.turns import GOES_ON, Work, finish, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients import permits
 from mqks.broker.clients.connection import Connection
+from mqks.broker.requests import permits
 from mqks.broker.requests.actions import RUNS
 from mqks.broker.requests.checks import Doing
 from mqks.broker.routing.gathering import NO_GROUP
@@ -292,9 +292,9 @@ class Intake:
         if publishing.once_ids:
             publishing.last_once(publishing.once_ids)
             publishing.once_ids = []
-        queued = self._broker.queued
+        queued = self._broker.shared.counters.queued
         request = self._request(connection, line) if line else None
-        self.publishes |= self._broker.queued != queued
+        self.publishes |= self._broker.shared.counters.queued != queued
         connection.overrun = not connection.waits and (
             not self._proceed(connection)
             or self._turns.over

@@ -7,7 +7,7 @@ from typing import Any
 from mqks.broker.base.turns import GOES_ON, Work, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.tails import Tail
+from mqks.broker.clients.tail import Tail
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.reads import Read
 from mqks.broker.queue.selection import Chosen
@@ -38,7 +38,7 @@ def tail(broker: Broker, connection: Connection, request: Request, wanted: Wante
     broker.metadata.check_names("event", wanted.events)
     if request.id in connection.tails:
         broker.end_tails([connection.tails[request.id]])
-    broker.tails.add(Tail(request.id, connection, *wanted), queue)
+    broker.tails.add(connection, Tail(request.id, connection, *wanted), queue)
 
 
 def read(broker: Broker, connection: Connection, request: Request, wanted: Log) -> None:

@@ -2,9 +2,10 @@
 
 from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.evaluate import expression
-from mqks.broker.evaluate.state import State
+from mqks.broker.requests.state import State
 from mqks.errors import BadRequest
 from mqks.protocol import replies
 from mqks.protocol.requests import ACTIONS, Request, shown
@@ -26,7 +27,7 @@ def close_connection(
         return 0
     by = connection.address if connection.user is None else f"user {connection.user}"
     broker.refusals.expel(other, f"closed by {by} (close_connection)")
-    broker.shared.expelled.append(other)
+    broker.expelled.append(other)
     return 1
 
 

@@ -6,9 +6,9 @@ The one rule: a request that raises has changed nothing.
 from mqks.broker.base.turns import Work
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.queue import redrives, scheduled
 from mqks.broker.queue.purges import purge_some
 from mqks.broker.queue.selection import Chosen
+from mqks.broker.requests import redrives, scheduled
 from mqks.broker.requests.checks import Doing, check_epoch, check_writable, existing
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import (
@@ -25,7 +25,7 @@ from mqks.protocol.requests import (
 
 
 def set_queue(broker: Broker, connection: Connection, request: Request, wanted: SetQueue) -> Doing:
-    return broker.policies.set(wanted)
+    return broker.set_queue(wanted)
 
 
 def delete_queue(

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from mqks.broker.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.consumer import Consumer
+from mqks.broker.clients.consumer import Consumer, consumers_of
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.queue.queue import Queue
 from mqks.errors import BadRequest
@@ -59,12 +59,12 @@ def totals(broker: Broker) -> Work[Row]:
         "messages_scheduled": scheduled,
         "memory_bytes": broker.shared.memory.used,
         "metadata_bytes": broker.metadata.bytes,
-        "unacked_bytes": broker.shared.unacked.used,
+        "unacked_bytes": broker.flow.unacked.used,
         "unsent_bytes": broker.shared.outboxes.used,
         "disk_full": bool(broker.unwritable),
-        "received": broker.published,
-        "routed": broker.queued,
-        "unroutable": broker.unroutable,
+        "received": broker.shared.counters.published,
+        "routed": broker.shared.counters.queued,
+        "unroutable": broker.shared.counters.unroutable,
         "confirmed": broker.confirmed,
         "delivered": broker.shared.counters.delivered,
         "redelivered": broker.shared.counters.redelivered,
@@ -73,7 +73,7 @@ def totals(broker: Broker) -> Work[Row]:
         "dead": dict(broker.shared.counters.dead),
         "dropped": broker.shared.counters.dropped,
         "purged": broker.purged,
-        "errors": broker.errors,
+        "errors": broker.shared.counters.errors,
         "loop_held": broker.loop_held,
         "loop_late": broker.loop_late,
         "reverts_seen": broker.reverts_seen,
@@ -196,6 +196,15 @@ def _consumer_row(consumer: Consumer, now_us: int) -> Row:
     }
 
 
+def journal(broker: Broker) -> Row:
+    return broker.shared.facts.journal() | {
+        "disk_full": bool(broker.unwritable),
+        "unwritable": broker.unwritable,
+        "once_ids": len(broker.once),
+        "once_bytes": broker.once.size_bytes,
+    }
+
+
 def connections(broker: Broker, after: int, limit: int) -> Rows:
     numbers = yield from _smallest(limit, [*broker.connections], after)
     yield from _rows(numbers, broker.connections, _connection_row)
@@ -222,7 +231,7 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
         ((queue.name, seq), consumer, line)
         for queue in [*broker.queues.values()]
         if (name is None or queue.name == name) and queue.name >= last
-        for consumer in [*queue.consumers]
+        for consumer in [*consumers_of(queue)]
         for seq, line in _held(consumer)
     )
     rows: list[Row] = []
@@ -345,7 +354,7 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
         case [b"errors", *error_id]:
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"journal"]:
-            return broker.shared.facts.journal()
+            return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are {WHAT}"
     )

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.base.turns import GOES_ON, Places, Work, ordered, slices
-from mqks.broker.log.metadata import Metadata, binding_bytes, mask_bytes
+from mqks.broker.log.metadata import MetadataBudget, binding_bytes, mask_bytes
 from mqks.broker.log.pending import Pending
 from mqks.broker.queue.queue import Queue
 from mqks.broker.routing.masks import Masks, Queues
@@ -52,7 +52,7 @@ class Bindings:
     def __init__(
         self,
         events_max: int,
-        metadata: Metadata,
+        metadata: MetadataBudget,
         queues: Mapping[bytes, Queue],
         pending: Pending,
     ) -> None:

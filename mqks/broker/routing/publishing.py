@@ -5,23 +5,24 @@ with `--once` only the first with an id.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mqks.broker.base.turns import WAITS, Work, slices
 from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.tails import Tails
+from mqks.broker.log.once import OnceWindow
 from mqks.broker.message.letters import Parts
 from mqks.broker.queue.queue import Queue, Terms
+from mqks.broker.queue.shared import Shared
+from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.gathering import NO_GROUP, Gathering, Group
 from mqks.broker.routing.masks import Queues
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
 from mqks.protocol import replies
 from mqks.protocol.requests import ACTIONS, Publish, shown
+from mqks.settings import Settings
 from mqks.users import Permissions
-
-if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
-
 
 _GATHERED: Final = b"--ttl=", b"--delay=", b"--at="
 """Flags that many messages have with the same value, so that they share their terms."""
@@ -39,10 +40,24 @@ class Single(NamedTuple):
 
 
 class Publishing:
-    __slots__ = ("_broker", "gathering", "lines", "once_ids", "once_unfinished", "works")
+    __slots__ = (
+        *("_bindings", "_once", "_settings", "_shared", "_tails"),
+        *("gathering", "lines", "once_ids", "once_unfinished", "works"),
+    )
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        settings: Settings,
+        shared: Shared,
+        bindings: Bindings,
+        tails: Tails,
+        once: OnceWindow,
+    ) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._bindings = bindings
+        self._tails = tails
+        self._once = once
         self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
         """The works of the connection of the current chunk."""
@@ -79,26 +94,26 @@ class Publishing:
 
     def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
         """The queues of an event; None if each of its messages must be checked singly."""
-        broker = self._broker
+        shared = self._shared
         if (
-            not 0 < len(event) <= broker.metadata.name_bytes_max
+            not 0 < len(event) <= self._settings.name_bytes_max
             or event[:2] == b"--"
-            or broker.unwritable
+            or shared.pending.unwritable
             or not (permissions is None or permissions.may_publish(event))
         ):
             return None
-        queues = broker.bindings.route(event)
+        queues = self._bindings.route(event)
         if (
             queues is None
-            or (broker.shared.near_queues and self._near(queues))
-            or (broker.shared.limited_queues and self._limited(queues))
+            or (shared.near_queues and self._near(queues))
+            or (shared.limited_queues and self._limited(queues))
         ):
             return None
         return queues
 
     def _full_queue(self, queues: Queues) -> Queue | None:
         """One of these queues that is full, messages on their way to it included."""
-        shared = self._broker.shared
+        shared = self._shared
         if full := queues.keys() & shared.full_queues.keys():
             return full.pop()
         near = queues.keys() & shared.near_queues.keys()
@@ -106,12 +121,12 @@ class Publishing:
 
     def _near(self, queues: Queues) -> bool:
         """Whether one of these queues is full, or this chunk may have too many messages for it."""
-        near = queues.keys() & self._broker.shared.near_queues.keys()
+        near = queues.keys() & self._shared.near_queues.keys()
         return any(queue.full or queue.room < self.lines for queue in near)
 
     def _limited(self, queues: Queues) -> set[Queue]:
         """Those of these queues that have a limit by their policy."""
-        return queues.keys() & self._broker.shared.limited_queues.keys()
+        return queues.keys() & self._shared.limited_queues.keys()
 
     def _publish_gathered(
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
@@ -130,8 +145,8 @@ class Publishing:
         """Give all these messages to each queue; very many of them in later turns, but before
         later messages of the connection. `terms` apply to all of them."""
         self._count(queues, len(ids))
-        if tails := self._broker.tails.of_events:
-            self._broker.tails.show(tails, bodies)
+        if tails := self._tails.of_events:
+            self._tails.show(tails, bodies)
         if self.works or len(queues) >= GROUPS_QUEUES:
             self.works.append(self._route(queues, ids, bodies, terms))
             return
@@ -140,17 +155,17 @@ class Publishing:
 
     def _count(self, queues: Queues, count: int) -> None:
         """Count published messages."""
-        broker = self._broker
-        broker.published += count
+        counters = self._shared.counters
+        counters.published += count
         if not queues:
-            broker.unroutable += count
-        broker.queued += count * len(queues)
+            counters.unroutable += count
+        counters.queued += count * len(queues)
 
     def _route(
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None
     ) -> Work[None]:
         """In queues that may become full the messages have their places from now on."""
-        shared = self._broker.shared
+        shared = self._shared
         tight = (queues.keys() & shared.near_queues.keys()) | self._limited(queues)
         size = sum(map(len, bodies)) if tight else 0
         for queue in tight:
@@ -165,7 +180,8 @@ class Publishing:
         bodies: list[bytes],
         terms: Terms | None,
     ) -> Work[None]:
-        broker, size = self._broker, sum(map(len, bodies)) if tight else 0
+        records_max = self._settings.batch_records_max + COPIES_MAX
+        size = sum(map(len, bodies)) if tight else 0
         for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
             for queue in some:
                 if queue in tight:
@@ -174,7 +190,7 @@ class Publishing:
                 if queue.nearly_full:
                     # Consumers may have taken all: it is not full any more.
                     queue.deliver()
-            yield broker.pending.records > broker.settings.batch_records_max + COPIES_MAX
+            yield self._shared.pending.records > records_max
 
     def single(self, message_id: bytes, wanted: Publish) -> Single:
         """The message in its stored form, with its terms."""
@@ -187,7 +203,7 @@ class Publishing:
         """The terms of a message, and the bytes after its text."""
         if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta):
             return None, b""
-        schedule = self._broker.schedule
+        schedule = self._shared.schedule
         now_us = schedule.wall_us()
         due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
         if due_us <= now_us:
@@ -209,11 +225,11 @@ class Publishing:
         may be another connection's."""
         message_id, _, body, terms, once = message
         once_id = connection.once_id(message_id) if once else b""
-        if once and not self._broker.once.add(once_id):
+        if once and not self._once.add(once_id):
             return
         self._count(only, 1)
-        if tails := self._broker.tails.of_events:
-            self._broker.tails.show(tails, [body])
+        if tails := self._tails.of_events:
+            self._tails.show(tails, [body])
         _append(queue, [message_id], [body], terms)
         if once:
             self.last_once([once_id])
@@ -221,7 +237,7 @@ class Publishing:
     def find(self, message: Single) -> Work[Queues]:
         """The queues of a message, when routing takes long, or after unfinished `--once` works."""
         while True:
-            queues = yield from self._broker.bindings.find(message.event)
+            queues = yield from self._bindings.find(message.event)
             if not (message.once and self.once_unfinished):
                 return queues
             yield WAITS
@@ -230,12 +246,12 @@ class Publishing:
         """The same as `publish` in turns."""
         message_id, _, body, terms, once = message
         once_id = connection.once_id(message_id)
-        if once and not self._broker.once.add(once_id):
+        if once and not self._once.add(once_id):
             return
         self.once_unfinished += once
         self._count(queues, 1)
-        if tails := self._broker.tails.of_events:
-            self._broker.tails.show(tails, [body])
+        if tails := self._tails.of_events:
+            self._tails.show(tails, [body])
         yield from self._route(queues, [message_id], [body], terms)
         self.once_unfinished -= once
         if once:
@@ -243,18 +259,18 @@ class Publishing:
 
     def last_once(self, once_ids: list[bytes]) -> None:
         """Write these ids with the next commit."""
-        pending = self._broker.pending
+        pending = self._shared.pending
         pending.entry.once += once_ids
         pending.records += len(once_ids)
 
     def is_known(self, connection: Connection, message_id: bytes) -> bool:
         """Whether this id is known, so that the message is not published again."""
-        return connection.once_id(message_id) in self._broker.once
+        return connection.once_id(message_id) in self._once
 
     def is_new(self, connection: Connection, message_id: bytes) -> bool:
         """Remember an id that may be published once; return whether it was not known."""
         once_id = connection.once_id(message_id)
-        if not self._broker.once.add(once_id):
+        if not self._once.add(once_id):
             return False
         self.once_ids.append(once_id)
         return True
@@ -262,11 +278,9 @@ class Publishing:
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
         """Raise if a message must not be published to these queues now; a known id is published
         to none."""
-        broker = self._broker
-        if broker.unwritable:
-            raise Unwritable(
-                f"{broker.unwritable}: publishes are refused until the journal is writable"
-            )
+        unwritable = self._shared.pending.unwritable
+        if unwritable:
+            raise Unwritable(f"{unwritable}: publishes are refused until the journal is writable")
         if is_known:
             return
         # Whoever publishes learns the reason, but not whose queue it is.

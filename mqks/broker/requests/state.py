@@ -144,8 +144,8 @@ def _paid(parts: Iterable[int], pay: Pay) -> Work[None]:
 
 ATTRIBUTES: dict[str, Callable[[Broker, Pay], Any]] = {
     "worker": lambda broker, pay: 0,
-    "published": lambda broker, pay: broker.published,
-    "queued": lambda broker, pay: broker.queued,
+    "published": lambda broker, pay: broker.shared.counters.published,
+    "queued": lambda broker, pay: broker.shared.counters.queued,
     "consumed": lambda broker, pay: broker.shared.counters.consumed,
     "commands_put": lambda broker, pay: 0,
     "commands_got": lambda broker, pay: 0,

@@ -1,75 +1,49 @@
-"""What the queues, consumers and connections of one broker share.
+"""What the queues of one broker share.
 
 The one rule: they get this and each other, never the broker.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mqks.broker.base.budget import Budget
+from mqks.broker.base.counters import Counters
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.schedule import Schedule
 from mqks.broker.base.turns import Turns
-from mqks.broker.log.pending import Pending
+from mqks.broker.log.pending import Pending, Run
+from mqks.broker.queue.lane import Lane
 from mqks.settings import Settings
 
 if TYPE_CHECKING:
-    from mqks.broker.clients.connection import Connection
-    from mqks.broker.clients.tails import Tail
     from mqks.broker.queue.queue import Queue
 
 
-REASONS: Final = ("rejects", "losses", "ttl", "overflow", "dead")
-"""Why a message is dead."""
+class Stored(Protocol):
+    """A queue as the server sees it, which reads its messages from disk."""
 
+    id: int
+    lane: Lane
+    deleted: bool
 
-class Counters:
-    """Counters since the start; `docs/protocol.md` describes them under stats."""
-
-    __slots__ = ("consumed", "dead", "delivered", "dropped", "redelivered", "rejected")
-
-    def __init__(self) -> None:
-        self.delivered = self.redelivered = self.consumed = self.rejected = 0
-        self.dead = dict.fromkeys(REASONS, 0)
-        """By reason."""
-        self.dropped = 0
-        """Dead messages without a dead-letter queue."""
+    def page_in(self, first: int | None, runs: list[Run]) -> None: ...
 
 
 class Fetch(NamedTuple):
     """A request for living messages of a queue that are only on disk. `then` gets those that were
     found, by number; it is not called if the queue was deleted meanwhile."""
 
-    queue: "Queue"
+    queue: Stored
     numbers: list[int]
     then: Callable[[dict[int, bytes]], None]
 
 
 class Shared:
     __slots__ = (
-        *("counters", "due", "facts", "full_queues", "high_water_bytes", "memory"),
-        *(
-            "on_dropped",
-            "on_queue_full",
-            "on_queue_nearly_full",
-            "outboxes",
-            "page_requests",
-            "pending",
-            "show",
-        ),
-        *(
-            "dead_letter_queue",
-            "expelled",
-            "fetches",
-            "limited_queues",
-            "near_queues",
-            "queue_messages_max",
-            "schedule",
-            "touched",
-            "turns",
-            "unacked",
-            "withholds",
-        ),
+        *("counters", "facts", "fetches", "memory", "outboxes"),
+        *("page_requests", "pending", "schedule", "turns", "withholds"),
+        *("dead_letter_queue", "on_dropped", "on_queue_full", "on_queue_nearly_full"),
+        *("full_queues", "limited_queues", "near_queues", "queue_messages_max"),
     )
 
     def __init__(
@@ -78,31 +52,20 @@ class Shared:
         *,
         clock: Callable[[], float],
         now_us: Callable[[], int],
-        on_unacked_wait: Callable[[], None],
+        facts: Facts,
     ) -> None:
         self.turns = Turns(clock)
         self.schedule = Schedule(clock, now_us)
         self.counters = Counters()
-        self.facts = Facts()
+        self.facts = facts
         self.pending = Pending(settings.errors_kept_max, now_us)
-        self.show: Callable[[tuple[Tail, ...], list[bytes]], None] = lambda tails, lines: None
-        """Show messages to the tails of a queue."""
         self.memory = Budget(settings.memory_bytes // 2 + 1, self.turns)
         """For waiting messages: half of what they may take. The other half is left to what is on
         its way, and to the allocator."""
-        self.unacked = Budget(settings.unacked_bytes_max, self.turns, on_unacked_wait)
-        """For what consumers hold. Consumers wait for it."""
         self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
-        self.high_water_bytes = settings.delivery_pause_bytes
-        self.touched: list[Connection] = []
-        """Connections with an outbox to be flushed by the server."""
-        self.expelled: list[Connection] = []
-        """Connections that others have expelled, which the server closes."""
-        self.due: dict[Queue, None] = {}
-        """Queues whose delivery was interrupted by the end of the turn."""
-        self.page_requests: list[Queue] = []
+        self.page_requests: list[Stored] = []
         """Queues that request their next page, which the server reads."""
         self.fetches: list[Fetch] = []
         """Requests for single messages on disk, which the server reads."""
