@@ -250,13 +250,13 @@ class Page:
     async def _queue(self, request: Request, session: Session) -> Response:
         # Bytes that are not UTF-8 come back as they went into the link.
         name = _parameter(request, "name")
-        row = await _told(session, "queue", name, f"--limit={NAMES}")
+        row = await session.client.stats("queue", name, f"--limit={NAMES}")
         for key, named in NAMED.items():
             if last := _parameter(request, key):
                 words = f"--limit={NAMES}", f"--after={last}"
-                row[named] = (await _told(session, "queue", name, *words))[named]
+                row[named] = (await session.client.stats("queue", name, *words))[named]
         there = f"--after={name}", f"--then={_whole_number(request, 'unacked')}"
-        held = await _told(session, "unacked", name, f"--limit={HELD}", *there)
+        held = await session.client.stats("unacked", name, f"--limit={HELD}", *there)
         scheduled = "scheduled" in request.query_params
         messages, reason = list[tuple[Peeked, int]](), ""
         try:
@@ -300,13 +300,13 @@ class Page:
     async def _connection(self, request: Request, session: Session) -> Response:
         number = _whole_number(request, "number")
         words = "connections", f"--after={number - 1}", "--limit=1"
-        found = await _told(session, *words) if number else []
+        found = await session.client.stats(*words) if number else []
         if not found or found[0]["id"] != number:
             asked = _parameter(request, "number")
             return await self._failed(404, f"There is no connection {asked}.", session)
         words = "consumers", str(number), f"--limit={NAMES}"
         last = _parameter(request, "consumers")
-        consumers = await _told(session, *words, *([f"--after={last}"] if last else ()))
+        consumers = await session.client.stats(*words, *([f"--after={last}"] if last else ()))
         here, ids = tables.connection_link(number), [each["id"] for each in consumers]
         return await self._shown(
             "connection.html",
@@ -440,10 +440,6 @@ def _links(
     if len(shown) == most:
         links[f"Next {key}"] = f"{here}&{key}={tables.quoted(str(shown[-1]))}#{key}"
     return links
-
-
-async def _told(session: Session, *words: str) -> Any:
-    return json.loads(await session.client.request("stats", *words))
 
 
 def _held(row: tables.Row) -> Mapping[str, Any]:

@@ -129,7 +129,7 @@ class Sessions:
         if self.with_users and now_s - session.checked_s > CHECK_S:
             session.checked_s = now_s
             try:
-                await session.client.request("stats", "journal")
+                await session.client.stats("journal")
             except ClientError:
                 return False
         return not (session.end.is_set() or session.client.is_closed)
@@ -143,7 +143,7 @@ class Sessions:
     ) -> None:
         try:
             async with self.client(credentials, trusted=not self.with_users) as client:
-                await client.request("stats")
+                await client.stats()
                 user = credentials[0] if len(credentials) == 2 else ""
                 session = Session(client, self.with_users, user)
                 task_status.started(session)
