@@ -662,20 +662,13 @@ class PolicyField(NamedTuple):
     help: str
 
 
+_COUNT, _MOST = _number(0, COUNT_MAX), _number(1, SEQ_MAX)
+_OVERFLOW = partial(_one_of, {b"reject": "reject", b"drop": "drop"})
+_YES_NO = partial(_one_of, {b"yes": True, b"no": False})
 POLICY = (
+    PolicyField("retries", b"--retries", _COUNT, "N", "Rejects after which a message is dead."),
     PolicyField(
-        "retries",
-        b"--retries",
-        _number(0, COUNT_MAX),
-        "N",
-        "Rejects after which a message is dead.",
-    ),
-    PolicyField(
-        "losses",
-        b"--losses",
-        _number(0, COUNT_MAX),
-        "N",
-        "Lost consumers after which a message is dead.",
+        "losses", b"--losses", _COUNT, "N", "Lost consumers after which a message is dead."
     ),
     PolicyField(
         "backoff",
@@ -686,27 +679,19 @@ POLICY = (
     ),
     PolicyField("dead_letters", b"--dead-letters", _name, "QUEUE", "The queue for dead messages."),
     PolicyField("ttl_s", b"--ttl", _duration_s, "SECONDS", "Time to live of a message."),
-    PolicyField(
-        "messages_max",
-        b"--messages-max",
-        _number(1, SEQ_MAX),
-        "N",
-        "The most messages in the queue.",
-    ),
-    PolicyField(
-        "bytes_max", b"--bytes-max", _number(1, SEQ_MAX), "N", "The most bytes in the queue."
-    ),
+    PolicyField("messages_max", b"--messages-max", _MOST, "N", "The most messages in the queue."),
+    PolicyField("bytes_max", b"--bytes-max", _MOST, "N", "The most bytes in the queue."),
     PolicyField(
         "overflow",
         b"--overflow",
-        partial(_one_of, {b"reject": "reject", b"drop": "drop"}),
+        _OVERFLOW,
         "reject|drop",
         "At a limit: reject publishes, or drop the oldest.",
     ),
     PolicyField(
         "single_consumer",
         b"--single-consumer",
-        partial(_one_of, {b"yes": True, b"no": False}),
+        _YES_NO,
         "yes|no",
         "Deliver to one consumer at a time.",
     ),
