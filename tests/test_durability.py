@@ -81,16 +81,6 @@ def subscribed(client: LineClient, queue: bytes, event: bytes) -> None:
 # ------------------------------------------------------------------------- refusing to start
 
 
-def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
-    with ServerProcess(db) as server:
-        code, log = refusal(db)
-        assert code == EXIT_IN_USE, log
-        [line] = [line for line in log.splitlines() if line.startswith("mqks: ")]
-        assert str(db) in line
-        with LineClient(server.address) as client:
-            assert client.ask(b"p ping still here") == b"p ok still here"
-
-
 def test_a_database_behind_a_link_is_the_same_database(db: Path, tmp_path: Path) -> None:
     """Its WAL and its lock are beside the file, not beside the link."""
     link = tmp_path / "elsewhere" / "link.db"
@@ -146,54 +136,6 @@ def test_a_file_with_two_names_is_no_ballast(db: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
-    with ServerProcess(db) as server:
-        server.stop()
-    with closing(sqlite3.connect(db)) as connection:
-        connection.execute("pragma user_version = 9999")
-    code, log = refusal(db)
-    assert code == EXIT_DAMAGED, log
-    assert "9999" in log
-    with closing(sqlite3.connect(db)) as connection:
-        assert connection.execute("pragma user_version").fetchone() == (9999,)
-
-
-def test_damage_is_refused_by_name_and_salvage_goes_on_without_it(db: Path) -> None:
-    def text(message: bytes) -> bytes:
-        return b"text of %s " % message + b"." * 500
-
-    messages = [b"%s-%d" % (queue, n) for n in range(5) for queue in (b"orders", b"invoices")]
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        for queue in (b"orders", b"invoices"):
-            subscribed(client, queue, queue)
-        for message in messages:  # each in a commit of its own, since it is waited for
-            assert published(client, message, message.split(b"-")[0], text(message))
-        server.kill()
-
-    with closing(sqlite3.connect(db)) as connection:
-        rows = connection.execute("select id, body from segment").fetchall()
-        [(segment, body)] = [row for row in rows if text(b"orders-2") in row[1]]
-        assert [m for m in messages if text(m) in body] == [b"orders-2"]
-        flipped = bytearray(body)
-        middle = body.index(text(b"orders-2")) + 250
-        flipped[middle : middle + 8] = bytes(byte ^ 0xFF for byte in body[middle : middle + 8])
-        with connection:
-            connection.execute("update segment set body = ? where id = ?", (flipped, segment))
-
-    for _ in range(2):  # the first refusal mends nothing by accident
-        code, log = refusal(db)
-        assert code == EXIT_DAMAGED, log
-        assert "orders" in log
-        assert "invoices" not in log
-
-    with ServerProcess(db, "--salvage") as server:
-        left = {q: [d.message for d in drained(server, q, q)] for q in (b"orders", b"invoices")}
-        assert left[b"orders"] == [b"orders-0", b"orders-1", b"orders-3", b"orders-4"]
-        assert left[b"invoices"] == [b"invoices-%d" % n for n in range(5)]
-    with ServerProcess(db) as server:  # salvaged once is enough
-        assert drained(server, b"orders", b"orders") == []
-
-
 # -------------------------------------------------------------------------------- a full disk
 
 
@@ -247,20 +189,15 @@ def check_full_disk(db: Path | str, data: bytes, *flags: str) -> None:
     assert {d.data for d in left} == {data}
 
 
-def test_a_full_database_lets_consumers_make_room(db: Path) -> None:
+@pytest.mark.parametrize("kind", ["rows", "texts", "schema"])
+def test_a_full_database_lets_consumers_make_room(
+    db: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    flags = ["--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0", "--db-replication", "none"]
+    place = request.getfixturevalue("journal_url").text if kind == "schema" else db
     # One message is less than one page, so that not even a page is left for the acks.
-    check_full_disk(db, b"x" * 3 * KIB, "--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0")
-
-
-def test_a_database_full_of_texts_lets_consumers_make_room(db: Path) -> None:
-    flags = ("--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0", *TEXTS)
-    check_full_disk(db, b"x" * 30 * KIB, *flags)
-
-
-def test_a_full_schema_lets_consumers_make_room(journal_url: DatabaseUrl) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    flags = ("--db-replication", "none", "--db-bytes-max", str(2 * MIB))
-    check_full_disk(journal_url.text, b"x" * 30 * KIB, *flags)
+    data = b"x" * (3 if kind == "rows" else 30) * KIB
+    check_full_disk(place, data, *flags, *(TEXTS if kind == "texts" else ()))
 
 
 def test_a_schema_that_was_full_is_full_after_a_restart(journal_url: DatabaseUrl) -> None:

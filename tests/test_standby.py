@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import pytest
 
 from mqks import Options, connect_blocking
 from mqks.commands import main
-from mqks.errors import ClaimLost, ConfigurationError
+from mqks.errors import ConfigurationError
 from mqks.server import silence
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
@@ -339,25 +338,6 @@ def test_every_confirmed_message_is_there_after_a_kill(journal_url: DatabaseUrl)
     assert set(found) >= set(confirmed)
     numbers = [int(each[1:]) for each in found[:-1]]
     assert numbers == sorted(set(numbers)), "out of order, or twice"
-
-
-@pytest.mark.slow
-def test_an_owner_that_is_stopped_through_a_take_over_confirms_nothing(
-    journal_url: DatabaseUrl,
-) -> None:
-    with (
-        Member(journal_url) as active,
-        standby(journal_url) as waiting,
-        LineClient(active.address) as client,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        with suppress(ProcessLookupError), active.paused():
-            client.send(b"m publish --confirm e x\n")
-            assert waiting.address
-            os.kill(active.pid, signal.SIGCONT)
-            with pytest.raises(EOFError):
-                client.line()
-            assert active.wait() == ClaimLost.exit_code, active.log
 
 
 @pytest.mark.slow
