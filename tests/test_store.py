@@ -235,7 +235,7 @@ async def compact(journal: Journal) -> None:
 async def everything(journal: Journal, first: int = 1) -> list[int]:
     """The numbers of all messages, as pages bring them."""
     found: list[int] = []
-    while runs := await journal.read(Q, first, bytes_max=500):
+    while runs := await journal.log.read(Q, first, bytes_max=500):
         for run in runs:
             assert run.lines == [*map(line, range(run.first, run.first + len(run.lines)))]
             found += range(run.first, run.first + len(run.lines))
@@ -372,11 +372,11 @@ async def test_bodies_are_fetched_from_wherever_they_are(disk: Disk) -> None:
         await journal.write(entry(change(1001, acks=[n for n in range(1, 1001) if n % 4 == 0])))
         wanted = [999, 1, 4, 500, 501, 2, 10**9, *range(300, 340)]
         expected = {number: line(number) for number in wanted if number in alive}
-        assert await journal.fetch(Q, wanted) == expected
-        assert await journal.fetch(Q, []) == await journal.fetch(9, [1]) == {}
+        assert await journal.log.fetch(Q, wanted) == expected
+        assert await journal.log.fetch(Q, []) == await journal.log.fetch(9, [1]) == {}
         await compact(journal)
-        assert await journal.fetch(Q, wanted) == expected
-        assert await journal.fetch(Q, alive) == {number: line(number) for number in alive}
+        assert await journal.log.fetch(Q, wanted) == expected
+        assert await journal.log.fetch(Q, alive) == {number: line(number) for number in alive}
 
 
 @pytest.mark.anyio
@@ -398,8 +398,8 @@ async def test_what_moves_while_it_is_fetched_is_found_again(
             return await bodies(ids, background=background)
 
         for read in (
-            lambda: journal.fetch(Q, range(1, 101)),
-            lambda: journal.read(Q, 1),
+            lambda: journal.log.fetch(Q, range(1, 101)),
+            lambda: journal.log.read(Q, 1),
         ):
             monkeypatch.setattr(journal.store, "bodies", moved)
             found = await read()
@@ -507,7 +507,7 @@ async def test_a_crash_between_any_two_commits_loses_nothing_and_brings_nothing_
             await compact(journal)
             assert await everything(journal) == sorted(expected.alive)
             wanted = [*expected.alive]
-            assert await journal.fetch(Q, wanted) == {n: line(n) for n in wanted}
+            assert await journal.log.fetch(Q, wanted) == {n: line(n) for n in wanted}
         async with disk.open(copy):
             expected.found(restored)
     assert disk.told == []
