@@ -34,10 +34,8 @@ from mqks.journal.sqlite import opening
 from mqks.journal.sqlite.ballast import Ballast
 from mqks.journal.sqlite.database_file import is_damage, wal_path
 from mqks.journal.sqlite.lock import FileLock
-from mqks.journal.sqlite.metadata import INSERT_SEGMENT, PUT_META, PUT_TALLY, Tables
 from mqks.journal.sqlite.migrations import NEWEST, migrate
-from mqks.journal.sqlite.structure import UNREADABLE
-from mqks.journal.sqlite.tables import (
+from mqks.journal.sqlite.rows import (
     Row,
     Rows,
     error_columns,
@@ -47,6 +45,8 @@ from mqks.journal.sqlite.tables import (
     row_crc,
     segment_columns,
 )
+from mqks.journal.sqlite.structure import UNREADABLE
+from mqks.journal.sqlite.tables import INSERT_SEGMENT, PUT_META, PUT_TALLY, Tables
 from mqks.journal.sqlite.texts import (
     DELETED_BYTES,
     SegmentRow,
