@@ -12,8 +12,8 @@ from functools import partial
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection, Slow
-from mqks.broker.intake import Intake
+from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.requests.intake import Intake
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings

@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection, Slow
-from mqks.broker.intake import Intake
+from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.requests.intake import Intake
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.intake import Intake
+from mqks.broker.requests.intake import Intake
 from mqks.errors import MqksError
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery

@@ -10,10 +10,10 @@ from collections import Counter
 from itertools import count
 
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
-from mqks.broker.intake import Intake
-from mqks.broker.pending import Batch, Run
-from mqks.broker.queue import Queue
+from mqks.broker.clients.connection import Connection
+from mqks.broker.log.pending import Batch, Run
+from mqks.broker.queue.queue import Queue
+from mqks.broker.requests.intake import Intake
 from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
 from mqks.settings import Settings

@@ -11,7 +11,7 @@ import typer._adapters
 import uvloop
 
 import benchmarks.servers
-import mqks.broker.actions
+import mqks.broker.requests.actions
 import mqks.client.blocking
 import mqks.server.running
 from mqks.commands import command

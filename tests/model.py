@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES
+from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES
 
 MASK = "\t"
 """Before a mask among the events that a name is bound to."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic, sleep, thread_time
 from typing import Any, Final, NamedTuple
 
-from mqks.broker.actions import ACTIONS
+from mqks.broker.requests.actions import ACTIONS
 from mqks.server.held import place
 from mqks.testing import Broker
 from mqks.users import User, hash_token

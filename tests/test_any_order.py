@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mqks.broker import deaths, delays, expiry, lane, moves, queue, scheduled
-from mqks.broker import pending as pending_module
-from mqks.broker.consumer import Rest
-from mqks.broker.pending import NO_MARK
+from mqks.broker.clients.consumer import Rest
+from mqks.broker.log import pending as pending_module
+from mqks.broker.log.pending import NO_MARK
+from mqks.broker.message import expiry
+from mqks.broker.queue import deaths, delays, lane, moves, queue, scheduled
 from tests.fuzz.invariants import require, waiting
 from tests.lab import Lab
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import bodies
-from mqks.broker.bodies import NO_BODY, Returned, Stretch
+from mqks.broker.message import bodies
+from mqks.broker.message.bodies import NO_BODY, Returned, Stretch
 from tests.compiled import patches_modules
 
 STEPS = st.lists(st.tuples(st.sampled_from("eettplbb"), st.integers(0, 6)), max_size=60)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import intake
-from mqks.broker.actions import ACTIONS
+from mqks.broker.requests import intake
+from mqks.broker.requests.actions import ACTIONS
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
 from tests.fuzz.invariants import digest

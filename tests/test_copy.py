@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.policy import DEFAULT
+from mqks.broker.message.policy import DEFAULT
 from mqks.commands import main
 from mqks.errors import CannotWrite, DatabaseLocked, InspectionFailed, JournalDamaged
 from mqks.journal import copying

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqks.broker.consumer import Consumer
+from mqks.broker.clients.consumer import Consumer
 from mqks.limits import STEP_MESSAGES
 from tests.bare import BareWorld
 

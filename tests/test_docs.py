@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import mqks
-from mqks.broker.actions import ACTIONS
 from mqks.broker.evaluate.state import State
-from mqks.broker.pending import Mark
+from mqks.broker.log.pending import Mark
+from mqks.broker.requests.actions import ACTIONS
 from mqks.journal.segment import checksum, decode
 
 ROOT = Path(__file__).parents[1]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker import bindings, publishing
-from mqks.broker.pending import Mark, Run
-from mqks.broker.turns import finish
+from mqks.broker.base.turns import finish
+from mqks.broker.log.pending import Mark, Run
+from mqks.broker.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld
 from tests.compiled import patches_modules

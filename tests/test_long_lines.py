@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 
-from mqks.broker.actions import ACTIONS
+from mqks.broker.requests.actions import ACTIONS
 from mqks.users import STRANGER, Permissions
 from tests.bare import BareWorld
 from tests.fuzz import grammar

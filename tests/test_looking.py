@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mqks.broker.pending import Entry, LaneChange, Mark, QueueState, Run
-from mqks.broker.policy import Policy
+from mqks.broker.log.pending import Entry, LaneChange, Mark, QueueState, Run
+from mqks.broker.message.policy import Policy
 from mqks.commands import main
 from mqks.journal.journal import Journal
 from mqks.journal.sqlite.store import SqliteStore

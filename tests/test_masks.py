@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mqks.broker import bindings as bindings_module
-from mqks.broker import masks as masks_module
+from mqks.broker.routing import bindings as bindings_module
+from mqks.broker.routing import masks as masks_module
 from mqks.client.messages import Update
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
 from mqks.protocol.masks import bound_matches

@@ -27,12 +27,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
-from mqks.broker.intake import Intake
-from mqks.broker.pending import ErrorRecord, Run
-from mqks.broker.queue import Queue
+from mqks.broker.clients.connection import Connection
+from mqks.broker.log.pending import ErrorRecord, Run
+from mqks.broker.queue import lane as lane_module
+from mqks.broker.queue.queue import Queue
+from mqks.broker.requests.intake import Intake
 from mqks.errors import DiskFull
 from mqks.journal import index, journal, segment
 from mqks.journal.default_store import open_store

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import lane as lane_module
-from mqks.broker import pending as pending_module
+from mqks.broker.base.turns import Work
 from mqks.broker.broker import Broker
-from mqks.broker.intake import Intake
-from mqks.broker.moves import move_waiting
-from mqks.broker.pending import Batch
-from mqks.broker.turns import Work
+from mqks.broker.log import pending as pending_module
+from mqks.broker.log.pending import Batch
+from mqks.broker.queue import lane as lane_module
+from mqks.broker.queue.moves import move_waiting
+from mqks.broker.requests.intake import Intake
 from mqks.settings import Settings
 from tests.compiled import patches_modules
 from tests.fuzz.disk import Disk

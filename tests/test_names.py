@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker.metadata import (
+from mqks.broker.log.metadata import (
     BINDING_BYTES,
     CONSUMER_BYTES,
     QUEUE_BYTES,

@@ -676,4 +676,5 @@ def test_a_file_needs_no_psycopg(tmp_path: Path) -> None:
         while "event=listening" not in (line := server.stderr.readline()):
             assert line
         server.terminate()
+        server.communicate()
     assert server.returncode == 0

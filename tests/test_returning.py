@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqks import users_file
-from mqks.broker import returns
+from mqks.broker.queue import returns
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks import users_file
-from mqks.broker.actions import ACTIONS
+from mqks.broker.requests.actions import ACTIONS
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.limits import (
     LOGINS_WAITING_MAX,

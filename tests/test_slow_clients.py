@@ -15,8 +15,8 @@ from selectors import EVENT_READ, DefaultSelector
 
 import pytest
 
-from mqks.broker import lane
-from mqks.broker.connection import Slow
+from mqks.broker.clients.connection import Slow
+from mqks.broker.queue import lane
 from mqks.server import client as server_client
 from mqks.testing import Broker
 from tests.bare import BareWorld

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mqks.broker.broker import Broker
-from mqks.broker.intake import Intake
+from mqks.broker.requests.intake import Intake
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.sqlite.store import SqliteStore

@@ -22,12 +22,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import pending
+from mqks.broker.base.ranges import Range, compress
 from mqks.broker.broker import Broker as LocalBroker
-from mqks.broker.pending import NO_MARK, Entry, ErrorRecord, LaneChange, Mark, QueueState, Run
-from mqks.broker.policy import DEFAULT, Policy
-from mqks.broker.queue import Queue
-from mqks.broker.ranges import Range, compress
+from mqks.broker.log import pending
+from mqks.broker.log.pending import NO_MARK, Entry, ErrorRecord, LaneChange, Mark, QueueState, Run
+from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged
 from mqks.journal import memory as memory_module
 from mqks.journal import segment

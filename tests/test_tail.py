@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from mqks import RequestFailed, connect_blocking
-from mqks.broker import tails as tails_module
+from mqks.broker.clients import tails as tails_module
 from mqks.testing import Broker
 from mqks.users import Permissions
 from tests.bare import BareWorld

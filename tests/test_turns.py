@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker import lane as lane_module
-from mqks.broker.connection import Connection
-from mqks.broker.pending import Run
-from mqks.broker.turns import finish
+from mqks.broker.base.turns import finish
+from mqks.broker.clients.connection import Connection
+from mqks.broker.log.pending import Run
+from mqks.broker.queue import lane as lane_module
 from mqks.limits import EVALUATIONS_MAX
 from mqks.users import Permissions
 from tests.bare import BareWorld

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker import lane
+from mqks.broker.queue import lane
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
 from tests.line_client import LineClient

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from mqks.broker.letters import letter_of
+from mqks.broker.message.letters import letter_of
 from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES
 from tests.lab import Lab
 

@@ -12,24 +12,24 @@ from itertools import chain, count, islice
 from math import inf
 from typing import get_args
 
-from mqks.broker.access import Access
-from mqks.broker.bindings import Bindings
-from mqks.broker.connection import Connection
-from mqks.broker.consumer import Consumer, Rest
-from mqks.broker.lane import Delivery
-from mqks.broker.metadata import Metadata, consumer_bytes, queue_bytes
-from mqks.broker.once import OnceWindow
-from mqks.broker.pending import Batch, ErrorRecord, QueueState, Waiters
+from mqks.broker.base.turns import GOES_ON, Places, Work, finish, ordered, slices
+from mqks.broker.clients.access import Access
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.consumer import Consumer, Rest
+from mqks.broker.clients.refusals import Refusals
+from mqks.broker.clients.tails import Tail, Tails
+from mqks.broker.log.metadata import Metadata, consumer_bytes, queue_bytes
+from mqks.broker.log.once import OnceWindow
+from mqks.broker.log.pending import Batch, ErrorRecord, QueueState, Waiters
+from mqks.broker.message.policy import Policy
 from mqks.broker.policies import Policies
-from mqks.broker.policy import Policy
-from mqks.broker.publishing import Publishing
-from mqks.broker.queue import Queue
-from mqks.broker.reads import Read
-from mqks.broker.refusals import Refusals
-from mqks.broker.selection import Chosen
+from mqks.broker.queue.lane import Delivery
+from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.reads import Read
+from mqks.broker.queue.selection import Chosen
+from mqks.broker.routing.bindings import Bindings
+from mqks.broker.routing.publishing import Publishing
 from mqks.broker.shared import Shared
-from mqks.broker.tails import Tail, Tails
-from mqks.broker.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,

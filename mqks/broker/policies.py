@@ -7,9 +7,9 @@ a circle is refused; a default that would is ignored.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from mqks.broker.policy import DEFAULT, FLAGS, Policy
-from mqks.broker.queue import Queue
-from mqks.broker.turns import GOES_ON, Work, slices
+from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.message.policy import DEFAULT, FLAGS, Policy
+from mqks.broker.queue.queue import Queue
 from mqks.errors import BadRequest
 from mqks.limits import DEAD_LETTERS_MAX, STEP_MESSAGES
 from mqks.protocol.requests import SetQueue, shown

@@ -6,17 +6,17 @@ The one rule: they get this and each other, never the broker.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqks.broker.budget import Budget
-from mqks.broker.facts import Facts
-from mqks.broker.pending import Pending
-from mqks.broker.schedule import Schedule
-from mqks.broker.turns import Turns
+from mqks.broker.base.budget import Budget
+from mqks.broker.base.facts import Facts
+from mqks.broker.base.schedule import Schedule
+from mqks.broker.base.turns import Turns
+from mqks.broker.log.pending import Pending
 from mqks.settings import Settings
 
 if TYPE_CHECKING:
-    from mqks.broker.connection import Connection
-    from mqks.broker.queue import Queue
-    from mqks.broker.tails import Tail
+    from mqks.broker.clients.connection import Connection
+    from mqks.broker.clients.tails import Tail
+    from mqks.broker.queue.queue import Queue
 
 
 REASONS: Final = ("rejects", "losses", "ttl", "overflow", "dead")

@@ -26,9 +26,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from mqks.broker.pending import ErrorRecord, Mark
-from mqks.broker.policy import Policy
-from mqks.broker.ranges import Range, below, numbers
+from mqks.broker.base.ranges import Range, below, numbers
+from mqks.broker.log.pending import ErrorRecord, Mark
+from mqks.broker.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.marks import NO_MARKS, Marks

@@ -10,7 +10,7 @@ from typing import Any
 
 from anyio.lowlevel import checkpoint
 
-from mqks.broker.pending import Entry
+from mqks.broker.log.pending import Entry
 from mqks.errors import ClaimLost, JournalFailed
 from mqks.journal.store import Head, LastWords, Metadata, NewSegment, QueueRow, Report, Store
 from mqks.settings import Settings

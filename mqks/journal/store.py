@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from mqks.broker.pending import Entry, ErrorRecord, QueueState
-from mqks.broker.policy import DEFAULT
+from mqks.broker.log.pending import Entry, ErrorRecord, QueueState
+from mqks.broker.message.policy import DEFAULT
 from mqks.errors import JournalDamaged
 from mqks.settings import Settings
 

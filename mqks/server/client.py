@@ -6,16 +6,12 @@ reply costs one turn, not three.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, Protocol, cast
 
-from mqks.broker.connection import Connection, Slow
-from mqks.broker.resting import Resting
+from mqks.broker.base.resting import Resting
+from mqks.broker.clients.connection import Connection, Slow
 from mqks.limits import LINGER_BYTES_MAX
 from mqks.server.gate import Peer
-
-if TYPE_CHECKING:
-    from mqks.server.server import Server
-
 
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read and its data ignored."""
@@ -43,15 +39,33 @@ class Hold:
     """Its password is being verified."""
 
 
+class Owner(Protocol):
+    """Who is told what comes from clients."""
+
+    stopping: bool
+
+    @property
+    def unsent_is_full(self) -> bool: ...
+    def add(self, client: "Client") -> None: ...
+    def receive(self, client: "Client", data: bytes) -> None: ...
+    def handle_chunks(self) -> None: ...
+    def refuse_tls(self, client: "Client") -> None: ...
+    def caught_up(self, client: "Client", why: int = 0) -> None: ...
+    def end_of_stream(self, client: "Client") -> None: ...
+    def remove(self, client: "Client") -> None: ...
+
+
 class Client(Resting, asyncio.Protocol):
-    """`peer` was admitted by the gate. While the client rests, it is not read."""
+    """`peer` was admitted by the gate; with more than `unread_bytes_max` of unread replies it is
+    not read. While the client rests, it is not read."""
 
     connection: Connection
     transport: asyncio.Transport
 
-    def __init__(self, server: "Server", peer: Peer) -> None:
+    def __init__(self, owner: Owner, unread_bytes_max: int, peer: Peer) -> None:
         super().__init__()
-        self._server = server
+        self._owner = owner
+        self._unread_bytes_max = unread_bytes_max
         self.peer = peer
         self.made = False
         """It has, or had, a transport."""
@@ -81,21 +95,20 @@ class Client(Resting, asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.made = True
         self._tls = transport.get_extra_info("ssl_object") is not None
-        if self._server.stopping:  # Accepted while the listeners closed.
+        if self._owner.stopping:  # Accepted while the listeners closed.
             self.ended = True
             self.transport.abort()
             return
-        self.connection = self._server.add_client(self)
-        self.set_high_water(self._server.unsent.high_water_bytes)
+        self._owner.add(self)
 
     def data_received(self, data: bytes) -> None:
         if not self.ended:
             if self._is_new:
                 self._is_new = False
                 if data.startswith(TLS_HELLO) and not self._tls:
-                    self._server.refuse_tls(self)
+                    self._owner.refuse_tls(self)
                     return
-            self._server.receive(self, data)
+            self._owner.receive(self, data)
             return
         self._lingering_bytes += len(data)
         if self._lingering_bytes > LINGER_BYTES_MAX:
@@ -104,15 +117,15 @@ class Client(Resting, asyncio.Protocol):
     def eof_received(self) -> bool:
         self._at_end = True
         # What came before the end; of that, what a turn leaves comes before the end, too.
-        self._server.handle_chunks()
+        self._owner.handle_chunks()
         # TLS has no half-closed connections: there the rest is done when the connection is lost.
         if not (self.ended or self.connection.waits or self.connection.works):
-            self._server.end_of_stream(self)
+            self._owner.end_of_stream(self)
         return not self._tls
 
     def connection_lost(self, exc: Exception | None) -> None:
         if hasattr(self, "connection"):
-            self._server.remove_client(self)
+            self._owner.remove(self)
 
     def pause_writing(self) -> None:
         self.connection.rest(Slow.PEER)
@@ -120,7 +133,7 @@ class Client(Resting, asyncio.Protocol):
     def resume_writing(self) -> None:
         self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
         self.resume(Hold.OUTBOX)
-        self._server.caught_up(self, Slow.PEER)
+        self._owner.caught_up(self, Slow.PEER)
 
     # -- called by the server
 
@@ -151,8 +164,7 @@ class Client(Resting, asyncio.Protocol):
         else:
             self.transport.write(data)
         if self.paused and (
-            self._server.unsent.full
-            or self.waiting_bytes > self._server.settings.output_buffer_bytes_max
+            self._owner.unsent_is_full or self.waiting_bytes > self._unread_bytes_max
         ):
             self.rest(Hold.OUTBOX)
 
@@ -191,6 +203,6 @@ class Client(Resting, asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.resume_reading()
             if self.connection.overrun:
-                self._server.receive(self, b"")
+                self._owner.receive(self, b"")
             if self._at_end:
                 self.eof_received()

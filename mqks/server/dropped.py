@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from typing import Final
 
-from mqks.broker.queue import Queue
+from mqks.broker.queue.queue import Queue
 from mqks.limits import DROPPED_LINES_MAX
 from mqks.server import log
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-from mqks.broker import intake
-from mqks.broker.actions import ACTIONS
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
+from mqks.broker.clients.connection import Connection
+from mqks.broker.requests import intake
+from mqks.broker.requests.actions import ACTIONS
 from mqks.limits import LOOP_HELD_LINES_MAX
 from mqks.server import log
 

@@ -27,8 +27,8 @@ from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mqks.broker import stats
 from mqks.broker.broker import Broker
+from mqks.broker.requests import stats
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.page.app import SECURITY, Page

@@ -11,8 +11,8 @@ from time import monotonic
 import anyio
 from anyio import to_thread
 
-from mqks.broker.access import Login
 from mqks.broker.broker import Broker
+from mqks.broker.clients.access import Login
 from mqks.limits import (
     LOGIN_FORGET_S,
     LOGIN_PAUSE_ADDRESS_S_MAX,

@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from mqks import __version__
-from mqks.broker import stats
 from mqks.broker.broker import Broker
+from mqks.broker.requests import stats
 from mqks.journal.histogram import Histogram
 from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings

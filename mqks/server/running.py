@@ -22,8 +22,8 @@ from anyio.abc import TaskStatus
 
 from mqks import __version__
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Connection
-from mqks.broker.queue import Queue
+from mqks.broker.clients.connection import Connection
+from mqks.broker.queue.queue import Queue
 from mqks.errors import ConfigurationError, MqksError
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
@@ -52,8 +52,8 @@ from mqks.settings import (
 
 OTHER_FILES = 128
 """Descriptors reserved for the journal, listeners and monitoring; at most half of all."""
-OPEN_FILES_MIN = 64
-"""Half of them are enough for an idle server with a port of every kind, which has up to 28 open."""
+OPEN_FILES_MIN = 72
+"""Half of them are enough for an idle server with a port of every kind, which has up to 30 open."""
 
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 

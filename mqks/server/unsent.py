@@ -43,21 +43,23 @@ class Unsent:
         """Nearly full: clients with unsent replies are not read either."""
         self.high_water_bytes = broker.settings.delivery_pause_bytes
         """A client with more unsent bytes is slow; 1 while the total is large."""
-        self.look_due_bytes: float = 0.0
-        """`look` is called when the broker counts more than this."""
+        self._look_due_bytes: float = 0.0
+        """It looks when the broker counts more than this."""
 
-    def look(self) -> None:
+    def look_if_due(self) -> None:
         """Check soon what was read; immediately if many bytes are unsent."""
+        if self._outboxes.used <= self._look_due_bytes:
+            return
         if self._timer is None:
             self._look_after(LOOK_S, 0)
-        if self._timer is not None and self._outboxes.used > self.look_due_bytes:
+        if self._timer is not None and self._outboxes.used > self._look_due_bytes:
             self._timer.cancel()
             self._timer = self._loop.call_soon(self._look)
-            self.look_due_bytes = inf
+            self._look_due_bytes = inf
 
     def _look_after(self, seconds: float, unsent_bytes: int) -> None:
         self._timer = self._loop.call_later(seconds, self._look)
-        self.look_due_bytes = float(unsent_bytes + self._bytes_max // 8)
+        self._look_due_bytes = float(unsent_bytes + self._bytes_max // 8)
 
     def _look(self) -> None:
         now_s = self._loop.time()
@@ -66,7 +68,7 @@ class Unsent:
         if self.full:
             unsent_bytes -= self._drop_stuck(unsent_bytes - self._bytes_max * 3 // 4, now_s)
         self._set_high_water(unsent_bytes)
-        self._timer, self.look_due_bytes = None, 0.0
+        self._timer, self._look_due_bytes = None, 0.0
         if unsent_bytes:
             much = unsent_bytes > self._bytes_max // 4
             self._look_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)

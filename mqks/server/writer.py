@@ -1,7 +1,8 @@
 """The one task that writes the journal.
 
 The one rule: take everything pending, write it in one commit, then send its confirms. The next
-batch forms during the sync, so batching adds no delay.
+batch forms during the sync, so batching adds no delay. While the disk is full, only acks and what
+else frees space are written, in the space of the reserves; messages wait for these to come back.
 """
 
 import asyncio
@@ -12,11 +13,10 @@ from typing import Any, NamedTuple
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.pending import Batch
+from mqks.broker.log.pending import Batch
 from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.server import log
-from mqks.server.full_disk import FullDisk
 
 IDLE_S = 0.2
 """The journal tidies up after this time without writes."""
@@ -28,6 +28,8 @@ STALL_S = 10.0
 AT_ONCE_RECORDS_MAX = 256
 """Larger batches go to the task, so that the next batch forms meanwhile."""
 SLOW_COMMIT_S = 0.002
+RETRY_S = 0.5
+"""Interval at which a full disk is looked at."""
 SLOW_PAUSE_FACTOR = 20
 """After a commit that took longer, all commits go to the task for this many times as long: a slow
 disk blocks the event loop for a twentieth of the time at most."""
@@ -67,7 +69,6 @@ class Writer:
         self._flush = flush
         self._wake = asyncio.Event()
         self._state = State()
-        self._full_disk = FullDisk(self, broker, journal)
         self._low: LowDiskSpace | None = None
         """Seen, and not yet acted upon by the task."""
         self._busy = False
@@ -209,7 +210,7 @@ class Writer:
             self._wake.clear()
             self._busy, self._step_s = True, monotonic()
             if self._low is not None:
-                await self._full_disk.leave(self._low)
+                await self._leave_full_disk(self._low)
             self._low = None
             while self._broker.pending:
                 self.check()
@@ -275,7 +276,7 @@ class Writer:
         try:
             return await self._journal.maintain(idle=idle)
         except DiskFull as failure:
-            await self._full_disk.leave(failure)
+            await self._leave_full_disk(failure)
             return True
         finally:
             self.stepped()
@@ -285,30 +286,73 @@ class Writer:
         try:
             await self._journal.write(batch.entry)
         except DiskFull as failure:
-            await self._full_disk.leave(failure, batch)
+            await self._leave_full_disk(failure, batch)
         else:
             self.committed(batch)
             self._flush()
 
-    # -- for the full disk
+    # -- on a full disk
 
-    async def writes(self, batch: Batch) -> bool:
-        """Write it if there is space."""
+    async def _leave_full_disk(self, failure: DiskFull, unwritten: Batch | None = None) -> None:
+        """Refuse publishes until there is space again or the writer stops."""
+        log.error("disk_full", reason=failure)
+        self.become(disk_full=failure.state)
+        await self._answer(failure, unwritten)
+        pending, store = self._broker.pending, self._journal.store
+        while not self.stopping:
+            self.stepped()
+            await store.give_up_reserves()
+            await self._write(pending.take_settled())
+            await self._let_go()
+            if await self._has_room() and await self._write(pending.take()):
+                self.become(disk_full="")
+                log.event("disk_has_room", refused=self.refused())
+                return
+            self._wake.clear()
+            with anyio.move_on_after(RETRY_S):
+                await self._wake.wait()
+
+    async def _answer(self, failure: DiskFull, unwritten: Batch | None) -> None:
+        """Write what was accepted before, or answer waiting clients with errors."""
+        pending = self._broker.pending
+        # Whole: `_leave_full_disk` confirms what is settled, and with it everybody who still waits.
+        if unwritten is not None:
+            pending.put_back(unwritten)
+        elif await self._write(pending.take(whole=True)):
+            return
+        await self._journal.store.give_up_reserves()
+        await self._let_go()
+        if not (await self._has_room() and await self._write(pending.take(whole=True))):
+            batch = pending.take(whole=True)
+            if batch.has_messages:  # Otherwise it is settled, and `_leave_full_disk` writes it.
+                self._broker.failed(batch, failure)
+            pending.put_back(batch)
+            self._release()
+            self._flush()
+
+    async def _write(self, batch: Batch) -> bool:
+        """Write it, or put it back with all waiting clients."""
         try:
             await self._journal.write(batch.entry)
         except DiskFull:
+            self._broker.pending.put_back(batch)
             return False
         self.committed(batch)
         self._flush()
         return True
 
-    def release(self) -> None:
-        """Release the publishers that wait, and flush."""
-        self._release()
-        self._flush()
+    async def _has_room(self) -> bool:
+        store = self._journal.store
+        try:
+            return await store.has_room() and await store.hold_reserves()
+        except DiskFull:
+            return False
 
-    async def pause(self, seconds: float) -> None:
-        """Wait this long, or until something is pending."""
-        self._wake.clear()
-        with anyio.move_on_after(seconds):
-            await self._wake.wait()
+    async def _let_go(self) -> None:
+        try:
+            # First, as everything else takes space.
+            await self._journal.drop_dead()
+            while await self._journal.maintain(idle=True):
+                self.stepped()
+        except DiskFull:
+            pass

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Final
 
-from mqks.broker.actions import ACTIONS
+from mqks.broker.requests.actions import ACTIONS
 
 VALUES: Final = {
     b"seconds": (b"1", b"0.5", b"9" * 40),

@@ -9,16 +9,16 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final
 
-from mqks.broker.bodies import Returned
 from mqks.broker.broker import Broker
-from mqks.broker.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
-from mqks.broker.deaths import _kill_read
-from mqks.broker.delays import _number
-from mqks.broker.held_since import SPARE
-from mqks.broker.lane import MESSAGE_OVERHEAD_BYTES
-from mqks.broker.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
-from mqks.broker.pending import NO_MARK
-from mqks.broker.queue import Queue
+from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
+from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
+from mqks.broker.log.pending import NO_MARK
+from mqks.broker.message.bodies import Returned
+from mqks.broker.queue.deaths import _kill_read
+from mqks.broker.queue.delays import _number
+from mqks.broker.queue.held_since import SPARE
+from mqks.broker.queue.lane import MESSAGE_OVERHEAD_BYTES
+from mqks.broker.queue.queue import Queue
 from mqks.broker.shared import Fetch
 from mqks.protocol.masks import MASK, bound_matches
 from tests.fuzz import Finding

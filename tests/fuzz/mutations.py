@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from mqks.broker.actions import ACTIONS
 from mqks.broker.evaluate.state import State
+from mqks.broker.requests.actions import ACTIONS
 from tests.fuzz.sizes import ARGUMENTS_MAX, NAME_BYTES_MAX, STARS_MAX
 from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
 from tests.transcripts import Story, stories_of

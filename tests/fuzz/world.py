@@ -13,13 +13,13 @@ from time import thread_time
 from types import TracebackType
 from typing import Any, Final, Self
 
-from mqks.broker import intake as intake_module
-from mqks.broker import lane as lane_module
 from mqks.broker.broker import Broker
-from mqks.broker.connection import Slow
-from mqks.broker.intake import Intake
-from mqks.broker.pending import Batch, ErrorRecord, Run
-from mqks.broker.queue import Queue
+from mqks.broker.clients.connection import Slow
+from mqks.broker.log.pending import Batch, ErrorRecord, Run
+from mqks.broker.queue import lane as lane_module
+from mqks.broker.queue.queue import Queue
+from mqks.broker.requests import intake as intake_module
+from mqks.broker.requests.intake import Intake
 from mqks.broker.shared import Fetch
 from mqks.errors import DiskFull
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, LINES_MAX, SCARCE_BYTES

@@ -19,8 +19,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from mqks.broker.base.turns import GOES_ON, Work, finish
 from mqks.broker.evaluate.views import Flag, Items
-from mqks.broker.turns import GOES_ON, Work, finish
 from mqks.errors import BadRequest
 
 

@@ -14,8 +14,8 @@ import psycopg
 from anyio.to_thread import run_sync
 from psycopg.types.numeric import Int8
 
-from mqks.broker.pending import Entry, ErrorRecord
-from mqks.broker.policy import Policy, UnknownField
+from mqks.broker.log.pending import Entry, ErrorRecord
+from mqks.broker.message.policy import Policy, UnknownField
 from mqks.errors import (
     ClaimLost,
     ConfigurationError,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
-from mqks.broker.pending import ErrorRecord
-from mqks.broker.policy import Policy, UnknownField
+from mqks.broker.log.pending import ErrorRecord
+from mqks.broker.message.policy import Policy, UnknownField
 from mqks.errors import SchemaTooNew
 from mqks.journal.segment import checksum
 from mqks.journal.store import Damage, Head, QueueRow, shown

@@ -20,7 +20,7 @@ import aiosqlite
 import anyio
 from anyio.to_thread import run_sync
 
-from mqks.broker.pending import Entry
+from mqks.broker.log.pending import Entry
 from mqks.errors import (
     ConfigurationError,
     DiskFull,
@@ -692,10 +692,10 @@ class SqliteStore:
     def _fold_unsynced(self) -> tuple[int, int]:
         """The same while a reader keeps the WAL from being reused: what a power cut destroys in the
         database is in the WAL, where each commit was synced."""
-        self._guard.execute("begin")
-        self._guard.execute(A_READ).fetchall()
-        self._raw.execute("pragma synchronous = off")
         try:
+            self._guard.execute("begin")
+            self._guard.execute(A_READ).fetchall()
+            self._raw.execute("pragma synchronous = off")
             return self._fold()
         except sqlite3.Error:
             self._guard.rollback()  # What was copied counts as not copied.

@@ -1,0 +1,1 @@
+"""What all of the broker stands on: turns, schedules, budgets, sets of numbers."""

@@ -1,0 +1,1 @@
+"""Connections, their consumers and what they may do."""

@@ -1,0 +1,372 @@
+"""One consumer: its unacked deliveries, and why it rests.
+
+The one rule: with manual ack, every delivery is in `unacked`, and counted, until it is acked or
+returned.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
+
+from mqks.broker.base.budget import Budget
+from mqks.broker.base.resting import Resting
+from mqks.broker.base.turns import emptied
+from mqks.broker.log.pending import NO_MARK
+from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.queue.deadlines import Deadlines
+from mqks.broker.queue.held_since import HeldSince
+from mqks.broker.queue.lane import Delivery
+from mqks.protocol import replies
+from mqks.protocol.requests import BACKOFF, policy_text
+
+if TYPE_CHECKING:
+    from mqks.broker.clients.connection import Connection
+    from mqks.broker.queue.queue import Queue
+
+UNLIMITED: Final = 1 << 62
+UNACKED_OVERHEAD_BYTES: Final = 288
+"""Memory of a delivery besides the length of its message: four objects and a dict entry (measured),
+and a second copy of its id. Adding the lengths of ids would cost 3 % of an ack, and none is longer
+than `name_bytes_max`."""
+
+
+class Rest:
+    """Why a consumer gets nothing."""
+
+    CONFIRM: Final = 1
+    """Its own consume is not confirmed yet."""
+    SLOW: Final = 2
+    """Its connection does not take its replies."""
+    UNACKED: Final = 4
+    """It holds as many messages as its prefetch allows."""
+    ALL_UNACKED: Final = 8
+    """All consumers together are at the limit of unacked bytes."""
+    STANDBY: Final = 64
+    """Its queue has a single active consumer, which is another one."""
+    NO_QUEUE: Final = 16
+    """Its queue was deleted."""
+    ENDED: Final = 32
+
+
+class Consumer(Resting):
+    __slots__ = (
+        *("budget", "connection", "id", "manual_ack", "prefix", "queue", "repeated"),
+        *("deadlines", "defaults", "meta", "prefetch", "separator", "since"),
+        *("unacked", "unacked_bytes", "unacked_max", "update_due"),
+    )
+
+    def __init__(
+        self,
+        consumer_id: bytes,
+        connection: "Connection",
+        queue: "Queue",
+        manual_ack: bool,
+        unacked_max: int,
+        *,
+        prefetch: int = 0,
+        meta: bool = False,
+        defaults: Policy = DEFAULT,
+    ) -> None:
+        super().__init__()
+        self.id = consumer_id
+        self.connection = connection
+        self.queue = queue
+        self.manual_ack = manual_ack
+        self.prefetch = prefetch
+        """Requested maximum of unacked messages; 0: none requested."""
+        self.unacked_max = min(prefetch or unacked_max, unacked_max)
+        self.meta = meta
+        """Its deliveries have attributes."""
+        self.defaults = defaults
+        """What applies to its losses where its queue has no rule."""
+        self.deadlines: Deadlines | None = None
+        """When it must have acked what it holds, if its queue has an ack timeout."""
+        self.budget: Budget = queue.shared.unacked
+        self.prefix = consumer_id + b" ok "
+        self.separator = b"\n" + self.prefix
+        self.update_due = False
+        """Its queue's bindings or rule have changed, and the update is not sent yet."""
+        self.unacked: dict[bytes, Delivery] = {}
+        """Message id → its oldest unsettled delivery."""
+        self.repeated: dict[bytes, deque[Delivery]] = {}
+        """Message id → later deliveries under the same id."""
+        self.unacked_bytes = 0
+        self.since = HeldSince(queue.shared.schedule.wall_us)
+        """Since when it holds each of them."""
+
+    @property
+    def deleted(self) -> bool:
+        return bool(self.rests & Rest.ENDED)
+
+    @property
+    def unacked_count(self) -> int:
+        """Deliveries that are not settled."""
+        return len(self.unacked) + sum(map(len, self.repeated.values()))
+
+    # -- whether it can take messages
+
+    def _stop(self) -> None:
+        self.queue.ring.pop(self, None)
+
+    def _go_on(self) -> None:
+        queue = self.queue
+        if self in queue.consumers:
+            queue.ring[self] = None
+            queue.deliver()
+
+    def room(self) -> int:
+        """How many more messages it can take now. It may always hold one; otherwise consumers that
+        never ack would starve all others."""
+        if self.connection.rests:
+            return 0
+        if not self.manual_ack:
+            return UNLIMITED
+        if self.budget.is_short:
+            return 0 if self.unacked else 1
+        return self.unacked_max - self.unacked_count
+
+    def rest_if_full(self) -> None:
+        """Called at its turn: rest if it can take no more messages."""
+        if self.connection.rests:
+            self.rest(Rest.SLOW)
+        elif self.manual_ack and self.unacked:
+            if self.unacked_count >= self.unacked_max:
+                self.rest(Rest.UNACKED)
+            elif self.budget.is_short:
+                self.rest(Rest.ALL_UNACKED)
+                self.budget.wait(self, self._has_budget)
+
+    def _has_budget(self) -> None:
+        self.resume(Rest.ALL_UNACKED)
+
+    # -- unacked deliveries
+
+    def take(
+        self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
+    ) -> bytes:
+        """Take messages and return the joined deliveries.
+
+        `ids` are the message ids, if the caller has them.
+        """
+        told = lines
+        lane = self.queue.lane
+        if self.meta:
+            told = self._tell_meta(numbers, lines)
+        elif lane.has_attributes:
+            told = [*map(replies.plain, lines)]
+        if lane.marks:
+            told = self._tell_marks(numbers, told)
+        if self.manual_ack:
+            if ids is None:
+                ids = [line[: line.index(b" ")] for line in lines]
+            is_long = self.since.add(numbers, len(self.unacked))
+            taken = dict(zip(ids, zip(numbers, lines, strict=True), strict=True))
+            # Python iterates over the shorter one of two views, but over all of a dict.
+            if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked.keys()):
+                self.unacked.update(taken)
+            else:
+                for message_id, number, line in zip(ids, numbers, lines, strict=True):
+                    self._take_one(message_id, (number, line))
+            if is_long:
+                self.since.keep([number for number, _ in self.held()])
+            size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
+            if self.queue.ack_timeout_us is not None:
+                self._await_acks([*zip(ids, numbers, strict=True)], self.queue.ack_timeout_us)
+            self.unacked_bytes += size
+            self.budget.used += size
+        return self.prefix + self.separator.join(told) + b"\n"
+
+    def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
+        """Add the retry to messages that have one, and mark them as delivered again."""
+        lane, told = self.queue.lane, []
+        for number, line in zip(numbers, lines, strict=True):
+            mark = lane.marks.get(number)
+            if mark is None:
+                told.append(line)
+                continue
+            if mark.retry:
+                if not self.meta:
+                    line = replies.with_retry(line, mark.retry)
+                self.queue.shared.counters.redelivered += 1
+            if self.manual_ack:
+                lane.mark(number, mark.delivered())
+            told.append(line)
+        return told
+
+    def _tell_meta(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
+        marks = self.queue.lane.marks
+        return [
+            replies.with_meta(line, marks.get(number, NO_MARK).retry)
+            for number, line in zip(numbers, lines, strict=True)
+        ]
+
+    def _await_acks(self, delivered: list[tuple[bytes, int]], timeout_us: int) -> None:
+        if self.deadlines is None:
+            self.deadlines = Deadlines(self.queue.shared.schedule, self.queue.shared.turns, self)
+        self.deadlines.add(delivered, timeout_us)
+
+    def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
+        if message_id in self.unacked:
+            self.repeated.setdefault(message_id, deque()).append(delivery)
+        else:
+            self.unacked[message_id] = delivery
+
+    def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:
+        """Take the oldest delivery of each id from the unacked; unknown ids are ignored."""
+        pop, repeated = self.unacked.pop, self.repeated
+        deliveries = [
+            delivery
+            for message_id in message_ids
+            if (delivery := pop(message_id, None)) is not None
+            and (not repeated or self._promote(message_id))
+        ]
+        size = self.unacked_bytes
+        if self.unacked:
+            size = sum([len(line) for _, line in deliveries])
+            size += UNACKED_OVERHEAD_BYTES * len(deliveries)
+        self._give_back(size)
+        return deliveries
+
+    def take_back(self, message_ids: Iterable[bytes]) -> list[Delivery]:
+        """The same for messages that return to the queue, which delivers nothing before that:
+        otherwise later messages would take their place at the consumer."""
+        self.queue.returning += 1
+        deliveries = self.settle(message_ids)
+        self.queue.returning -= 1
+        return deliveries
+
+    def _give_back(self, size: int) -> None:
+        self.unacked_bytes -= size
+        self.budget.give_back(size)
+        if self.rests & Rest.UNACKED and self.unacked_count < self.unacked_max:
+            self.resume(Rest.UNACKED)
+        if self.rests & Rest.ALL_UNACKED and not self.unacked:
+            self.budget.leave(self)
+            self.resume(Rest.ALL_UNACKED)
+
+    def _promote(self, message_id: bytes) -> bool:
+        """Make the next delivery with a settled id its oldest. Always returns True."""
+        if later := self.repeated.get(message_id):
+            self.since.out_of_order = True
+            self.unacked[message_id] = later.popleft()
+            if not later:
+                del self.repeated[message_id]
+        return True
+
+    def let_go(self) -> Iterator[Delivery]:
+        """Take all unacked deliveries at once, and yield them one by one in no order, so that a
+        large number can be handled in turns."""
+        unacked, repeated = self.unacked, self.repeated
+        self.unacked, self.repeated = {}, {}
+        self.since.clear()
+        if self.deadlines is not None:
+            self.deadlines.clear()
+        self._give_back(self.unacked_bytes)
+        return _each(unacked, repeated)
+
+    # -- ack timeout
+
+    def held_since_us(self, message_id: bytes, number: int) -> int | None:
+        """When this delivery was made, in microseconds since 1970; None if it is settled."""
+        return self.since.time_us(number) if self.holds(message_id, number) else None
+
+    def oldest_us(self) -> int | None:
+        """When the oldest of its unacked deliveries was made, in microseconds since 1970."""
+        unacked = self.unacked
+        if not unacked:
+            return None
+        if self.since.out_of_order:
+            return self.since.first_us(number for number, _ in unacked.values())
+        return self.since.time_us(next(iter(unacked.values()))[0])
+
+    def holds(self, message_id: bytes, number: int) -> bool:
+        """Whether this delivery is unacked; of several with one id the oldest is settled first."""
+        held = self.unacked.get(message_id)
+        if held is None:
+            return False
+        return number == held[0] or (number > held[0] and message_id in self.repeated)
+
+    def touch(self, message_id: bytes | None) -> None:
+        """Restart the ack timeout of this message, or of all."""
+        timeout_us = self.queue.ack_timeout_us
+        if self.deadlines is None or timeout_us is None:
+            return
+        if message_id is None:
+            self.deadlines.touch_all(timeout_us)
+        elif message_id in self.unacked:
+            self.deadlines.touch(self.unacked[message_id][0], timeout_us)
+
+    def too_late(self, late: list[tuple[bytes, int]]) -> None:
+        """Return these to the queue, as if the consumer were lost."""
+        self.queue.lose(self._take_numbered(late), self.defaults)
+
+    def held(self) -> Iterator[Delivery]:
+        """All unacked deliveries, in no order."""
+        return chain(self.unacked.values(), chain.from_iterable(self.repeated.values()))
+
+    def take_these(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Take back those of the deliveries that are still unacked."""
+        by_id: dict[bytes, set[int]] = {}
+        for number, line in deliveries:
+            by_id.setdefault(line[: line.index(b" ")], set()).add(number)
+        held = [
+            (number, message_id)
+            for message_id, numbers in by_id.items()
+            for number in self._held_of(message_id, numbers)
+        ]
+        return self._take_numbered([(message_id, number) for number, message_id in sorted(held)])
+
+    def _held_of(self, message_id: bytes, numbers: set[int]) -> list[int]:
+        """Those of the numbers that are unacked under this id, of which there may be very many."""
+        oldest = self.unacked.get(message_id)
+        if oldest is None:
+            return []
+        held = chain([oldest], self.repeated.get(message_id, ()))
+        found: list[int] = []
+        for number, _ in held:
+            if number in numbers:
+                found.append(number)
+                if len(found) == len(numbers):
+                    break
+        return found
+
+    def _take_numbered(self, late: list[tuple[bytes, int]]) -> list[Delivery]:
+        by_id: dict[bytes, set[int]] = {}
+        for message_id, number in late if self.repeated else ():
+            by_id.setdefault(message_id, set()).add(number)
+        for message_id in by_id.keys() & self.repeated.keys():
+            self._put_first(message_id, by_id[message_id])
+        return self.take_back(message_id for message_id, _ in late)
+
+    def _put_first(self, message_id: bytes, numbers: Collection[int]) -> None:
+        """Make these the oldest deliveries with their id."""
+        later = self.repeated[message_id]
+        first = islice(chain([self.unacked[message_id]], later), len(numbers))
+        if all(number in numbers for number, _ in first):
+            return  # They are already, mostly; there may be very many others.
+        held = [self.unacked[message_id], *later]
+        held.sort(key=lambda delivery: delivery[0] not in numbers)
+        self.unacked[message_id], *others = held
+        self.repeated[message_id] = deque(others)
+
+    def update(self, about: bytes) -> bytes:
+        """The line about the queue's bindings, `replies.bound`."""
+        flags = b" --manual-ack" if self.manual_ack else b""
+        if self.prefetch:
+            flags += b" --prefetch=%d" % self.prefetch
+        if (backoff := self.defaults.told("backoff")) is not None:
+            flags += b" --backoff=" + policy_text(BACKOFF, backoff)
+        if self.meta:
+            flags += b" --meta"
+        return replies.update(self.id, about, flags)
+
+
+def _each(
+    unacked: dict[bytes, Delivery], repeated: dict[bytes, deque[Delivery]]
+) -> Iterator[Delivery]:
+    """Take the deliveries out one by one. Not generator expressions: compiled, those are lists."""
+    for _, delivery in emptied(unacked):
+        yield delivery
+    for _, later in emptied(repeated):
+        yield from later

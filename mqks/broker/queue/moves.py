@@ -1,0 +1,132 @@
+"""Moves messages from one place to another; nothing else does.
+
+The one rule: one commit settles a message in its old place and appends it in the new one. So it is
+never lost and never duplicated, whenever the process is killed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from mqks.broker.base.turns import GOES_ON, WAITS, Work
+from mqks.broker.log.pending import Mark
+from mqks.broker.queue.lane import Delivery, Lane
+from mqks.broker.queue.selection import Chosen
+from mqks.broker.shared import Fetch
+from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
+
+if TYPE_CHECKING:
+    from mqks.broker.queue.queue import Queue
+
+Choose = Callable[[bytes], "tuple[Queue, bytes] | None"]
+"""Maps a message to its new queue and its new form; None: it stays."""
+
+
+def move(
+    source: Lane, deliveries: Iterable[Delivery], to: Lane, remark: Callable[[Mark], Mark]
+) -> None:
+    """Move messages that are alive in `source`, but no longer in its stretches, to the end of `to`,
+    which may be the same lane. Each gets the mark that `remark` returns."""
+    for number, line in deliveries:
+        to.append_marked(line, remark(source.move_out(number)))
+    if source is not to:
+        source.pending.moves = True
+
+
+def move_waiting(
+    source: "Queue",
+    choose: Choose,
+    limit: int = SEQ_MAX,
+    end: int = SEQ_MAX,
+    is_stuck: Callable[[], bool] = lambda: False,
+    chosen: Chosen | None = None,
+) -> Work[int]:
+    """Move ready messages of one queue with numbers below `end` to the ends of others, in order,
+    wherever their bodies are; return how many. If something is `chosen`, only that moves. It ends
+    early when moved messages cannot be written: `is_stuck`."""
+    lane, count, size = source.lane, 0, 0
+    for left in waiting(source, min(end, lane.next_seq), chosen):
+        while left and count < limit and not (lane.deleted or is_stuck()):
+            lines, left = yield from some_bodies(source, left, lane.body)
+            if chosen is not None:
+                lines = yield from chosen.by_body(sorted(lines.items()))
+            moved = _move(source, lines, choose, limit - count)
+            count, size = count + moved, size + sum(map(len, lines.values()))
+            if moved and size >= STEP_BYTES:
+                # Moved messages are in memory until they are written.
+                entry, size = lane.pending.entry, 0
+                while lane.pending.entry is entry and not is_stuck():
+                    yield WAITS
+            yield GOES_ON
+            left = [*filter(lane.is_waiting, left)]
+        if count >= limit or lane.deleted or is_stuck():
+            break
+        if chosen is not None:
+            yield GOES_ON  # None of a thousand may be old enough.
+    return count
+
+
+def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) -> int:
+    """Move the chosen ones of these messages; return how many."""
+    lane, count = source.lane, 0
+    gone: dict[Queue, None] = {}
+    for number in sorted(lines):
+        # It may have left the queue meanwhile.
+        if count >= limit or lane.deleted or not lane.is_waiting(number):
+            continue
+        chosen = choose(lines[number])
+        if chosen is not None and not chosen[0].deleted:
+            target, line = chosen
+            lane.take_out(number)
+            target.take_in(line, Mark(expires_us=lane.move_out(number).expires_us))
+            gone[target] = None
+            count += 1
+    lane.pending.moves = lane.pending.moves or bool(gone)
+    for target in gone:
+        target.deliver()
+    if gone:
+        source.deliver()
+    return count
+
+
+def waiting(source: "Queue", end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:
+    """Numbers of ready messages, those that are old enough if some are chosen, in order: as many
+    at a time as one step looks at. What returns behind them is not among them."""
+    first = 1
+    while first < end:
+        stop = end
+        if chosen is not None:
+            first, stop = chosen.next_old(source, first, end)
+        numbers, first = source.lane.waiting(first, stop)
+        yield numbers
+
+
+def some_bodies(
+    source: "Queue", numbers: Sequence[int], body: Callable[[int], bytes | None]
+) -> Work[tuple[dict[int, bytes], Sequence[int]]]:
+    """Bodies of the first of these messages, as many as one step takes, and the numbers of the
+    others. `body` returns a body in memory; messages that have left meanwhile may be missing."""
+    lines: dict[int, bytes] = {}
+    on_disk: list[int] = []
+    size = count = 0
+    for number in numbers[:STEP_MESSAGES]:
+        if size >= STEP_BYTES:
+            break
+        line, count = body(number), count + 1
+        if line is None:
+            on_disk.append(number)
+            size += source.shared.facts.bytes_of(source.id, number)
+        else:
+            lines[number] = line
+            size += len(line)
+    if on_disk:
+        lines |= yield from fetched(source, on_disk)
+    return lines, numbers[count:]
+
+
+def fetched(source: "Queue", numbers: list[int]) -> Work[dict[int, bytes]]:
+    """Read bodies from disk; none if the queue is deleted meanwhile."""
+    came: list[dict[int, bytes]] = []
+    source.shared.fetches.append(Fetch(source, numbers, came.append))
+    while not (came or source.deleted):
+        yield WAITS
+    return came[0] if came else {}

@@ -1,0 +1,698 @@
+"""One queue: its name and policy, its consumers, and their turns.
+
+The one rule: a consumer is in the ring exactly while it has no reason to rest. External reasons, a
+slow connection or a full budget, are detected at the consumer's turn.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple, Self
+from zlib import crc32
+
+from mqks.broker.base.ranges import Range
+from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.clients.consumer import UNLIMITED, Consumer, Rest
+from mqks.broker.log.pending import Mark, QueueState, Run
+from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.queue import returns
+from mqks.broker.queue.deaths import Dead, kill, kill_oldest
+from mqks.broker.queue.delays import Due
+from mqks.broker.queue.lane import Delivery, Lane, let_go
+from mqks.broker.queue.times import Times
+from mqks.broker.shared import Shared
+from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
+from mqks.protocol.replies import ATTRIBUTES
+
+if TYPE_CHECKING:
+    from mqks.broker.clients.tails import Tail
+
+
+class Terms(NamedTuple):
+    """The flags of a publish; times in microseconds since 1970, 0 for none."""
+
+    due_us: int = 0
+    is_dated: bool = False
+    """Due by the wall clock, even when the clock is set; otherwise after a delay."""
+    expires_us: int = 0
+    clock_us: int = 0
+    """When it is due after a delay, by the monotonic clock."""
+
+    def mark(self, message_id: bytes) -> Mark:
+        return Mark(
+            is_dated=self.is_dated,
+            due_us=self.due_us,
+            expires_us=self.expires_us,
+            id_crc=crc32(message_id),
+        )
+
+
+class Limits(NamedTuple):
+    """Limits of one queue, and whether the oldest messages above them are dropped."""
+
+    messages_max: int
+    bytes_max: int
+    drops: bool
+
+    @classmethod
+    def of(cls, rules: Policy) -> Self | None:
+        if rules.messages_max is None and rules.bytes_max is None:
+            return None
+        maxima = rules.messages_max or UNLIMITED, rules.bytes_max or UNLIMITED
+        return cls(*maxima, rules.overflow == "drop")
+
+
+class Queue:
+    __slots__ = (
+        *(
+            "ack_timeout_us",
+            "coming",
+            "coming_bytes",
+            "consumers",
+            "dead",
+            "deleted",
+            "full",
+            "id",
+            "is_dropping",
+            "lane",
+            "limits",
+        ),
+        *("messages_max", "name", "nearly_full", "policy", "returning", "ring", "rules", "shared"),
+        *("tails", "timer", "times", "told_at", "updates"),
+    )
+
+    def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
+        self.shared = shared
+        self.id = queue_id
+        self.name = name
+        self.lane = Lane(queue_id, self, shared.memory, shared.pending)
+        self.policy = self.rules = DEFAULT
+        """The policy that was set, and the rules that apply: the policy over the defaults."""
+        self.ack_timeout_us: int | None = None
+        self.limits: Limits | None = None
+        """The rules that are checked for each message."""
+        self.is_dropping = False
+        """Messages above the limits are being dropped, the oldest first."""
+        self.times: Times | None = None
+        """Messages that wait for a time; made when there are any."""
+        self.timer: int | None = None
+        """The entry in the schedule that deletes the queue."""
+        self.deleted = False
+        self.dead = 0
+        """Messages that have died here since the start of the server."""
+        self.messages_max = shared.queue_messages_max or UNLIMITED
+        self.full = False
+        """It has reached its limit: publishes to it are refused."""
+        self.nearly_full = False
+        """The warning before the limit was reported."""
+        self.coming = self.coming_bytes = 0
+        """Number and length of messages on their way here, which count already."""
+        self.told_at = 0
+        """Number of waiting messages at which to check these two, and whether it is nearly full."""
+        self._tell_at()
+        self.returning = 0
+        """Number of works that return messages: until all are done, nothing is delivered."""
+        self.consumers: dict[Consumer, None] = {}
+        """In order of attachment."""
+        self.ring: OrderedDict[Consumer, None] = OrderedDict()
+        """Consumers that can take messages, the next one first. One that cannot is removed at its
+        turn."""
+        self.tails: tuple[Tail, ...] = ()
+        """Live views of the messages that join it."""
+        self.updates = 0
+        """Number of updates of its bindings for its consumers."""
+
+    @property
+    def ready(self) -> int:
+        """Messages that wait for a consumer."""
+        return self.lane.ready
+
+    @property
+    def is_consumed(self) -> bool:
+        return bool(self.consumers)
+
+    @property
+    def is_served(self) -> bool:
+        return bool(self.ring)
+
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers hold."""
+        return sum(consumer.unacked_count for consumer in self.consumers)
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """Seconds, within ten, since the oldest ready message arrived; None without any."""
+        oldest = self.lane.oldest
+        return None if oldest is None else self.shared.facts.age_s(self.id, oldest)
+
+    def apply(self, rules: Policy) -> None:
+        """Apply these rules from now on."""
+        if rules is not self.rules and rules != self.rules:
+            before, self.rules = self.rules, rules
+            if rules.single_consumer != before.single_consumer:
+                self._serve_single()
+            self._rules_changed()
+
+    def _rules_changed(self) -> None:
+        rules, shared = self.rules, self.shared
+        timeout_s = rules.ack_timeout_s
+        self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
+        self.limits = Limits.of(rules)
+        shared.limited_queues.pop(self, None)
+        if self.limits is not None and not self.limits.drops:
+            shared.limited_queues[self] = None
+        if rules.ttl_s is not None or self.times is not None:
+            self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
+        self.deliver()
+
+    def _set_ttl(self, ttl_us: int | None) -> None:
+        expiry, lane = self.timed().expiry, self.lane
+        if expiry.set_ttl(ttl_us):
+            for first, joined_us in self.shared.facts.arrivals(self.id):
+                expiry.joined_at(first, joined_us)
+            expiry.joined(lane.boundary)
+        for number, mark in lane.marks.items():
+            if mark.joined_us:
+                expiry.add(number, mark.expires_us, mark.joined_us)
+
+    def timed(self) -> Times:
+        if self.times is None:
+            self.times = Times(self)
+        return self.times
+
+    @property
+    def scheduled(self) -> int:
+        """Messages that wait for a time."""
+        return 0 if self.times is None else self.times.scheduled
+
+    # -- adding messages
+
+    def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
+        """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids;
+        None if the journal has the messages already."""
+        if self.deleted:  # Its routes are removed in turns.
+            return
+        if self.tails:
+            self.shared.show(self.tails, lines)
+        lane = self.lane
+        if lane.expiry is not None:
+            lane.expiry.joined(lane.next_seq)
+        first = lane.next_seq
+        lane.next_seq = first + len(lines)
+        if (
+            self.ring
+            and lane.cursor == first
+            and not lane.redo
+            and not lane.redo_paged
+            and (ids is not None or not self.shared.withholds)
+            and not self._put_off()
+        ):
+            taken = self._dispatch(first, lines, ids, stored=False)
+            if taken == len(lines):
+                return
+            if taken:
+                first += taken
+                lines = lines[taken:]
+        lane.append(first, lines)
+        if self.ring or lane.next_seq - lane.cursor >= self.told_at or self.is_watched:
+            self.deliver()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether ready messages need work even without consumers."""
+        return self.times is not None or self.limits is not None
+
+    def publish_on(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
+        """The same for messages that have attributes, are scheduled, or have a TTL."""
+        if self.deleted:
+            return
+        lane = self.lane
+        lane.has_attributes = lane.has_attributes or ATTRIBUTES in lines[0]
+        if terms.due_us:
+            self._schedule(ids, lines, terms)
+        elif terms.expires_us:
+            self._publish_mortal(ids, lines, terms.expires_us)
+        else:
+            self.publish(ids, lines)
+
+    def _schedule(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
+        marks = [*map(terms.mark, ids)]
+        first = self.lane.append_aside(lines, marks)
+        if terms.expires_us:
+            self.lane.marks.update(enumerate(marks, first))
+        due_us = terms.due_us if terms.is_dated else terms.clock_us
+        times = self.timed()
+        times.add(first, lines, marks, due_us)
+        if self.limits is not None:
+            self.deliver()
+        else:
+            times.set_alarms()
+
+    def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], expires_us: int) -> None:
+        """Publish messages with their own TTL."""
+        lane, times = self.lane, self.timed()
+        new = range(lane.next_seq, lane.next_seq + len(lines))
+        times.expiry.add_new(new, expires_us)
+        self.publish(ids, lines)
+        mark, written = Mark(expires_us=expires_us), 0
+        for numbers in lane.unwritten_numbers(new.start):
+            lane.tell_marks(dict.fromkeys(numbers, mark))
+            written += len(numbers)
+        if not written:
+            times.expiry.discard(new)
+        elif written < len(new):
+            kept = {*chain.from_iterable(lane.unwritten_numbers(new.start))}
+            times.expiry.discard([number for number in new if number not in kept])
+        times.set_alarms()
+
+    def take_in(self, line: bytes, mark: Mark) -> None:
+        """Append a message from another queue. Limits do not refuse it."""
+        if mark.expires_us:
+            self.timed()
+        if self.tails:
+            self.shared.show(self.tails, [line])
+        self.lane.append_marked(line, mark)
+
+    def take_letters(self, lines: list[bytes]) -> None:
+        """Dead letters come from another queue. They always fit."""
+        if self.tails:
+            self.shared.show(self.tails, lines)
+        self.lane.append_all(lines)
+
+    def no_room(self, size: int) -> str:
+        """Why its policy refuses one more message of this size; empty if it does not."""
+        limits = self.limits
+        if limits is None or limits.drops:
+            return ""
+        messages, waiting_bytes = self._waiting
+        messages, waiting_bytes = messages + self.coming, waiting_bytes + self.coming_bytes
+        if messages >= limits.messages_max:
+            return f"messages_max is {limits.messages_max}, and {messages} messages wait"
+        if waiting_bytes + size > limits.bytes_max:
+            most = limits.bytes_max
+            return f"bytes_max is {most}, the message has {size}, and {waiting_bytes} bytes wait"
+        return ""
+
+    @property
+    def room(self) -> int:
+        """How many more ready messages the setting allows; returned ones do not count."""
+        lane = self.lane
+        new = lane.next_seq - lane.cursor - len(lane.holes)
+        return self.messages_max - new - self.coming
+
+    def reserve(self, count: int, size: int) -> None:
+        """Count messages on their way here, of `size` bytes together; negative when they arrive."""
+        self.coming += count
+        self.coming_bytes += size
+
+    @property
+    def messages_max_again(self) -> int:
+        """After it was full, it accepts messages again below this number."""
+        return max(1, self.messages_max * 7 // 8)
+
+    @property
+    def fullness(self) -> float | None:
+        """Used part of the limits of its policy, from 0 to 1; None if it refuses nothing."""
+        limits = self.limits
+        if limits is None or limits.drops:
+            return None
+        messages, waiting_bytes = self._waiting
+        return max(messages / limits.messages_max, waiting_bytes / limits.bytes_max)
+
+    @property
+    def _waiting(self) -> tuple[int, int]:
+        """Number and length of ready and scheduled messages."""
+        lane, times = self.lane, self.times
+        if times is None:
+            return lane.ready, lane.ready_bytes
+        return lane.ready + times.scheduled, lane.ready_bytes + times.scheduled_bytes
+
+    # -- removing messages
+
+    def settle(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle messages that a consumer has acked."""
+        self.shared.counters.consumed += len(deliveries)
+        self.lane.settle([number for number, _ in deliveries])
+
+    def trim(self, end: int) -> Work[int]:
+        """Drop the ready messages with numbers below `end`; return how many."""
+        count = yield from self.lane.trim(end)
+        if self.nearly_full and not self.deleted:
+            self._look_at_limit()
+        return count
+
+    def _drop_surplus(self) -> Work[None]:
+        """Kill messages above the limits, the oldest first."""
+        while (surplus := self._surplus()) and not self.deleted:
+            kill_oldest(self, SEQ_MAX, "overflow", min(surplus, STEP_MESSAGES))
+            yield GOES_ON
+        self.is_dropping = False
+        self.deliver()
+
+    def _surplus(self) -> int:
+        """Approximate number of messages above the limits. Only ready ones can be dropped."""
+        limits, ready = self.limits, self.lane.ready
+        if limits is None or not limits.drops or not ready:
+            return 0
+        messages, waiting_bytes = self._waiting
+        mean = self.lane.ready_bytes // ready + 1
+        bytes_over = -(-max(0, waiting_bytes - limits.bytes_max) // mean)
+        return min(ready, max(messages - limits.messages_max, bytes_over))
+
+    # -- returned messages
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether its rules depend on retries or times."""
+        rules = self.rules
+        return (
+            rules.retries is not None
+            or rules.backoff is not None
+            or rules.dead_letters is not None
+            or self.times is not None
+        )
+
+    def reject(
+        self,
+        deliveries: Sequence[Delivery],
+        delay_us: int = 0,
+        *,
+        dead: bool = False,
+        defaults: Policy = DEFAULT,
+    ) -> str | None:
+        """A consumer has rejected these. Return the reason if any of them died."""
+        return returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
+
+    def release(self, deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
+        """A consumer has released these: no count changes."""
+        returns.release(self, deliveries, delay_us)
+
+    def give_back(
+        self, deliveries: Sequence[Delivery], *, lost: bool, defaults: Policy = DEFAULT
+    ) -> None:
+        """Their consumer is gone; `lost`: it did not end itself. The caller calls `deliver`."""
+        returns.give_back(self, deliveries, lost=lost, defaults=defaults)
+
+    def lose(self, deliveries: Sequence[Delivery], defaults: Policy) -> None:
+        """These were not acked in time."""
+        if not self.deleted:
+            returns.give_back(self, deliveries, lost=True, defaults=defaults)
+            self.deliver()
+
+    def join(self, due: Sequence[Due]) -> None:
+        """These scheduled messages are due."""
+        lane = self.lane
+        if not lane.has_attributes:  # They may come from before the start.
+            lane.has_attributes = any(ATTRIBUTES in line for _, line, _ in due)
+        if not (lane.marks or lane.expiry):
+            lane.move_out_all([number for number, _, _ in due])
+            self.publish(None, [line for _, line, _ in due])
+            return
+        expired, now_us = list[Dead](), self.shared.schedule.wall_us()
+        for number, line, keeps_place in due:
+            mark = lane.mark_of(number)
+            if mark.version and returns.is_overdue(lane, number):
+                expired.append(Dead(number, line, mark.retry))
+            elif keeps_place:
+                lane.give_back(number, line, mark.due(now_us).changed())
+            else:
+                is_new = not mark.version
+                if is_new and self.tails:
+                    self.shared.show(self.tails, [line])
+                returns.to_tail(self, number, line, lambda mark: mark.due(now_us), is_new=is_new)
+        kill(self, expired, "ttl")
+        self.deliver()
+
+    def arrived_us(self, number: int) -> int:
+        """Arrival of a message, as exactly as the journal knows."""
+        arrived_us = self.shared.facts.arrived_us(self.id, number)
+        return arrived_us or self.shared.schedule.wall_us()
+
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+        if self.times is not None:
+            self.shared.turns.add(self.times.committed(end))
+
+    def become_sparse(self) -> None:
+        """Record in the journal that numbers of its ready messages may be missing from now on."""
+        if not self.policy.is_sparse:
+            self.policy = replace(self.policy, is_sparse=True)
+            self.shared.pending.entry.queues[self.id] = QueueState(self.name, self.policy)
+
+    # -- attaching and detaching consumers
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers[consumer] = None
+        if not consumer.rests:
+            self.ring[consumer] = None
+        if self.rules.single_consumer and len(self.consumers) > 1:
+            consumer.rest(Rest.STANDBY)
+        else:  # It may have been on standby in an earlier queue of this name.
+            consumer.resume(Rest.STANDBY)
+
+    def detach(self, consumer: Consumer) -> None:
+        del self.consumers[consumer]
+        self.ring.pop(consumer, None)
+        if self.rules.single_consumer and self.consumers:
+            next(iter(self.consumers)).resume(Rest.STANDBY)
+
+    def _serve_single(self) -> None:
+        """`single_consumer` has changed: only the first attached consumer is active, the others are
+        on standby."""
+        single = self.rules.single_consumer
+        for place, consumer in enumerate([*self.consumers]):
+            if single and place:
+                consumer.rest(Rest.STANDBY)
+            else:
+                consumer.resume(Rest.STANDBY)
+
+    # -- delivering messages
+
+    def _put_off(self) -> bool:
+        """Return whether the delivery must wait: until messages are returned, until the outboxes
+        have space, or for the next turn. It is then continued automatically."""
+        shared = self.shared
+        if self.returning:
+            return True
+        if shared.outboxes.used >= shared.outboxes.limit:
+            shared.outboxes.wait(self, self.deliver)
+            return True
+        if shared.turns.over:
+            shared.due[self] = None
+            return True
+        return False
+
+    def deliver(self) -> None:
+        """Deliver ready messages while there are messages and consumers that can take them."""
+        if self.deleted:
+            return
+        times = self.times
+        if times is None or not times.must_expire:
+            while self.can_deliver and not self._put_off():
+                self.deliver_some()
+        if times is not None:
+            times.set_alarms()
+        if self.limits is not None and not self.is_dropping and self._surplus():
+            self.is_dropping = True
+            # Dropped messages may exceed the limits of the next queue, and so on.
+            self.shared.turns.later(self._drop_surplus())
+        lane = self.lane
+        if self.nearly_full or lane.next_seq - lane.cursor >= self.told_at:
+            self._look_at_limit()
+        if self.ring and lane.wants_page:
+            self.want_page()
+
+    def want_page(self) -> None:
+        """Request the next messages that are only on disk."""
+        if not self.lane.paging:
+            self.lane.paging = True
+            self.shared.page_requests.append(self)
+
+    def page_in(self, first: int | None, runs: list[Run]) -> None:
+        """See `Lane.page_in`. Raises MqksError."""
+        self.shared.turns.begin()
+        self.lane.page_in(first, runs)
+        self.deliver()
+
+    @property
+    def can_deliver(self) -> bool:
+        return bool(self.ring) and self.lane.is_next_in_memory and not self.shared.withholds
+
+    def deliver_some(self) -> None:
+        """One step of a delivery."""
+        lane = self.lane
+        if lane.holes.blocks and lane.skip():
+            return
+        if lane.redo_is_next:
+            number, line = lane.pop_redo()
+            if not self._dispatch(number, [line], None, stored=True):
+                lane.keep_returned(number, line)
+            return
+        # Messages beyond what one consumer can take need not be taken and put back each time.
+        most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
+        lines = lane.front(most)
+        taken = self._dispatch(lane.cursor, lines, None, stored=True)
+        if taken < len(lines):
+            lane.put_front(lines[taken:])
+
+    def _look_at_limit(self) -> None:
+        """Warn at four fifths of the limit, and again only after it fell below two thirds. Accept
+        publishes again when an eighth of the limit is free, not for each message."""
+        shared, limit = self.shared, self.messages_max
+        waiting = limit - self.room
+        if waiting >= limit:
+            if not self.full:
+                self.full = self.nearly_full = True
+                shared.full_queues[self] = None
+                shared.on_queue_full(self)
+        elif self.full and waiting < self.messages_max_again:
+            self.full = False
+            shared.full_queues.pop(self, None)
+            shared.on_queue_full(self)
+        elif not self.nearly_full and waiting >= limit * 4 // 5:
+            self.nearly_full = True
+            shared.on_queue_nearly_full(self)
+        if not self.full and waiting < limit * 2 // 3:
+            self.nearly_full = False
+        self._tell_at()
+
+    def _tell_at(self) -> None:
+        limit, near_queues = self.messages_max, self.shared.near_queues
+        self.told_at = limit if self.nearly_full else limit * 4 // 5
+        if self.room < GATHERED_MAX:
+            near_queues[self] = None
+        else:
+            near_queues.pop(self, None)
+            self.told_at = min(self.told_at, limit - GATHERED_MAX + 1)
+
+    def _dispatch(
+        self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
+    ) -> int:
+        """Distribute messages with consecutive numbers over the ring; return how many were taken:
+        not all if the ring is empty, or if a large one has used up the turn.
+
+        Consumers take turns message by message; each gets its share of the batch in one piece.
+        `stored`: the messages are pending or in the journal already. Others that go only to
+        consumers without manual ack are never written.
+        """
+        lane, ring, counters = self.lane, self.ring, self.shared.counters
+        taken, total = 0, len(lines)
+        while ring and taken < total:
+            wanted = total - taken
+            takers = list(islice(ring, min(wanted, TAKERS_MAX)))
+            room = min(taker.room() for taker in takers)
+            if room <= 0:
+                for taker in takers:
+                    taker.rest_if_full()
+                continue
+            turns = len(takers)
+            # Each consumer of a part of the ring takes one: then it is the others' turn.
+            count = min(wanted, room * turns) if turns == len(ring) else turns
+            manual = any(taker.manual_ack for taker in takers)
+            start, end = taken, taken + count
+            if manual and not stored:
+                lane.remember(first + start, lines[start:end])
+            for index, taker in enumerate(takers):
+                numbers = range(first + start + index, first + end, turns)
+                share = lines[start + index : end : turns]
+                share_ids = ids and ids[start + index : end : turns]
+                taker.connection.write(taker.take(numbers, share, share_ids))
+                counters.delivered += len(share)
+                if not taker.manual_ack:
+                    counters.consumed += len(share)
+                    if manual or stored:
+                        lane.settle(numbers)
+            if stored and manual and first >= lane.cursor:
+                lane.tell_cursor()
+            taken = end
+            for taker in takers[: count % len(ring)]:
+                ring.move_to_end(taker)
+            if taken < total and self.shared.turns.over:
+                break
+        if first >= lane.cursor:
+            lane.cursor += taken
+        return taken
+
+    # -- those who look
+
+    # -- reading
+
+    @property
+    def hides_some(self) -> bool:
+        """Whether some of its living messages are not ready: scheduled, or dying."""
+        return bool(self.lane.holes or self.scheduled)
+
+    def hides(self, number: int) -> bool:
+        """Whether this message is one of them."""
+        return number in self.lane.holes or (self.times is not None and self.times.has(number))
+
+    def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
+        """Number and due time, in microseconds since 1970, of the first scheduled messages with
+        numbers above `after`."""
+        return [] if self.times is None else (yield from self.times.listed(after, limit))
+
+    # -- recovery and deletion
+
+    def restore(
+        self,
+        next_seq: int,
+        cursor: int,
+        returned: Iterable[tuple[int, Mark]],
+        waiting: Iterable[tuple[int, Mark]],
+        holes: Iterable[Range] = (),
+        mean_bytes: float = 0.0,
+    ) -> None:
+        """See `Lane.restore`. `mean_bytes`: approximate length of a line."""
+        lane = self.lane
+        waiting = self._unscheduled(waiting, are_holes=True)
+        lane.restore(next_seq, cursor, self._unscheduled(returned), waiting, holes)
+        lane.paged_bytes = round(mean_bytes * max(0, lane.paged - len(lane.holes)))
+        lane.redo_paged_bytes = round(mean_bytes * len(lane.redo_paged))
+        if self.times is not None:
+            self.times.restored(mean_bytes)
+        self._look_at_limit()
+
+    def _unscheduled(
+        self, marked: Iterable[tuple[int, Mark]], *, are_holes: bool = False
+    ) -> Iterator[tuple[int, Mark]]:
+        """Take out the scheduled messages; yield the others."""
+        for number, mark in marked:
+            if mark.expires_us:
+                self.timed()
+            if not mark.due_us:
+                yield number, mark
+                continue
+            self.timed().restore(number, mark)
+            if mark.version:  # It was returned before: its TTL continues.
+                self.timed().expiry.add(number, mark.expires_us, mark.joined_us)
+            if mark.version or mark.expires_us:
+                self.lane.marks[number] = mark
+            if are_holes:
+                self.lane.holes.add(number)
+
+    def start(self) -> None:
+        """Start after recovery: from now on times count."""
+        if self.times is not None:
+            ttl_us = self.times.expiry.ttl_us
+            self._set_ttl(None)
+            self._set_ttl(ttl_us)
+        self.deliver()
+
+    def delete(self) -> Work[None]:
+        """Forget all messages, also unacked ones, and the policy, at once. The memory is freed in
+        turns."""
+        self.deleted = True
+        self.policy = self.rules = DEFAULT
+        self.shared.full_queues.pop(self, None)
+        self.shared.near_queues.pop(self, None)
+        self.shared.limited_queues.pop(self, None)
+        self.shared.outboxes.leave(self)
+        gone = [self.lane.delete()]
+        if self.times is not None:
+            gone.append(self.times.delete())
+        for consumer in self.consumers:
+            consumer.rest(Rest.NO_QUEUE)
+            gone.append(consumer.let_go())
+        return let_go(chain.from_iterable(gone))

@@ -1,0 +1,95 @@
+"""`cancel` and `promote`: remove scheduled messages, or make them due.
+
+The one rule: a message is searched by a checksum of its id, and its body decides.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.queue.delays import Delays, Due
+from mqks.broker.queue.moves import some_bodies
+from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.times import Times
+from mqks.limits import STEP_BODIES
+from mqks.protocol import replies
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+
+Act = Callable[[Sequence[Due]], None]
+"""What to do with messages that were taken out."""
+
+
+def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]:
+    """Remove the scheduled messages with this id, or all; return how many."""
+    queue = broker.queues.get(name)
+    if queue is None or queue.times is None:
+        return 0
+    count = 0
+    if message_id is None:
+        numbers: Iterator[int] = queue.times.take_all()
+        while some := [*islice(numbers, STEP_BODIES)]:
+            if not queue.deleted:
+                queue.lane.settle(some)
+            count += len(some)
+            yield GOES_ON
+    else:
+        count = yield from _found(queue, queue.times, message_id, partial(_settle, queue))
+    if not queue.deleted:
+        queue.deliver()
+        yield from queue.times.tidy()
+    return count
+
+
+def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]:
+    """Make the scheduled messages with this id, or all, due now; return how many."""
+    queue = broker.queues.get(name)
+    if queue is None or queue.times is None:
+        return 0
+    if message_id is None:
+        count = queue.times.scheduled
+        yield from queue.times.promote_all()
+        return count
+    count = yield from _found(queue, queue.times, message_id, queue.join)
+    if not queue.deleted:
+        yield from queue.times.tidy()
+    return count
+
+
+def _settle(queue: Queue, found: Sequence[Due]) -> None:
+    queue.lane.settle([due.number for due in found])
+
+
+def _found(queue: Queue, times: Times, message_id: bytes, act: Act) -> Work[int]:
+    """Take out the messages with this id, in steps; return how many."""
+    count, place = 0, (yield from times.searches.take())
+    try:
+        for delays in times.kinds:
+            count += yield from _found_in(delays, queue, message_id, act)
+        return count
+    finally:
+        times.searches.leave(place)
+
+
+def _found_in(delays: Delays, queue: Queue, message_id: bytes, act: Act) -> Work[int]:
+    """The same for one clock."""
+    left: Sequence[int] = yield from delays.search(message_id)
+    count = 0
+    while left and not queue.deleted:
+        lines, left = yield from some_bodies(queue, left, delays.bodies.get)
+        found: list[Due] = []
+        for number in sorted(lines):
+            if queue.deleted or number not in delays.numbers:
+                continue
+            if replies.message_id(lines[number]) == message_id:
+                delays.remove(number)
+                place = queue.lane.mark_of(number).keeps_place
+                found.append(Due(number, lines[number], place))
+        if found:
+            act(found)
+        count += len(found)
+        yield GOES_ON
+    return count

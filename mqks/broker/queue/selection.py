@@ -1,0 +1,75 @@
+"""Which messages of a queue a request is about: those of an event, of an id, of an age.
+
+The one rule: a message is chosen when all that was asked for is true of it. What needs its body is
+looked at in steps: to compare an event with a mask may take long.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from mqks.broker.base.turns import GOES_ON, Work
+from mqks.limits import STEP_MESSAGES
+from mqks.protocol.masks import name_masks
+from mqks.protocol.requests import Selection
+
+if TYPE_CHECKING:
+    from mqks.broker.queue.queue import Queue
+
+COMPARED: Final = 64
+"""An event that is compared with a mask counts for so many messages."""
+EVENTS_KEPT: Final = 4096
+"""Of so many events it is known whether the mask matches."""
+
+
+class Chosen:
+    """What a selection means at this moment, `now_us`."""
+
+    __slots__ = ("_before_us", "_known", "_matches", "_prefix", "needs_bodies")
+
+    def __init__(self, wanted: Selection, now_us: int) -> None:
+        mask, message_id, older_us = wanted
+        self._matches = None if mask is None else name_masks([mask])
+        self._known: dict[bytes, bool] = {}
+        self._prefix = None if message_id is None else message_id + b" "
+        self._before_us = now_us - older_us if older_us else None
+        self.needs_bodies = mask is not None or message_id is not None
+
+    def is_old(self, arrived_us: int) -> bool:
+        return self._before_us is None or arrived_us <= self._before_us
+
+    def next_old(self, queue: "Queue", first: int, end: int) -> tuple[int, int]:
+        """The next numbers whose messages are old enough, see `Facts.arrived_by`."""
+        if self._before_us is None:
+            return first, end
+        return queue.shared.facts.arrived_by(queue.id, self._before_us, first, end)
+
+    def by_age(self, queue: "Queue", numbers: list[int]) -> list[int]:
+        """Those of the numbers whose messages are old enough."""
+        if self._before_us is None:
+            return numbers
+        return [number for number in numbers if self.is_old(queue.arrived_us(number))]
+
+    def by_body(self, lines: Iterable[tuple[int, bytes]]) -> Work[dict[int, bytes]]:
+        """Those of the numbered messages that have the event and the id."""
+        found: dict[int, bytes] = {}
+        matches, known, prefix, weight = self._matches, self._known, self._prefix, 0
+        for number, line in lines:
+            weight += 1
+            if prefix is not None and not line.startswith(prefix):
+                continue
+            if matches is not None:
+                event = line.split(b" ", 2)[1].removeprefix(b"event=")
+                is_matched = known.get(event)
+                if is_matched is None:
+                    weight += COMPARED
+                    if len(known) >= EVENTS_KEPT:
+                        known.clear()
+                    is_matched = known[event] = matches(event)
+                if not is_matched:
+                    continue
+            found[number] = line
+            if weight >= STEP_MESSAGES:
+                weight = 0
+                yield GOES_ON
+        yield GOES_ON
+        return found

@@ -1,0 +1,430 @@
+"""Handles a chunk: splits it into lines, runs their requests, and writes their replies.
+
+The one rule: a chunk is handled in one call, which never waits. What the turn does not finish stays
+in `Connection.works`, `lines` and `chunks`, and is done before later bytes of the connection. Each
+chunk is split once, and each line taken from it once, whatever number of turns that takes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from operator import length_hint
+
+from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.broker import Broker
+from mqks.broker.clients import permits
+from mqks.broker.clients.connection import Connection
+from mqks.broker.requests.actions import ACTIONS, Doing
+from mqks.broker.routing.gathering import NO_GROUP, NOTHING
+from mqks.errors import BadRequest, LineTooLong, Unwritable
+from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
+from mqks.protocol.requests import CONFIRM, ONCE, Request, parse_request, shown
+from mqks.users import STRANGER, Permissions
+
+PLAIN = b"."
+"""An argument that sorts before it may be empty, or a flag."""
+WIDE = GROUPS_COPIES_MAX // LINES_MAX
+"""Lines for more queues are handled in smaller blocks."""
+PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
+"""Actions that give messages new places, which is not possible on a full disk."""
+GATHERED_ON_MAX = 256
+"""Lines that stay gathered for the next chunk; more are worth a step of their own."""
+REJECTS = b"\n"
+"""Prefix of the consumer id while rejects are gathered instead of acks."""
+
+
+class Intake:
+    """Receives chunks from the server."""
+
+    __slots__ = (
+        "_broker",
+        "_gathered",
+        "_permissions",
+        "_publishing",
+        "_refusals",
+        "_turns",
+        "publishes",
+    )
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._publishing = broker.publishing
+        self._refusals = broker.refusals
+        self._turns = broker.turns
+        self._gathered = 0
+        """Lines of earlier chunks whose messages are gathered, and not published yet."""
+        self._permissions: Permissions | None = None
+        """Those with which they were gathered."""
+        self.publishes = False
+        """Whether there were messages in the last chunk. Acks after it publish what is gathered,
+        but are no publishers for that."""
+
+    def receive(self, connection: Connection, data: bytes) -> None:
+        """Handle every line that this chunk completes. Afterwards `connection.expelled` is true if
+        the connection must be closed, and `connection.overrun` if this must be called again, even
+        without new bytes."""
+        self.add(connection, data)
+        self.finish()
+
+    def finish(self) -> None:
+        """Publish what is gathered."""
+        if self._gathered:
+            self._gathered = 0
+            self._publishing.gathering.flush()
+
+    def add(self, connection: Connection, data: bytes) -> None:
+        """The same as `receive`, but messages may stay gathered until `finish`, which must follow
+        in the same turn: those of many connections are published in one step."""
+        self.publishes = False
+        self._turns.begin()
+        if data and not connection.expelled:
+            connection.chunks.append(data)
+        if connection.works or connection.awaits_login:
+            return
+        connection.overrun, connection.eval_steps = False, None
+        while not connection.waits:
+            if connection.lines:
+                self._handle(connection)
+            elif connection.splitter.too_long is not None:
+                self._refuse_too_long(connection)
+            elif (
+                connection.permissions is STRANGER
+                and connection.stranger_lines >= STRANGER_LINES_MAX
+            ):
+                reason = f"{STRANGER_LINES_MAX} lines without authentication"
+                self._refusals.expel(connection, reason)
+            elif connection.chunks:
+                connection.lines = self._split(connection)
+            else:
+                break
+
+    @staticmethod
+    def _split(connection: Connection) -> list[bytes]:
+        """Split what has come in: of a stranger one line, as the next one may follow a login."""
+        splitter, chunks = connection.splitter, connection.chunks
+        data = b"".join(chunks)
+        chunks.clear()
+        if connection.permissions is STRANGER:
+            line, newline, later = data.partition(b"\n")
+            data = line + newline
+            if later:
+                chunks.append(later)
+            connection.stranger_lines += len(newline)
+        lines = splitter.feed(data)
+        if splitter.has_tab:
+            # Rare, and an error: the hot loop leaves a line without an id to `_request`.
+            lines = [b" " + line if b"\t" in line else line for line in lines]
+        return lines
+
+    def _refuse_too_long(self, connection: Connection) -> None:
+        splitter = connection.splitter
+        reason = f"the line is longer than {splitter.line_bytes_max} bytes (line_bytes_max)"
+        # A line without an id is reported as empty, not with its first megabyte.
+        line = splitter.too_long or b""
+        self._refusals.refuse(
+            connection, line if b" " in line else b"", LineTooLong("line_bytes_max", reason)
+        )
+
+    def _handle(self, connection: Connection) -> None:
+        """One plain loop over the lines of a chunk, or over those that earlier turns have left. It
+        gathers publishes, or acks to one consumer, or rejects, until another kind of line follows,
+        and then does them in one step.
+
+        `event` is NOTHING while acks or rejects are gathered, `acker` while publishes are. Lines
+        that are rare or wrong are left to `_request`.
+
+        A publish takes 260 ns here, an ack 270 ns: `python -m benchmarks.budget`.
+        """
+        broker, turns, works = self._broker, self._turns, connection.works
+        publishing, gathering = self._publishing, self._publishing.gathering
+        if self._gathered and connection.permissions is not self._permissions:
+            self.finish()
+        lines, start = connection.lines, connection.handled
+        publishing.works, publishing.lines = works, len(lines) - start
+        groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
+        room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
+        confirms: list[bytes] = []
+        others: list[bytes] = []
+        event, middle, ids, bodies = NO_GROUP
+        acker, acked = NOTHING, list[bytes]()
+        end, gathered = start + LINES_MAX, self._gathered
+        while True:
+            end = min(end, len(lines))
+            is_last, block = False, iter(lines[start:end] if end - start < len(lines) else lines)
+            for line in block:
+                try:
+                    request_id, action, argument, rest = line.split(b" ", 3)
+                except ValueError:
+                    action = b""
+                if action == b"publish":
+                    if argument == event and 0 < len(request_id) <= name_bytes_max:
+                        ids.append(request_id)
+                        bodies.append(request_id + middle + rest)
+                        continue
+                    once, self.publishes = False, True
+                    confirm = argument == CONFIRM
+                    if confirm:
+                        argument, _, rest = rest.partition(b" ")
+                    if argument != event:
+                        once = argument == ONCE
+                        if once:
+                            argument, _, rest = rest.partition(b" ")
+                        group = groups.get(argument)
+                        if group is None:
+                            if acked:
+                                self._flush(acker, acked)
+                                acker, acked = NOTHING, []
+                            may = connection.permissions
+                            if argument[:2] == b"--":
+                                group, rest = publishing.flagged_group(may, argument, rest)
+                            else:
+                                group = publishing.group(may, argument)
+                            is_last = gathering.width > WIDE or bool(works) or turns.over
+                        event, middle, ids, bodies = group
+                    if (
+                        event is not NOTHING
+                        and 0 < len(request_id) <= name_bytes_max
+                        and not (once and publishing.once_unfinished)
+                    ):
+                        if confirm:
+                            confirms.append(request_id)
+                        if not once or publishing.is_new(connection, request_id):
+                            ids.append(request_id)
+                            bodies.append(request_id + middle + rest)
+                        if is_last:
+                            break
+                        continue
+                elif (is_ack := action == b"ack") or action == b"reject":
+                    if (
+                        argument == acker
+                        and is_ack
+                        and rest >= PLAIN
+                        and b" " not in rest
+                        and 0 < len(request_id) <= name_bytes_max
+                    ):
+                        acked.append(rest)
+                        continue
+                    confirm = argument == CONFIRM
+                    if confirm:
+                        argument, _, rest = rest.partition(b" ")
+                    if not is_ack:
+                        argument = REJECTS + argument
+                    if argument != acker:
+                        self._flush(acker, acked)
+                        event, acked = NOTHING, []
+                        acker = NOTHING if works else self._acker(connection, argument)
+                        is_last = turns.over
+                    if (
+                        acker is not NOTHING
+                        and rest >= PLAIN
+                        and b" " not in rest
+                        and 0 < len(request_id) <= name_bytes_max
+                        and not (confirm and self._broker.unwritable)
+                    ):
+                        acked.append(rest)
+                        if confirm:
+                            others.append(request_id)
+                        if is_last:
+                            break
+                        continue
+                self._flush(acker, acked)
+                event, acker, acked = NOTHING, NOTHING, []
+                if not self._proceed(connection):
+                    # The line comes after these works.
+                    connection.overrun, end = True, end - 1
+                    break
+                request = self._line(connection, line, room)
+                if request is not None and request.confirm:
+                    (confirms if request.action == b"publish" else others).append(request.id)
+                if connection.waits:
+                    break
+            # After many lines, or one for many queues, check how much has been gathered.
+            end -= length_hint(block)
+            gathered += end - start
+            start = end
+            if start == len(lines) or connection.waits:
+                break
+            if (
+                works
+                or gathered * gathering.width >= gathering.copies_max
+                or len(acked) >= STEP_MESSAGES
+            ):
+                self._flush(acker, acked)
+                event, acker, acked, gathered = NOTHING, NOTHING, [], 0
+                connection.overrun = not self._proceed(connection) or self._outruns_journal
+            if connection.overrun or turns.over:
+                connection.overrun = True
+                break
+            end = start + max(1, min(LINES_MAX, gathering.copies_max // gathering.width - gathered))
+        if (
+            event is NOTHING
+            or works
+            or gathered > GATHERED_ON_MAX
+            or gathering.width > WIDE
+            or broker.shared.near_queues
+        ):
+            self._flush(acker, acked)
+        else:
+            self._gathered, self._permissions = gathered, connection.permissions
+        if start == len(lines) or connection.expelled:
+            connection.lines, start = [], 0
+        connection.handled = start
+        self._end(connection, confirms, others)
+
+    def _acker(self, connection: Connection, key: bytes) -> bytes:
+        """The same key, if acks to this consumer, or rejects, may be gathered."""
+        consumer_id = key.removeprefix(REJECTS)
+        is_name = consumer_id and consumer_id[:2] != b"--"
+        may = is_name and self._broker.access.may_ack(connection, consumer_id)
+        return key if may and not (consumer_id != key and self._broker.unwritable) else NOTHING
+
+    @property
+    def _outruns_journal(self) -> bool:
+        return self._broker.pending.records > self._broker.settings.batch_records_max
+
+    def _line(self, connection: Connection, line: bytes, room: int) -> Request | None:
+        """Handle a single line; return its request if it is to be confirmed with the chunk."""
+        # What comes before this line is published. If its ids waited for the end of the chunk, a
+        # publish --once that takes several turns would wait for them, and they for it.
+        publishing = self._publishing
+        if publishing.once_ids:
+            publishing.last_once(publishing.once_ids)
+            publishing.once_ids = []
+        queued = self._broker.queued
+        request = self._request(connection, line) if line else None
+        self.publishes |= self._broker.queued != queued
+        connection.overrun = not connection.waits and (
+            not self._proceed(connection)
+            or self._turns.over
+            or connection.outbox_bytes > max(0, room)
+        )
+        return request
+
+    def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
+        """All lines are done or begun. Confirms wait until all are done."""
+        publishing, works = self._publishing, connection.works
+        connection.unconfirmed += len(confirms) + len(others)
+        once_ids, publishing.once_ids = publishing.once_ids, []
+        if works and not self._proceed(connection):
+            works.append(self._complete(connection, confirms, others, once_ids))
+            publishing.once_unfinished += once_ids != []
+            self._turns.add(self._proceed_later(connection))
+            connection.overrun = not connection.expelled
+        elif confirms or others or once_ids:
+            self._remember(connection, confirms, others, once_ids)
+
+    def _complete(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        others: list[bytes],
+        once_ids: list[bytes],
+    ) -> Work[None]:
+        """Run after everything that a chunk has published: an id that is durable before its message
+        would block the message permanently."""
+        self._publishing.once_unfinished -= once_ids != []
+        if self._broker.unwritable:
+            for message_id in confirms:
+                connection.unconfirmed -= 1
+                failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
+                self._refusals.tell(connection, message_id, b"publish", failure)
+            confirms = []
+        self._remember(connection, confirms, others, once_ids)
+        yield GOES_ON
+
+    def _remember(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        others: list[bytes],
+        once_ids: list[bytes],
+    ) -> None:
+        """Send these confirms with the next commit; `confirms` are those of messages."""
+        if once_ids:
+            self._publishing.last_once(once_ids)
+        if confirms or others:
+            waiters = self._broker.pending.waiters
+            waiters.confirmed += len(confirms)
+            waiters.confirms.append((connection, confirms + others))
+
+    def _proceed(self, connection: Connection) -> bool:
+        """Continue the works of its lines; return whether all are done."""
+        works = connection.works
+        while works:
+            if not self._turns.run(works[0]):
+                return False
+            works.popleft()
+        return True
+
+    def _proceed_later(self, connection: Connection) -> Work[None]:
+        while connection.works:
+            yield from connection.works[0]
+            connection.works.popleft()
+
+    def _flush(self, acker: bytes, acked: list[bytes]) -> None:
+        """Do what was gathered: acks, rejects or publishes."""
+        self._gathered = 0
+        if acked and acker[:1] == REJECTS:
+            # A message that is named twice may have come back in between.
+            for some in [acked] if len({*acked}) == len(acked) else slices(acked, 1):
+                self._broker.reject(acker[1:], some)
+        elif acked:
+            self._broker.ack(acker, acked)
+        else:
+            self._publishing.gathering.flush()
+
+    def _request(self, connection: Connection, line: bytes) -> Request | None:
+        """Handle one request off the fast path; None if it failed, or has no plain confirm now.
+        Only here and in `_perform` an error becomes a reply."""
+        if b"\t" in line:
+            failure = BadRequest("the request contains a tab; JSON writes it as \\t")
+            self._refusals.refuse(connection, line[1:], failure)
+            return None
+        try:
+            request = parse_request(line)
+            self._broker.metadata.check_names("id", [request.id])
+            action = ACTIONS.get(request.action)
+            if action is None:
+                raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
+            may = connection.permissions
+            needed = None
+            if may is not None:
+                needed = permits.check(action.needs, self._broker, may, request)
+            run = partial(action.run, self._broker, connection, request)
+            work = run() if needed is None else _after(needed, run)
+        except BadRequest as failure:
+            self._refusals.refuse(connection, line, failure)
+            return None
+        if work is not None:
+            connection.unconfirmed += request.confirm
+            connection.works.append(self._perform(connection, request, line, work))
+            return None
+        # A login that is not verified yet, or was refused, is not confirmed now.
+        return None if connection.awaits_login or connection.expelled else request
+
+    def _perform(
+        self, connection: Connection, request: Request, line: bytes, work: Work[int | bytes | None]
+    ) -> Work[None]:
+        """Perform a request that may take several turns. It raises before it changes anything."""
+        broker = self._broker
+        try:
+            told = yield from work
+            if request.confirm and broker.unwritable and request.action in PLACING:
+                raise Unwritable(f"{broker.unwritable}: the request is not durable")
+        except BadRequest as failure:
+            connection.unconfirmed -= request.confirm
+            self._refusals.refuse(connection, line, failure)
+            return
+        if not request.confirm:
+            return
+        if told is None:
+            broker.pending.waiters.confirms.append((connection, [request.id]))
+        else:
+            text = told if isinstance(told, bytes) else b"%d" % told
+            broker.pending.waiters.counts.append((connection, request.id, text))
+
+
+def _after(needed: Work[None], run: Callable[[], Doing]) -> Work[int | bytes | None]:
+    """A request whose permissions are checked in turns."""
+    yield from needed
+    work = run()
+    return None if work is None else (yield from work)

@@ -1,0 +1,351 @@
+"""The replies of `stats`, as plain JSON values.
+
+The one rule: a list is sorted by its keys, starts after a given key and has a given maximum length,
+so that a client can read it page by page. It is made in pieces, some of them empty, each a step of
+work.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, Final, TypeVar
+
+from mqks.broker.base.turns import GOES_ON, Work, ordered, slices
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.consumer import Consumer
+from mqks.broker.log.pending import NO_MARK
+from mqks.broker.queue.queue import Queue
+from mqks.errors import BadRequest
+from mqks.limits import SEQ_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
+from mqks.protocol.masks import MASK, bound_matches
+from mqks.protocol.requests import parse_number, shown
+
+Row = dict[str, Any]
+Rows = Iterator[list[Row]]
+T = TypeVar("T")
+K = TypeVar("K")
+STEP_ROWS: Final = 256
+"""A millisecond, JSON included."""
+Key = tuple[bytes, bytes]
+"""Where a list continues: the first and the second part of a key."""
+
+
+def totals(broker: Broker) -> Work[Row]:
+    ready = scheduled = bindings = unacked = 0
+    for some in slices([*broker.queues.values()], STEP_NAMES):
+        ready += sum(queue.ready for queue in some)
+        scheduled += sum(queue.scheduled for queue in some)
+        yield GOES_ON
+    for table in (broker.bindings.by_name, broker.bindings.masks_by_name):
+        for bound in slices([*table.values()], STEP_BODIES):
+            bindings += sum(map(len, bound))
+            yield GOES_ON
+    for holders in slices([*broker.consumers.values()], STEP_NAMES):
+        unacked += sum(consumer.unacked_count for consumer in holders if consumer.manual_ack)
+        yield GOES_ON
+    return {
+        "version": broker.shared.facts.version,
+        "epoch": broker.shared.facts.epoch,
+        "uptime_s": round(broker.clock() - broker.started_s, 3),
+        "connections": broker.connection_count(),
+        "queues": len(broker.queues),
+        "consumers": len(broker.consumers),
+        "bindings": bindings,
+        "messages_ready": ready,
+        "messages_unacked": unacked,
+        "messages_scheduled": scheduled,
+        "memory_bytes": broker.shared.memory.used,
+        "metadata_bytes": broker.metadata.bytes,
+        "unacked_bytes": broker.shared.unacked.used,
+        "unsent_bytes": broker.shared.outboxes.used,
+        "disk_full": bool(broker.unwritable),
+        "received": broker.published,
+        "routed": broker.queued,
+        "unroutable": broker.unroutable,
+        "confirmed": broker.confirmed,
+        "delivered": broker.shared.counters.delivered,
+        "redelivered": broker.shared.counters.redelivered,
+        "acknowledged": broker.shared.counters.consumed,
+        "rejected": broker.shared.counters.rejected,
+        "dead": dict(broker.shared.counters.dead),
+        "dropped": broker.shared.counters.dropped,
+        "purged": broker.purged,
+        "errors": broker.errors,
+        "loop_held": broker.loop_held,
+        "loop_late": broker.loop_late,
+        "reverts_seen": broker.reverts_seen,
+    }
+
+
+def queues(broker: Broker, after: bytes, limit: int) -> Rows:
+    names = yield from _page(broker.queues, after, limit)
+    yield from _rows(names, broker.queues, partial(queue_row, broker))
+
+
+def queue_row(broker: Broker, queue: Queue) -> Row:
+    rule = queue.policy.delete_when_unused
+    return {
+        "name": _text(queue.name),
+        "ready": queue.ready,
+        "unacked": queue.unacked,
+        "scheduled": queue.scheduled,
+        "consumers": len(queue.consumers),
+        "bindings": broker.bindings.count(queue.name),
+        "rule": None if rule is None else {"delay_s": rule.delay_s},
+        "dead": queue.dead,
+        "next_seq": queue.lane.next_seq,
+        "oldest_age_s": queue.oldest_age_s,
+        "memory_bytes": queue.lane.memory_bytes,
+    }
+
+
+def queue(broker: Broker, name: bytes, after: bytes, limit: int | None) -> Work[Row]:
+    """One queue with its events and consumers; of each list so many that follow a name."""
+    found = broker.queues.get(name)
+    if found is None:
+        raise BadRequest(f"stats: there is no queue {shown(name)}")
+    events, masks = yield from broker.bindings.events(name)
+    consumer_ids = [each.id for each in found.consumers]
+    if after or limit is not None:  # Otherwise they are in the order in which they came.
+        consumer_ids = yield from ordered(consumer_ids)
+    lists: dict[str, list[str]] = {"events": [], "masks": [], "consumer_ids": []}
+    for names, texts in zip((events, masks, consumer_ids), lists.values(), strict=True):
+        first = bisect_right(names, after)
+        for some in slices(names[first:][:limit], STEP_NAMES):
+            texts += map(_text, some)
+            yield GOES_ON
+    return queue_row(broker, found) | {"policy": broker.policies.told(found)} | lists
+
+
+def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
+    """Bindings of all events, or of one event and the masks that match it. Masks of a queue are
+    first."""
+    last = after[0]
+    tables = broker.bindings.by_name, broker.bindings.masks_by_name
+    bound, masked = ([pair for pair in table.items() if pair[0] >= last] for table in tables)
+    if event is None:
+        keys: Iterable[Key] = (
+            (name, each) for name, names in chain(bound, masked) for each in [*names]
+        )
+    else:
+        exact = [(name, event) for name, events in bound if event in events]
+        keys = exact + (yield from _masked(event, masked))
+    found = yield from _smallest(limit, keys, after)
+    for some in slices(found, STEP_ROWS):
+        yield [_binding_row(name, each) | {"exists": name in broker.queues} for name, each in some]
+
+
+def _masked(
+    event: bytes, names: list[tuple[bytes, dict[bytes, None]]]
+) -> Generator[list[Row], None, list[Key]]:
+    """The masks of these names that match an event."""
+    found: list[Key] = []
+    for name, masks in names:
+        for some in slices([*masks], STEP_MASKS):
+            found += [(name, mask) for mask in some if bound_matches(mask[1:], event)]
+            yield []
+    return found
+
+
+def _binding_row(name: bytes, bound: bytes) -> Row:
+    is_mask = bound[:1] == MASK
+    return {
+        "queue": _text(name),
+        "event": None if is_mask else _text(bound),
+        "mask": _text(bound[1:]) if is_mask else None,
+    }
+
+
+def consumers(broker: Broker, connection: bytes | None, after: bytes, limit: int) -> Rows:
+    """Those of all connections, or of one."""
+    holders: Mapping[bytes, Consumer] = broker.consumers
+    if connection is not None:
+        found = broker.connections.get(_number(connection))
+        holders = {} if found is None else found.consumers
+    names = yield from _page(holders, after, limit)
+    now_us = broker.schedule.wall_us()
+    some: list[Row] = []
+    for name in names:
+        if (consumer := holders.get(name)) is not None:
+            some.append(_consumer_row(consumer, now_us))
+        # A consumer with repeated message ids takes longer.
+        if len(some) == STEP_ROWS or (consumer is not None and consumer.since.out_of_order):
+            yield some
+            some, now_us = [], broker.schedule.wall_us()
+    yield some
+
+
+def _consumer_row(consumer: Consumer, now_us: int) -> Row:
+    oldest_us = consumer.oldest_us()
+    return {
+        "id": _text(consumer.id),
+        "queue": _text(consumer.queue.name),
+        "connection": consumer.connection.id,
+        "address": consumer.connection.address,
+        "client": consumer.connection.name,
+        "manual_ack": consumer.manual_ack,
+        "prefetch": consumer.prefetch or None,
+        "meta": consumer.meta,
+        "unacked": consumer.unacked_count,
+        "unacked_bytes": consumer.unacked_bytes,
+        "oldest_age_s": None if oldest_us is None else max(0, now_us - oldest_us) / 1e6,
+        "blocked": bool(consumer.connection.rests),
+    }
+
+
+def connections(broker: Broker, after: int, limit: int) -> Rows:
+    numbers = yield from _smallest(limit, [*broker.connections], after)
+    yield from _rows(numbers, broker.connections, _connection_row)
+
+
+def _connection_row(connection: Connection) -> Row:
+    return {
+        "id": connection.id,
+        "address": connection.address,
+        "name": connection.name,
+        "user": connection.user,
+        "consumers": len(connection.consumers),
+        "unconfirmed": connection.unconfirmed,
+        "outbox_bytes": connection.outbox_bytes,
+        "blocked": bool(connection.rests),
+        "unacked": sum(each.unacked_count for each in connection.consumers.values()),
+    }
+
+
+def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
+    last, last_seq = after
+    key = last, _number(last_seq)
+    held = (
+        ((queue.name, seq), consumer, line)
+        for queue in [*broker.queues.values()]
+        if (name is None or queue.name == name) and queue.name >= last
+        for consumer in [*queue.consumers]
+        for seq, line in _held(consumer)
+    )
+    rows: list[Row] = []
+    found = yield from _smallest(limit, held, key, itemgetter(0))
+    for (queue_name, seq), consumer, line in found:
+        if len(rows) == STEP_ROWS:
+            yield rows
+            rows = []
+        message_id, event, data = line.split(b" ", 2)
+        since_us = consumer.held_since_us(message_id, seq)
+        rows.append(
+            {
+                "queue": _text(queue_name),
+                "consumer": _text(consumer.id),
+                "id": _text(message_id),
+                "event": _text(event.removeprefix(b"event=")),
+                "seq": seq,
+                "retry": consumer.queue.lane.marks.get(seq, NO_MARK).retry,
+                "data_bytes": len(data),
+                "delivered_us": since_us,
+            }
+        )
+    yield rows
+
+
+def errors(
+    broker: Broker, viewer: Connection, error_id: bytes | None, after: bytes, limit: int
+) -> Rows:
+    """The last ones, or those that came after one. Those of others need the permission
+    monitoring. Of its own errors a connection may also ask for the first one of a burst."""
+    sees_all = viewer.permissions is None or viewer.permissions.monitoring
+    wanted, last = error_id and _text(error_id), _text(after)
+    first = viewer.first_error
+    known = {record.id: record for record in broker.last_errors}
+    if first is not None and wanted == first.id:
+        known[first.id] = first
+    found = sorted(
+        record
+        for record in known.values()
+        if (sees_all or record.user == viewer.user)
+        and wanted in (None, record.id)
+        and record.id > last
+    )
+    yield [
+        {
+            "id": record.id,
+            "time_us": record.time_us,
+            "connection": record.connection,
+            "client": record.client,
+            "user": record.user,
+            "request_id": _text(record.request_id),
+            "action": _text(record.action),
+            "reason": record.reason,
+        }
+        for record in (found[:limit] if after else found[-limit:])
+    ]
+
+
+def _held(consumer: Consumer) -> list[tuple[int, bytes]]:
+    return [*consumer.unacked.values(), *chain.from_iterable(consumer.repeated.values())]
+
+
+def _page(
+    names: Iterable[bytes], after: bytes, limit: int
+) -> Generator[list[Row], None, list[bytes]]:
+    return _smallest(limit, [*names], after)
+
+
+def _smallest(
+    limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
+) -> Generator[list[Row], None, list[Any]]:
+    """The first items with keys above this one."""
+    found: list[Any] = []
+    left = iter(items)
+    while some := list(islice(left, STEP_NAMES)):
+        more = (item for item in some if (key(item) if key else item) > after)
+        # Mostly sorted already: cheaper than a heap.
+        found = sorted(chain(found, more), key=key)[:limit]
+        yield []
+    return found
+
+
+def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> Rows:
+    """Rows of the things that still exist."""
+    for some in slices(keys, STEP_ROWS):
+        yield [row(things[key]) for key in some if key in things]
+
+
+WHAT = "queues, queue NAME, bindings, consumers, connections, unacked, errors and journal"
+
+
+def _number(key: bytes) -> int:
+    """The number after which a list of numbers continues; 0 for its start."""
+    return parse_number("stats", key, 0, SEQ_MAX) if key else 0
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def ask(
+    broker: Broker, viewer: Connection, words: list[bytes], after: Key, given: int | None
+) -> Work[Row | Rows]:
+    """The reply to a request with these plain arguments, `words`, and a limit if one was given.
+    Raises BadRequest."""
+    limit = STATS_ROWS_DEFAULT if given is None else given
+    match words:
+        case []:
+            return (yield from totals(broker))
+        case [b"queues"]:
+            return queues(broker, after[0], limit)
+        case [b"queue", name]:
+            return (yield from queue(broker, name, after[0], given))
+        case [b"bindings", *event]:
+            return bindings(broker, event[0] if event else None, after, limit)
+        case [b"consumers", *connection]:
+            return consumers(broker, connection[0] if connection else None, after[0], limit)
+        case [b"connections"]:
+            return connections(broker, _number(after[0]), limit)
+        case [b"unacked", *name]:
+            return unacked(broker, name[0] if name else None, after, limit)
+        case [b"errors", *error_id]:
+            return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
+        case [b"journal"]:
+            return broker.shared.facts.journal()
+    raise BadRequest(f"stats: unknown statistics {shown(b' '.join(words))}; there are {WHAT}")

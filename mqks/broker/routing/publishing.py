@@ -1,0 +1,295 @@
+"""Publishes the messages of a chunk to the queues.
+
+The one rule: each queue gets the messages of a connection in their order, and of those published
+with `--once` only the first with an id.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mqks.broker.base.turns import WAITS, Work, slices
+from mqks.broker.clients.connection import Connection
+from mqks.broker.message.letters import Parts
+from mqks.broker.queue.queue import Queue, Terms
+from mqks.broker.routing.gathering import NO_GROUP, Gathering, Group
+from mqks.broker.routing.masks import Queues
+from mqks.errors import BadRequest, LimitExceeded, Unwritable
+from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
+from mqks.protocol import replies
+from mqks.protocol.requests import Publish, parse_publish, shown
+from mqks.users import Permissions
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+
+
+_GATHERED: Final = b"--ttl=", b"--delay=", b"--at="
+"""Flags that many messages have with the same value, so that they share their terms."""
+
+
+class Single(NamedTuple):
+    """A message that is published singly."""
+
+    id: bytes
+    event: bytes
+    body: bytes
+    terms: Terms | None
+    once: bool
+    """Publish it only if its user has not published this id with `--once` before."""
+
+
+class Publishing:
+    __slots__ = ("_broker", "gathering", "lines", "once_ids", "once_unfinished", "works")
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self.gathering = Gathering(self._publish_gathered)
+        self.works: deque[Work[None]] = deque()
+        """The works of the connection of the current chunk."""
+        self.lines = 0
+        """Lines of the current chunk: the maximum number of messages that can gather."""
+        self.once_ids: list[bytes] = []
+        """New `--once` ids of the current chunk."""
+        self.once_unfinished = 0
+        """Number of works with ids that are known but not in the entry yet: a second publish of
+        such an id must not be confirmed before the first."""
+
+    def group(self, permissions: Permissions | None, event: bytes) -> Group:
+        """Open a group for an event without one; none if each message must be checked singly."""
+        queues = self._gathers(permissions, event)
+        return NO_GROUP if queues is None else self.gathering.open(event, queues)
+
+    def flagged_group(
+        self, permissions: Permissions | None, flag: bytes, rest: bytes
+    ) -> tuple[Group, bytes]:
+        """The same for a message with a flag; return the message's data, too."""
+        event, _, data = rest.partition(b" ")
+        key = flag + b" " + event
+        return self.gathering.groups.get(key) or self._flagged(permissions, key, event), data
+
+    def _flagged(self, permissions: Permissions | None, key: bytes, event: bytes) -> Group:
+        queues = self._gathers(permissions, event) if key.startswith(_GATHERED) else None
+        if queues is None:
+            return NO_GROUP
+        try:
+            wanted = parse_publish(key)
+        except BadRequest:
+            return NO_GROUP
+        return self.gathering.open(event, queues, key, wanted)
+
+    def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
+        """The queues of an event; None if each of its messages must be checked singly."""
+        broker = self._broker
+        if (
+            not 0 < len(event) <= broker.metadata.name_bytes_max
+            or event[:2] == b"--"
+            or broker.unwritable
+            or not (permissions is None or permissions.may_publish(event))
+        ):
+            return None
+        queues = broker.bindings.route(event)
+        if (
+            queues is None
+            or (broker.shared.near_queues and self._near(queues))
+            or (broker.shared.limited_queues and self._limited(queues))
+        ):
+            return None
+        return queues
+
+    def _full_queue(self, queues: Queues) -> Queue | None:
+        """One of these queues that is full, messages on their way to it included."""
+        shared = self._broker.shared
+        if full := queues.keys() & shared.full_queues.keys():
+            return full.pop()
+        near = queues.keys() & shared.near_queues.keys()
+        return next((queue for queue in near if queue.room <= 0), None)
+
+    def _near(self, queues: Queues) -> bool:
+        """Whether one of these queues is full, or this chunk may have too many messages for it."""
+        near = queues.keys() & self._broker.shared.near_queues.keys()
+        return any(queue.full or queue.room < self.lines for queue in near)
+
+    def _limited(self, queues: Queues) -> set[Queue]:
+        """Those of these queues that have a limit by their policy."""
+        return queues.keys() & self._broker.shared.limited_queues.keys()
+
+    def _publish_gathered(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
+    ) -> None:
+        if wanted is None:
+            self._publish(queues, ids, bodies)
+            return
+        terms, attributes = self._terms(wanted)
+        if attributes:
+            bodies = [body + attributes for body in bodies]
+        self._publish(queues, ids, bodies, terms)
+
+    def _publish(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
+    ) -> None:
+        """Give all these messages to each queue; very many of them in later turns, but before
+        later messages of the connection. `terms` apply to all of them."""
+        self._count(queues, len(ids))
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, bodies)
+        if self.works or len(queues) >= GROUPS_QUEUES:
+            self.works.append(self._route(queues, ids, bodies, terms))
+            return
+        for queue in queues:
+            _append(queue, ids, bodies, terms)
+
+    def _count(self, queues: Queues, count: int) -> None:
+        """Count published messages."""
+        broker = self._broker
+        broker.published += count
+        if not queues:
+            broker.unroutable += count
+        broker.queued += count * len(queues)
+
+    def _route(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None
+    ) -> Work[None]:
+        """In queues that may become full the messages have their places from now on."""
+        shared = self._broker.shared
+        tight = (queues.keys() & shared.near_queues.keys()) | self._limited(queues)
+        size = sum(map(len, bodies)) if tight else 0
+        for queue in tight:
+            queue.reserve(len(ids), size)
+        return self._route_in_turns(list(queues), tight, ids, bodies, terms)
+
+    def _route_in_turns(
+        self,
+        queues: list[Queue],
+        tight: set[Queue],
+        ids: list[bytes],
+        bodies: list[bytes],
+        terms: Terms | None,
+    ) -> Work[None]:
+        broker, size = self._broker, sum(map(len, bodies)) if tight else 0
+        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
+            for queue in some:
+                if queue in tight:
+                    queue.reserve(-len(ids), -size)
+                _append(queue, ids, bodies, terms)
+                if queue.nearly_full:
+                    # Consumers may have taken all: it is not full any more.
+                    queue.deliver()
+            yield broker.pending.records > broker.settings.batch_records_max + COPIES_MAX
+
+    def single(self, message_id: bytes, wanted: Publish) -> Single:
+        """The message in its stored form, with its terms."""
+        event, data, once, *_ = wanted
+        terms, attributes = self._terms(wanted)
+        body = replies.body(message_id, event, data) + attributes
+        return Single(message_id, event, body, terms, once)
+
+    def _terms(self, wanted: Publish) -> tuple[Terms | None, bytes]:
+        """The terms of a message, and the bytes after its text."""
+        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta):
+            return None, b""
+        schedule = self._broker.schedule
+        now_us = schedule.wall_us()
+        due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
+        if due_us <= now_us:
+            due_us = 0
+        published = b"%d" % now_us if due_us else b""
+        expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
+        clock_us = schedule.clock_us() + wanted.delay_us
+        terms = Terms(due_us, wanted.at_us > 0, expires_us, clock_us)
+        return terms, Parts(b"", wanted.meta, published).joined()
+
+    def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
+        if not message.once or self.is_new(connection, message.id):
+            self._publish(queues, [message.id], [message.body], message.terms)
+
+    def publish_to(
+        self, connection: Connection, message: Single, only: Queues, queue: Queue
+    ) -> None:
+        """The same in any turn, for a single queue: nothing is left to the end of a chunk, which
+        may be another connection's."""
+        message_id, _, body, terms, once = message
+        once_id = connection.once_id(message_id) if once else b""
+        if once and not self._broker.once.add(once_id):
+            return
+        self._count(only, 1)
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, [body])
+        _append(queue, [message_id], [body], terms)
+        if once:
+            self.last_once([once_id])
+
+    def find(self, message: Single) -> Work[Queues]:
+        """The queues of a message, when routing takes long, or after unfinished `--once` works."""
+        while True:
+            queues = yield from self._broker.bindings.find(message.event)
+            if not (message.once and self.once_unfinished):
+                return queues
+            yield WAITS
+
+    def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
+        """The same as `publish` in turns."""
+        message_id, _, body, terms, once = message
+        once_id = connection.once_id(message_id)
+        if once and not self._broker.once.add(once_id):
+            return
+        self.once_unfinished += once
+        self._count(queues, 1)
+        if tails := self._broker.tails.of_events:
+            self._broker.tails.show(tails, [body])
+        yield from self._route(queues, [message_id], [body], terms)
+        self.once_unfinished -= once
+        if once:
+            self.last_once([once_id])
+
+    def last_once(self, once_ids: list[bytes]) -> None:
+        """Write these ids with the next commit."""
+        pending = self._broker.pending
+        pending.entry.once += once_ids
+        pending.records += len(once_ids)
+
+    def is_known(self, connection: Connection, message_id: bytes) -> bool:
+        """Whether this id is known, so that the message is not published again."""
+        return connection.once_id(message_id) in self._broker.once
+
+    def is_new(self, connection: Connection, message_id: bytes) -> bool:
+        """Remember an id that may be published once; return whether it was not known."""
+        once_id = connection.once_id(message_id)
+        if not self._broker.once.add(once_id):
+            return False
+        self.once_ids.append(once_id)
+        return True
+
+    def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
+        """Raise if a message must not be published to these queues now; a known id is published
+        to none."""
+        broker = self._broker
+        if broker.unwritable:
+            raise Unwritable(
+                f"{broker.unwritable}: publishes are refused until the journal is writable"
+            )
+        if is_known:
+            return
+        # Whoever publishes learns the reason, but not whose queue it is.
+        where, size = f"in a queue bound to {shown(message.event)}", len(message.body)
+        for queue in self._limited(queues):
+            if reason := queue.no_room(size):
+                raise LimitExceeded("messages_max", f"{reason} {where}")
+        full = self._full_queue(queues)
+        if full is not None:
+            waiting, most = full.messages_max - full.room, full.messages_max
+            reason = f"queue_messages_max is {most}, and {waiting} messages wait {where}"
+            if waiting < most:
+                reason += f"; it accepts messages again below {full.messages_max_again}"
+            raise LimitExceeded("queue_messages_max", reason)
+
+    def check_route(self, event: bytes, queues: Queues) -> None:
+        """Raise if these queues of an event are none."""
+        if all(queue.deleted for queue in queues):
+            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
+
+
+def _append(queue: Queue, ids: list[bytes], bodies: list[bytes], terms: Terms | None) -> None:
+    if terms is None:
+        queue.publish(ids, bodies)
+    else:
+        queue.publish_on(ids, bodies, terms)

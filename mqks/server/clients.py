@@ -1,0 +1,420 @@
+"""All connected clients: what they send, whether they may stay, and how they end.
+
+The one rule: what has come in during a turn of the event loop is handled together at its end, in
+its order; so what many connections publish to the same queues is published in one step.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import anyio
+
+from mqks.broker.base.budget import Budget
+from mqks.broker.broker import Broker
+from mqks.broker.clients.access import Login
+from mqks.broker.clients.connection import Connection, Slow
+from mqks.broker.requests.intake import Intake
+from mqks.errors import BadRequest, LimitExceeded, Unwritable
+from mqks.limits import CHUNK_S
+from mqks.server import log
+from mqks.server.client import LINGER_S, Client, Hold
+from mqks.server.gate import Gate, Peer
+from mqks.server.unsent import Unsent
+from mqks.users import STRANGER, Known, Users
+
+LARGE_CHUNK_BYTES = 32 * 1024
+"""A chunk this large is flushed at once."""
+TURN_BYTES = 1024 * 1024
+"""Chunks of one turn that are handled together."""
+FAIR_CHUNK_BYTES = 64 * 1024
+"""After a chunk this large other connections get their turn."""
+SENT_CONNECTIONS = 16
+"""Connections flushed between two checks of the time."""
+
+
+class Clients:
+    """`flush` ends the turn of the event loop, `schedule_flush` does so when it is over."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        gate: Gate,
+        *,
+        flush: Callable[[], None],
+        schedule_flush: Callable[[], None],
+    ) -> None:
+        self._broker = broker
+        self._settings = broker.settings
+        self._gate = gate
+        self._flush = flush
+        self._schedule_flush = schedule_flush
+        self._loop = asyncio.get_running_loop()
+        self._intake = Intake(broker)
+        self._clients: dict[int, Client] = {}
+        """By the number of the connection."""
+        self._unsent = Unsent(broker, self._clients, self._drop, schedule_flush)
+        self._chunks: list[tuple[Client, bytes]] = []
+        """What has come in since the last flush, and is not handled yet."""
+        self.turn_bytes = 0
+        """What has come in since the last flush."""
+        self._published = Budget(self._settings.batch_bytes_max, broker.turns)
+        self._awaited = Budget(self._settings.batch_bytes_max, broker.turns)
+        """For what has come in since the last commit and waits for the next one: publishes, and
+        all other. Clients wait for it."""
+        self._working: dict[Connection, Callable[[], None]] = {}
+        """Connections with unfinished work, and what to call when it is finished."""
+        self.stopping = False
+        """Nobody is read, and nothing is delivered."""
+        broker.access.source_of = self._source_of
+
+    @property
+    def by_id(self) -> Mapping[int, Client]:
+        """By the number of the connection."""
+        return self._clients
+
+    def add(self, client: Client) -> None:
+        peer = client.peer
+        client.connection = connection = self._broker.connect(peer.address, local=peer.local)
+        self._clients[connection.id] = client
+        client.set_high_water(self._unsent.high_water_bytes)
+        if connection.permissions is STRANGER:
+            client.stranger = True
+            self._gate.add_stranger(client, partial(self._crowded_out, client))
+            self._await_auth(client)
+        log.event("connected", logging.DEBUG, connection=peer.address)
+
+    def refusal(self, peer: Peer, failure: BadRequest) -> bytes:
+        """The reply to a client that is refused or disconnected."""
+        told = isinstance(failure, Unwritable)
+        reply = self._broker.refusals.reply(
+            peer.address, b"-", b"", str(failure), stranger=True, told=told
+        )
+        self._schedule_flush()
+        return reply
+
+    def remove(self, client: Client) -> None:
+        self.handle_chunks()
+        connection = client.connection
+        self._clients.pop(connection.id, None)
+        for budget in (self._published, self._awaited):
+            budget.leave(client)
+        self._gate.leave(client.peer)
+        self._forget_stranger(client)
+        log.event(
+            "disconnected",
+            logging.DEBUG,
+            connection=connection.address,
+            client=log.client(connection.name),
+        )
+        if not (self.stopping or client.ended):
+            self._tell_tail(connection)
+        connection.closed = True
+        self._finish(connection)
+
+    def _finish(self, connection: Connection) -> None:
+        """A client has disconnected: its earlier requests are still carried out, in turns, and
+        nothing more is delivered to it."""
+        if self.stopping:
+            return
+        connection.rest(Slow.END)
+        if connection.works:
+            self._working[connection] = partial(self._finish, connection)
+        elif connection.overrun:
+            self._intake.receive(connection, b"")
+            self._loop.call_soon(self._finish, connection)
+        else:
+            self._broker.disconnect(connection)
+        self._schedule_flush()
+
+    def receive(self, client: Client, data: bytes) -> None:
+        """Handle a chunk with all others of this turn; a large one, or very many, now."""
+        self._chunks.append((client, data))
+        self.turn_bytes += len(data)
+        if len(data) >= LARGE_CHUNK_BYTES or self.turn_bytes >= TURN_BYTES:
+            self._flush()
+        else:
+            self._schedule_flush()
+
+    def handle_chunks(self) -> None:
+        """Handle what has come in, in its order. What many connections publish to the same queues
+        is published in one step."""
+        if not self._chunks:
+            return
+        chunks, self._chunks = self._chunks, []
+        intake, pending = self._intake, self._broker.pending
+        records, published_bytes = pending.records, 0
+        publishers: list[tuple[Client, int, bool]] = []
+        for client, data in chunks:
+            if client.ended:
+                continue
+            connection, size = client.connection, len(data)
+            changes, unconfirmed = pending.changes, connection.unconfirmed
+            intake.add(connection, data)
+            if client.stranger or connection.awaits_login or connection.expelled:
+                self._look_at_auth(client)
+            confirms = connection.unconfirmed > unconfirmed
+            if intake.publishes:
+                published_bytes += size
+                publishers.append((client, size, confirms))
+            elif confirms or pending.changes > changes:
+                self._await(client, size)
+            if connection.works:
+                client.rest(Hold.TURN)
+                self._working[connection] = partial(client.resume, Hold.TURN)
+            elif size >= FAIR_CHUNK_BYTES or connection.overrun:
+                client.rest(Hold.TURN)
+                self._loop.call_soon(client.resume, Hold.TURN)
+        intake.finish()
+        if pending.records > records:
+            self._published.take(published_bytes)
+            if pending.records > self._settings.batch_records_max or self._published.room < 0:
+                for client, _, _ in publishers:
+                    self._wait_for_journal(client, self._published)
+            return
+        # Consumers have taken what was published, or no queue has got it.
+        for client, size, confirms in publishers:
+            if confirms:
+                self._await(client, size)
+
+    def _await(self, client: Client, size: int) -> None:
+        """What is confirmed, queues and bindings wait for the same commit. They have a bound of
+        their own: an ack never waits because of publishers."""
+        self._awaited.take(size)
+        if self._awaited.room < 0:
+            self._wait_for_journal(client, self._awaited)
+
+    @staticmethod
+    def _wait_for_journal(client: Client, budget: Budget) -> None:
+        """Pause reading until the next commit."""
+        client.rest(Hold.JOURNAL)
+        budget.wait(client, partial(client.resume, Hold.JOURNAL))
+
+    def release(self) -> None:
+        """A commit is done: paused publishers may continue."""
+        for budget in (self._published, self._awaited):
+            budget.set(0)
+
+    # -- strangers
+
+    def _await_auth(self, client: Client) -> None:
+        client.auth_timer = self._loop.call_later(
+            self._settings.auth_timeout_s, self._auth_timeout, client
+        )
+
+    def refuse_tls(self, client: Client) -> None:
+        """Close at once: a client waits for its handshake as long as for anything."""
+        reason = "this port does not speak TLS: connect with mqks://, or to tls_port"
+        self._broker.refusals.expel(client.connection, reason)
+        self._expelled(client)
+
+    def _auth_timeout(self, client: Client) -> None:
+        if client.connection.waits:
+            # Its password is being verified, or waits for that.
+            self._await_auth(client)
+            return
+        seconds = self._settings.auth_timeout_s
+        reason = f"the connection did not authenticate within {seconds:g} s (auth_timeout_s)"
+        self._broker.refusals.expel(client.connection, reason)
+        self._expelled(client)
+
+    def trust(self, client: Client) -> None:
+        """It may do everything."""
+        self._forget_stranger(client)
+        client.connection.permissions = None
+
+    def _look_at_auth(self, client: Client) -> None:
+        """An unauthenticated client has sent something, or a login must be verified first."""
+        connection = client.connection
+        if connection.expelled:
+            self._expelled(client)
+        elif connection.awaits_login:
+            client.rest(Hold.AUTH)
+            # It waits for the server now, and is not closed for a newer connection.
+            self._gate.remove_stranger(client)
+        elif connection.permissions is not STRANGER:
+            self._forget_stranger(client)
+
+    def _forget_stranger(self, client: Client) -> None:
+        client.stranger = False
+        self._gate.remove_stranger(client)
+        if client.auth_timer is not None:
+            client.auth_timer.cancel()
+
+    def _source_of(self, connection: Connection) -> bytes:
+        client = self._clients.get(connection.id)
+        return b"" if client is None else client.peer.source
+
+    def verified(self, login: Login, user: Known | None) -> None:
+        client = self._clients.get(login.connection.id)
+        if client is None or client.ended or self.stopping:
+            return
+        if client.stranger:
+            self._gate.add_stranger(client, partial(self._crowded_out, client))
+        self._broker.access.verified(login, user)
+        if client.connection.expelled:
+            self._expelled(client)
+        client.resume(Hold.AUTH)
+
+    def set_users(self, users: Users) -> None:
+        """Apply permissions to open connections too; close those of removed users."""
+        self._broker.access.users = users
+        for client in list(self._clients.values()):
+            name = client.connection.user
+            if name is None or client.ended:
+                continue
+            user = users.get(name)
+            if user is None:
+                self._broker.refusals.expel(client.connection, "the user was removed")
+                self._expelled(client)
+            else:
+                self._broker.access.grant(client.connection, user.permissions)
+        self._schedule_flush()
+
+    def _expelled(self, client: Client) -> None:
+        client.lingers = True
+        self._end(client)
+
+    def _crowded_out(self, client: Client) -> None:
+        """Close an unauthenticated client to admit a newer one."""
+        reason = "closed to admit a newer connection, because it had not authenticated"
+        self._drop(client, LimitExceeded("unauthenticated_max", reason))
+
+    def _drop(self, client: Client, failure: BadRequest) -> None:
+        """Disconnect a client at once; its unread replies are lost."""
+        if not client.ended:
+            client.ended = True
+            client.transport.write(self.refusal(client.peer, failure))
+        client.transport.abort()
+
+    def end_of_stream(self, client: Client) -> None:
+        """The client sends no more: its consumers end, its replies are still sent."""
+        self._tell_tail(client.connection)
+        self._end(client)
+
+    def _end(self, client: Client) -> None:
+        client.ended = True
+        if client.auth_timer is not None:
+            client.auth_timer.cancel()
+        if not self.stopping:
+            self._broker.end(client.connection)
+        self._schedule_flush()
+        self._loop.call_soon(self._close_if_done, client)
+
+    def _close_if_done(self, client: Client) -> None:
+        connection = client.connection
+        if (
+            connection.unconfirmed
+            or (connection.reads and not connection.expelled)
+            or connection.outbox
+            or client.transport.is_closing()
+        ):
+            return
+        client.close()
+
+    @staticmethod
+    def _tell_tail(connection: Connection) -> None:
+        if connection.splitter.tail_bytes and connection.permissions is not STRANGER:
+            log.warning(
+                "line_dropped",
+                connection=connection.address,
+                client=log.client(connection.name),
+                reason="the client closed the connection before the end of the line",
+                line_bytes=connection.splitter.tail_bytes,
+            )
+
+    @property
+    def unsent_is_full(self) -> bool:
+        """Clients that have not read their replies are not read either."""
+        return self._unsent.full
+
+    def caught_up(self, client: Client, why: int = 0) -> None:
+        """A slow client has read its replies."""
+        client.connection.outbox_bytes = 0
+        client.connection.resume(Slow.OUTBOX | why)
+        self._schedule_flush()
+
+    async def refuse_all(self, failure: Unwritable) -> None:
+        """Close all clients."""
+        for client in list(self._clients.values()):
+            if client.ended or client.paused:
+                self._drop(client, failure)
+            else:
+                client.ended = True
+                client.transport.write(self.refusal(client.peer, failure))
+                client.transport.close()
+                self._loop.call_later(LINGER_S, client.transport.abort)
+            await anyio.lowlevel.checkpoint()
+
+    # -- the end of a turn
+
+    def close_expelled(self) -> None:
+        """Close the connections that others have expelled."""
+        expelled, self._broker.shared.expelled = self._broker.shared.expelled, []
+        for connection in expelled:
+            client = self._clients.get(connection.id)
+            if client is not None and not client.ended:
+                self._expelled(client)
+
+    def send(self) -> None:
+        """Write the outboxes of this turn, each with one joined write."""
+        shared = self._broker.shared
+        touched, shared.touched = shared.touched, []
+        end_s = time.monotonic() + CHUNK_S
+        for number, connection in enumerate(touched):
+            if number % SENT_CONNECTIONS == 0 and time.monotonic() > end_s:
+                # There may be ten thousand: other tasks run before the rest.
+                shared.touched = touched[number:] + shared.touched
+                self._schedule_flush()
+                break
+            connection.touched = False
+            outbox = connection.outbox
+            data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
+            outbox.clear()
+            client = self._clients.get(connection.id)
+            if client is None:
+                continue
+            client.send(data)
+            connection.outbox_bytes = client.waiting_bytes if connection.rests else 0
+            if connection.rests == Slow.OUTBOX:
+                self._loop.call_soon(self.caught_up, client)
+            if client.ended:
+                self._close_if_done(client)
+        self._unsent.look_if_due()
+
+    def resume_worked(self) -> None:
+        """Go on with the connections whose work has finished."""
+        for connection in [each for each in self._working if not each.works]:
+            self._working.pop(connection)()
+
+    # -- the end of the server
+
+    def stop(self) -> None:
+        self.handle_chunks()
+        self.stopping = True
+        for client in self._clients.values():
+            client.rest(Hold.STOP)
+            # Nothing is delivered that the journal could not record.
+            client.connection.rest(Slow.END)
+
+    async def handle_overrun(self) -> bool:
+        """Handle one more turn of what each connection has sent before the stop; False if there
+        was nothing."""
+        left = [each for each in self._broker.connections.values() if each.overrun]
+        for connection in left:
+            self._intake.receive(connection, b"")
+            await anyio.lowlevel.checkpoint()
+        return bool(left)
+
+    @property
+    def are_unsent(self) -> bool:
+        """Whether replies wait to be sent."""
+        return bool(self._broker.shared.touched) or any(
+            client.transport.get_write_buffer_size() for client in self._clients.values()
+        )
+
+    def close(self) -> None:
+        for client in list(self._clients.values()):
+            client.transport.close()
