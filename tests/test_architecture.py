@@ -209,7 +209,7 @@ def test_arrows_point_down(path: Path) -> None:
         ("mqks.journal.sqlite.store", "from psycopg import sql"),
         ("mqks.journal.default_store", "import psycopg"),
         ("mqks.commands.inspect", "from mqks.journal.postgres.store import PostgresStore"),
-        ("mqks.journal.postgres.store", "from mqks.journal.sqlite.tables import Tally"),
+        ("mqks.journal.postgres.store", "from mqks.journal.sqlite.rows import Tally"),
         ("mqks.inspection.live", "from mqks.commands.options import note"),
         ("mqks.transfer.importing", "from mqks.server import run"),
         ("mqks.client.wire", "from mqks.inspection.live import Live"),

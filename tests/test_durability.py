@@ -81,16 +81,6 @@ def subscribed(client: LineClient, queue: bytes, event: bytes) -> None:
 # ------------------------------------------------------------------------- refusing to start
 
 
-def test_a_second_server_on_the_same_file_is_refused(db: Path) -> None:
-    with ServerProcess(db) as server:
-        code, log = refusal(db)
-        assert code == EXIT_IN_USE, log
-        [line] = [line for line in log.splitlines() if line.startswith("mqks: ")]
-        assert str(db) in line
-        with LineClient(server.address) as client:
-            assert client.ask(b"p ping still here") == b"p ok still here"
-
-
 def test_a_database_behind_a_link_is_the_same_database(db: Path, tmp_path: Path) -> None:
     """Its WAL and its lock are beside the file, not beside the link."""
     link = tmp_path / "elsewhere" / "link.db"
@@ -146,54 +136,6 @@ def test_a_file_with_two_names_is_no_ballast(db: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_a_newer_schema_is_refused_and_left_alone(db: Path) -> None:
-    with ServerProcess(db) as server:
-        server.stop()
-    with closing(sqlite3.connect(db)) as connection:
-        connection.execute("pragma user_version = 9999")
-    code, log = refusal(db)
-    assert code == EXIT_DAMAGED, log
-    assert "9999" in log
-    with closing(sqlite3.connect(db)) as connection:
-        assert connection.execute("pragma user_version").fetchone() == (9999,)
-
-
-def test_damage_is_refused_by_name_and_salvage_goes_on_without_it(db: Path) -> None:
-    def text(message: bytes) -> bytes:
-        return b"text of %s " % message + b"." * 500
-
-    messages = [b"%s-%d" % (queue, n) for n in range(5) for queue in (b"orders", b"invoices")]
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        for queue in (b"orders", b"invoices"):
-            subscribed(client, queue, queue)
-        for message in messages:  # each in a commit of its own, since it is waited for
-            assert published(client, message, message.split(b"-")[0], text(message))
-        server.kill()
-
-    with closing(sqlite3.connect(db)) as connection:
-        rows = connection.execute("select id, body from segment").fetchall()
-        [(segment, body)] = [row for row in rows if text(b"orders-2") in row[1]]
-        assert [m for m in messages if text(m) in body] == [b"orders-2"]
-        flipped = bytearray(body)
-        middle = body.index(text(b"orders-2")) + 250
-        flipped[middle : middle + 8] = bytes(byte ^ 0xFF for byte in body[middle : middle + 8])
-        with connection:
-            connection.execute("update segment set body = ? where id = ?", (flipped, segment))
-
-    for _ in range(2):  # the first refusal mends nothing by accident
-        code, log = refusal(db)
-        assert code == EXIT_DAMAGED, log
-        assert "orders" in log
-        assert "invoices" not in log
-
-    with ServerProcess(db, "--salvage") as server:
-        left = {q: [d.message for d in drained(server, q, q)] for q in (b"orders", b"invoices")}
-        assert left[b"orders"] == [b"orders-0", b"orders-1", b"orders-3", b"orders-4"]
-        assert left[b"invoices"] == [b"invoices-%d" % n for n in range(5)]
-    with ServerProcess(db) as server:  # salvaged once is enough
-        assert drained(server, b"orders", b"orders") == []
-
-
 # -------------------------------------------------------------------------------- a full disk
 
 
@@ -247,20 +189,15 @@ def check_full_disk(db: Path | str, data: bytes, *flags: str) -> None:
     assert {d.data for d in left} == {data}
 
 
-def test_a_full_database_lets_consumers_make_room(db: Path) -> None:
+@pytest.mark.parametrize("kind", ["rows", "texts", "schema"])
+def test_a_full_database_lets_consumers_make_room(
+    db: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    flags = ["--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0", "--db-replication", "none"]
+    place = request.getfixturevalue("journal_url").text if kind == "schema" else db
     # One message is less than one page, so that not even a page is left for the acks.
-    check_full_disk(db, b"x" * 3 * KIB, "--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0")
-
-
-def test_a_database_full_of_texts_lets_consumers_make_room(db: Path) -> None:
-    flags = ("--db-bytes-max", str(2 * MIB), "--ballast-bytes", "0", *TEXTS)
-    check_full_disk(db, b"x" * 30 * KIB, *flags)
-
-
-def test_a_full_schema_lets_consumers_make_room(journal_url: DatabaseUrl) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    flags = ("--db-replication", "none", "--db-bytes-max", str(2 * MIB))
-    check_full_disk(journal_url.text, b"x" * 30 * KIB, *flags)
+    data = b"x" * (3 if kind == "rows" else 30) * KIB
+    check_full_disk(place, data, *flags, *(TEXTS if kind == "texts" else ()))
 
 
 def test_a_schema_that_was_full_is_full_after_a_restart(journal_url: DatabaseUrl) -> None:
@@ -387,6 +324,12 @@ def test_a_burst_on_a_full_disk_is_logged_once_for_each_state(small_disk: Path) 
         assert server.log.count("event=request_failed") == sum(count > 0 for count in counts)
 
 
+def fill(filler: Path) -> None:
+    """All but 1 KiB of its disk, of which the server may take something meanwhile."""
+    with suppress(OSError):
+        filler.write_bytes(bytes(shutil.disk_usage(filler.parent).free - KIB))
+
+
 def test_on_a_full_disk_only_what_is_durable_is_confirmed(small_disk: Path) -> None:
     """A rejected message cannot be written in its new place; acked there, it is back in the old."""
     filler = small_disk / "filler"
@@ -397,7 +340,7 @@ def test_on_a_full_disk_only_what_is_durable_is_confirmed(small_disk: Path) -> N
             subscribed(client, b"other", b"other")
             data = b"x" * 64 * KIB
             assert all(published(client, b"m%d" % number, b"e", data) for number in range(3))
-            filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - KIB))
+            fill(filler)
             until(lambda: not published(client, b"late", b"other", data))
             client.send(b"c consume q --manual-ack\n")
             assert [delivery(client.line()).message for _ in range(3)] == [b"m0", b"m1", b"m2"]
@@ -426,7 +369,7 @@ def test_on_a_full_disk_a_purge_of_moved_messages_is_not_confirmed(
             subscribed(client, b"other", b"other")
             data = b"x" * 64 * KIB
             assert all(published(client, b"m%d" % number, b"e", data) for number in range(2))
-            filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - KIB))
+            fill(filler)
             until(lambda: not published(client, b"late", b"other", data))
             # What was published without success was in no other place.
             assert client.ask(b"p purge --confirm other").startswith(b"p ok ")
@@ -487,6 +430,57 @@ def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, sync_library
     with ServerProcess(db) as server:
         after = drained(server, b"q", b"e")
         assert [d.message for d in after[: len(before)]] == before
+
+
+def test_confirms_go_on_while_a_checkpoint_is_synced_and_do_not_need_it(
+    db: Path, sync_library: Path
+) -> None:
+    hangs = db.with_name("hangs")
+    environment = {
+        "LD_PRELOAD": str(sync_library),
+        "SYNC_HANGS_WHILE_EXISTS": str(hangs),
+        "SYNC_OF": str(db),
+    }
+    sent = [b"m%d" % number for number in range(200)]
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        assert server.stop() == 0
+    on_disk = db.read_bytes()
+    hangs.touch()
+    pages = "--wal-checkpoint-pages", "5"
+    with (
+        ServerProcess(db, *pages, environment=environment) as server,
+        LineClient(server.address) as client,
+    ):
+        for message in sent[:100]:
+            assert published(client, message, b"e", b"x" * 1000)
+        until(lambda: bytes_of(db) > len(on_disk))
+        for message in sent[100:]:
+            assert published(client, message, b"e", b"x" * 1000)
+        server.kill()
+    db.write_bytes(on_disk)  # Nothing that was copied is on the disk.
+    with ServerProcess(db) as server:
+        assert [each.message for each in drained(server, b"q", b"e")] == sent
+
+
+def test_what_a_failed_sync_lost_is_copied_again_whoever_keeps_the_index(db: Path) -> None:
+    """The WAL's index, which a reader keeps when the server dies, tells that it is in the database:
+    the disk has older pages."""
+    sent = [b"m%d" % number for number in range(50)]
+    with ServerProcess(db) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        assert server.stop() == 0
+    on_disk = db.read_bytes()
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as reader:
+        with ServerProcess(db) as server, LineClient(server.address) as client:
+            reader.execute("select 1 from segment").fetchall()
+            for message in sent:
+                assert published(client, message, b"e", b"x" * 10_000)
+            until(lambda: bytes_of(db) > len(sent) * 10_000)
+            server.kill()
+        db.write_bytes(on_disk)
+        with ServerProcess(db) as server:
+            assert [each.message for each in drained(server, b"q", b"e")] == sent
 
 
 # ------------------------------------------------------------------------------- a clean stop

@@ -13,7 +13,7 @@ from mqks.broker.message.policy import Policy
 from mqks.commands import main
 from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
 from mqks.journal.sqlite.database_file import DatabaseFile
-from mqks.journal.sqlite.tables import row_crc
+from mqks.journal.sqlite.rows import row_crc
 from mqks.protocol.requests import DeleteRule
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess

@@ -410,7 +410,7 @@ class Machine(RuleBasedStateMachine):
 
     def _read_page(self, queue: Stored) -> tuple[int | None, list[Run]]:
         first = queue.lane.page_first
-        return first, self.runner.run(self.journal.read(queue.id, first)) if first else []
+        return first, self.runner.run(self.journal.log.read(queue.id, first)) if first else []
 
     # Which consumer held back goes first depends on pages then, of which the model knows nothing.
     @precondition(lambda self: not self.is_slow and not self.bounded)
@@ -509,7 +509,7 @@ class Machine(RuleBasedStateMachine):
         while broker.shared.fetches:
             fetches, broker.shared.fetches = broker.shared.fetches, []
             for queue, numbers, then in fetches:
-                lines = self.runner.run(self.journal.fetch(queue.id, numbers))
+                lines = self.runner.run(self.journal.log.fetch(queue.id, numbers))
                 if not queue.deleted:
                     then(lines)
             broker.go_on()

@@ -19,7 +19,7 @@ import pytest
 
 from mqks import __version__, connect_blocking
 from mqks.commands import main
-from mqks.errors import ClaimLost, DatabaseLocked, JournalDamaged, JournalFailed, JournalReverted
+from mqks.errors import ClaimLost, DatabaseLocked, JournalFailed, JournalReverted
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
 from tests.line_client import LineClient
@@ -137,32 +137,6 @@ def test_an_owner_that_was_stopped_and_taken_over_exits_and_confirms_nothing(
                 assert old.wait() == ClaimLost.exit_code, old.log
                 assert "has taken over" in old.log
                 assert consumed(other, b"q", b"o") == [(b"m", b"before"), (b"o", b"new")]
-
-
-@pytest.mark.parametrize("lives", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_confirmed_messages_survive_kills_of_the_broker(
-    journal_url: DatabaseUrl, lives: int
-) -> None:
-    confirmed: list[bytes] = []
-    sent = 0
-    for life in range(lives):
-        with served(journal_url) as server, LineClient(server.address) as client:
-            if not life:
-                assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-            end = len(confirmed) + 300 + 211 * life
-            with suppress(EOFError):
-                while len(confirmed) < end:
-                    for _ in range(20):
-                        client.send(b"m%d publish --confirm e x%d\n" % (sent, sent))
-                        sent += 1
-                    confirmed += (line.split(b" ")[0] for line in client.lines())
-            server.kill()
-    with served(journal_url) as server, LineClient(server.address) as client:
-        assert client.ask(b"last publish --confirm e x") == b"last ok "
-        found = consumed(client, b"q", b"last")[:-1]
-    assert {message for message, _ in found} >= set(confirmed)
-    numbers = [int(data[1:]) for _, data in found]
-    assert numbers == sorted(set(numbers)), "out of order, or twice"
 
 
 # ------------------------------------------------------------------------------- connections
@@ -560,35 +534,6 @@ def test_journals_in_two_schemas_do_not_know_each_other(postgres: Postgres) -> N
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"m publish --confirm --mandatory e x") == b"m ok "
         assert other.ask(b"m publish --confirm --mandatory e x").startswith(b"m error ")
-
-
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        ("update segment set head = set_byte(head, 20, 99) where id = 1", "place=segment"),
-        ("delete from segment where id = 1", "1 exist, 2 were written"),
-    ],
-)
-def test_a_damaged_journal_is_refused_and_can_be_salvaged(
-    postgres: Postgres, journal_url: DatabaseUrl, damage: str, told: str
-) -> None:
-    with served(journal_url) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        assert client.ask(b"m publish --confirm e x") == b"m ok "
-        assert client.ask(b"n publish --confirm e x") == b"n ok "
-        assert server.stop() == 0
-    schema = journal_url.text.rpartition("schema=")[2]
-    with postgres.connection() as operator:
-        operator.execute(f"set search_path to {schema}".encode())
-        operator.execute(damage.encode())
-    server = served(journal_url)
-    assert server.wait() == JournalDamaged.exit_code
-    assert "event=journal_damaged" in server.log
-    with served(journal_url, "--salvage") as server, LineClient(server.address) as client:
-        assert [each for each, _ in consumed(client, b"q", b"n")] == [b"n"]
-        assert server.stop() == 0
-    with served(journal_url) as server:
-        assert "event=journal_damaged" not in server.log
 
 
 def test_a_newer_schema_is_refused(postgres: Postgres, journal_url: DatabaseUrl) -> None:

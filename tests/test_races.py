@@ -130,7 +130,7 @@ def test_a_page_comes_when_its_queue_has_changed(
     returned: int,
 ) -> None:
     filled(db, returned)
-    disk = Disk(monkeypatch, Journal, "read")
+    disk = Disk(monkeypatch, QueueLog, "read")
     with (
         Broker(db) as broker,
         client_of(broker) as consumer,
@@ -154,7 +154,7 @@ def test_a_page_comes_when_its_queue_has_changed(
 def test_what_a_trim_has_left_of_a_page_is_used(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a client that trims again and again would keep a consumer waiting for ever."""
     filled(db)
-    disk = Disk(monkeypatch, Journal, "read")
+    disk = Disk(monkeypatch, QueueLog, "read")
     with Broker(db) as broker, client_of(broker) as consumer, client_of(broker) as other:
         with disk.held("behind", consumer, b"c consume q --manual-ack"):
             done(other, b"trim q 4")
@@ -167,7 +167,7 @@ def test_a_page_comes_when_its_consumer_has_gone_and_another_one_come(
     db: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     filled(db, 4)
-    disk = Disk(monkeypatch, Journal, "read")
+    disk = Disk(monkeypatch, QueueLog, "read")
     with Broker(db) as broker, client_of(broker) as consumer, client_of(broker) as other:
         with disk.held(place, consumer, b"c consume q --manual-ack"):
             done(other, b"delete_consumer c", b"publish e x", b"trim q 3")

@@ -24,7 +24,7 @@ import pytest
 
 from mqks.commands import main
 from mqks.journal.sqlite.migrations import migrations
-from mqks.journal.sqlite.tables import row_crc
+from mqks.journal.sqlite.rows import row_crc
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 
@@ -64,6 +64,13 @@ def left(db: Path, schema: int, how: str, *, later: str = "") -> None:
 @pytest.fixture(params=["stopped", "killed"])
 def how(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def contents(db: Path) -> dict[str, bytes]:
+    """Of the database and all beside it that a start makes nothing new of."""
+    made_anew = "made", f"{db.name}-shm", f"{db.name}.lock"
+    files = {file.name: file.read_bytes() for file in db.parent.iterdir() if file.is_file()}
+    return {name: content for name, content in files.items() if name not in made_anew}
 
 
 def text(answer: bytes) -> str:
@@ -155,17 +162,22 @@ def test_what_an_older_version_left_can_be_looked_at_and_backed_up(
         (2, "update queue set delete_when_unused = 2 where id = 1", "is damaged: (1, b'mail', "),
         (2, "update queue set delete_delay_s = x'31' where id = 4", "is damaged: (4, b'temp', "),
         (2, "update queue set delete_delay_s = -1 where id = 4", "is damaged: (4, b'temp', "),
+        (4, "delete from binding where event = x'6279746573'", "4 rows are whole, 5 were written"),
+        (5, "update segment set crc = crc + 1 where id = 1", "its checksum does not match"),
+        (6, "delete from segment where id = 2", "messages are missing"),
     ],
 )
 def test_what_is_damaged_is_not_made_right_by_a_migration(
-    db: Path, schema: int, harm: str, place: str, capsys: pytest.CaptureFixture[str]
+    db: Path, schema: int, harm: str, place: str, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left(db, schema, "stopped", later=harm)
+    left(db, schema, how, later=harm)
+    before = contents(db)
     assert main(["verify", str(db)]) == REFUSED
     assert " ".join(place.split()[-4:]) in " ".join(capsys.readouterr().out.split())
     code, log = refusal(db)
     assert code == REFUSED
     assert place in log
+    assert contents(db) == before
     with ServerProcess(db, "--salvage") as server:
         assert place in server.log
     assert main(["verify", str(db)]) == 0
@@ -176,9 +188,8 @@ def test_a_later_schema_is_refused_and_left_alone(
     db: Path, how: str, flags: tuple[str, ...]
 ) -> None:
     left(db, NEWEST, how, later=f"create table later (x); pragma user_version = {NEWEST + 1};")
-    files = [file for file in (db, db.with_name(f"{db.name}-wal")) if file.exists()]
-    before = [file.read_bytes() for file in files]
+    before = contents(db)
     code, log = refusal(db, *flags)
     assert code == REFUSED
     assert f"schema version {NEWEST + 1}, this mqks supports versions up to {NEWEST}" in log
-    assert [file.read_bytes() for file in files] == before
+    assert contents(db) == before

@@ -5,25 +5,22 @@ deletes segments without living messages.
 """
 
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator
 from itertools import islice
 from operator import itemgetter
 from typing import Final
 
 import anyio
-from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
-from mqks.broker.base import ranges
-from mqks.broker.base.ranges import Range, compress, subtract, within
-from mqks.broker.log.pending import Entry, Mark, Run
-from mqks.errors import JournalFailed
+from mqks.broker.base.ranges import subtract
+from mqks.broker.log.pending import Entry, Mark
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Fate, Index, QueueIndex, Segment
 from mqks.journal.queue_log import QueueLog
-from mqks.journal.segment import Lines, Section, decode, runs_of, segments
+from mqks.journal.segment import Lines, Section, decode, segments
 from mqks.journal.store import NewSegment, Store
-from mqks.limits import PAGE_BYTES, SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
+from mqks.limits import SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """One compaction reads about this much."""
@@ -38,9 +35,6 @@ DROP_COUNT_MIN: Final = 16
 """Dead segments are dropped this many at a time, while there is other work."""
 COMMITTED_NOW_BYTES_MAX: Final = 64 * 1024
 """A larger segment is committed in a thread, though only its end may have come in this turn."""
-CUT_NOW_BYTES: Final = 128 * 1024
-"""Larger results are cut in a thread: this much takes 2 ms if each message is a separate run."""
-LOOKED_UP_AT_ONCE: Final = 1024
 COMMIT_SECONDS: Final[tuple[float, ...]] = (
     1e-4,
     2.5e-4,
@@ -71,11 +65,9 @@ class Journal:
         self.next_segment = 1
         self.epoch = ""
         """Different for each store created."""
-        self.log = QueueLog(self)
+        self.log = QueueLog(store, self.index)
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
-        self._moving = anyio.Lock()
-        """Held while segments are deleted, until the index is updated."""
 
     async def close(self) -> None:
         await self.store.close()
@@ -213,16 +205,13 @@ class Journal:
         droppable = self.index.fates[Fate.DROPPABLE].values()
         segments = [*islice(droppable, SEGMENTS_DROPPED_MAX)]
         words = self.index.last_words(segments)
-        async with self._moving:
+        async with self.log.moving:
             await self.store.commit((), None, [segment.id for segment in segments], words)
             self.index.drop(segments)
 
     async def _compact(self, victims: list[Segment]) -> None:
         """Write what is alive in these segments into a new one, and drop them."""
-        bodies = await self.store.bodies([victim.id for victim in victims])
-        for victim in victims:
-            if victim.id not in bodies:
-                raise self._missing(victim.id)
+        bodies = await self.log.bodies([victim.id for victim in victims])
         # Nothing else changes the index: there is one writer, and it is here.
         await self._replace(victims, await run_sync(self._rewritten, victims, bodies))
 
@@ -279,7 +268,7 @@ class Journal:
     async def _replace(self, victims: list[Segment], parts: Parts) -> None:
         """Replace these segments by `parts`, which is what is alive in them."""
         index = self.index
-        async with self._moving:
+        async with self.log.moving:
             ids = [victim.id for victim in victims]
             await self.store.commit([segment for segment, _ in parts], None, ids)
             index.withdraw(victims)
@@ -294,108 +283,6 @@ class Journal:
             index.drop(victims, heirs)
             for heir in heirs:
                 index.look_at(heir)
-
-    # -- reading
-
-    async def read(self, queue_id: int, first: int, bytes_max: int = PAGE_BYTES) -> list[Run]:
-        """Return the living messages of a queue from number `first` on, in order, about
-        `bytes_max` bytes, at least one message if there is one. Messages settled meanwhile may be
-        among them.
-
-        Raises JournalFailed when a segment is damaged or missing, or the disk can't be read.
-        """
-        while True:
-            queue = self.index.queues.get(queue_id)
-            wanted = {} if queue is None else _next(queue, first, bytes_max)
-            bodies = await self.store.bodies([*wanted]) if wanted else {}
-            if bodies.keys() == wanted.keys():
-                return sorted(await _cut(queue_id, wanted, bodies))
-            # A compaction may have replaced a segment meanwhile: then choose again.
-            for segment_id in wanted.keys() - bodies.keys():
-                await self.await_move(segment_id)
-
-    async def fetch(self, queue_id: int, numbers: Sequence[int]) -> dict[int, bytes]:
-        """The living ones of these messages by number. Messages settled meanwhile may be among
-        them. Raises like `read`."""
-        found: dict[int, bytes] = {}
-        left = [*numbers]
-        while left:
-            wanted, left = await self.where(queue_id, sorted(set(left))), []
-            for ids in self.log.slices([*wanted]):
-                bodies = await self.store.bodies(ids)
-                for run in await _cut(queue_id, wanted, bodies):
-                    found.update(enumerate(run.lines, run.first))
-                for segment_id in set(ids) - bodies.keys():
-                    await self.await_move(segment_id)
-                    left += ranges.numbers(wanted[segment_id])
-        return found
-
-    async def where(self, queue_id: int, numbers: Sequence[int]) -> dict[int, list[Range]]:
-        """The segments that hold the living ones of these ascending numbers, 2 µs each."""
-        found: dict[int, list[int]] = {}
-        for start in range(0, len(numbers), LOOKED_UP_AT_ONCE):
-            queue, span = self.index.queues.get(queue_id), None
-            if queue is None:
-                return {}
-            for number in numbers[start : start + LOOKED_UP_AT_ONCE]:
-                if span is None or not span.first <= number < span.end:
-                    span = queue.find(number)
-                if span is not None and span.is_alive(number):
-                    found.setdefault(span.segment.id, []).append(number)
-            await checkpoint()
-        return {segment_id: compress(there) for segment_id, there in found.items()}
-
-    async def await_move(self, segment_id: int) -> None:
-        """A segment that the index names was not found: return when the index does not name it any
-        more. Raises JournalFailed if no compaction has replaced it: it is lost."""
-        async with self._moving:
-            pass
-        if segment_id in self.index.segments:
-            raise self._missing(segment_id)
-
-    def _missing(self, segment_id: int) -> JournalFailed:
-        return JournalFailed(
-            f"segment {segment_id} of {self.store.name} is missing: the file is damaged"
-        )
-
-
-def _next(queue: QueueIndex, first: int, bytes_max: int) -> dict[int, list[Range]]:
-    """Which messages to read from each segment: the living ones from `first` on."""
-    wanted: dict[int, list[Range]] = {}
-    size = 0
-    for span in queue.overlapping(first, queue.next_seq):
-        if span.dead_count == span.end - span.first:
-            continue
-        if living := [*span.living_in(first, span.end)]:
-            wanted.setdefault(span.segment.id, []).extend(living)
-            size += span.bytes
-            if size >= bytes_max:
-                break
-    return wanted
-
-
-async def _cut(
-    queue_id: int, wanted: Mapping[int, list[Range]], bodies: Mapping[int, bytes]
-) -> list[Run]:
-    """The wanted messages of each segment."""
-    if sum(map(len, bodies.values())) <= CUT_NOW_BYTES:
-        return _cut_now(queue_id, wanted, bodies)
-    return await run_sync(_cut_now, queue_id, wanted, bodies)
-
-
-def _cut_now(
-    queue_id: int, wanted: Mapping[int, list[Range]], bodies: Mapping[int, bytes]
-) -> list[Run]:
-    found: list[Run] = []
-    for segment_id, body in bodies.items():
-        for run in runs_of(body, queue_id):
-            if there := [*within(wanted[segment_id], run.first, run.first + run.total)]:
-                lines = run.lines(body)
-                found += (
-                    Run(first, lines[first - run.first : first - run.first + count])
-                    for first, count in there
-                )
-    return found
 
 
 def _carried(

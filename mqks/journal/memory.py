@@ -11,7 +11,7 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from mqks.broker.log.pending import Entry
-from mqks.errors import ClaimLost, DiskFull, JournalFailed
+from mqks.errors import ClaimLost, JournalFailed
 from mqks.journal.store import Head, LastWords, Metadata, NewSegment, QueueRow, Report, Store
 from mqks.settings import Settings
 
@@ -24,7 +24,6 @@ class Memory:
         self.segments: dict[int, tuple[bytes, bytes]] = {}
         """Id → head and text."""
         self.holder: Store | None = None
-        self.is_full = False
 
     async def open(self, settings: Settings, report: Report) -> Store:
         self.holder = MemoryStore(self, settings)
@@ -83,8 +82,6 @@ class MemoryStore:
         memory, kept = self._memory, self._memory.metadata
         if memory.holder is not self:
             raise ClaimLost("another process has opened this store")
-        if memory.is_full and any(segment.texts for segment in segments):
-            raise DiskFull("the memory is full")
         if missing := set(drop) - memory.segments.keys():
             raise JournalFailed(f"segments {sorted(missing)} are missing")
         for segment in segments:
@@ -141,7 +138,7 @@ class MemoryStore:
     async def give_up_reserves(self) -> None: ...
 
     async def has_room(self) -> bool:
-        return not self._memory.is_full
+        return True
 
     def check_free_space(self) -> None: ...
 

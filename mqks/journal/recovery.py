@@ -14,11 +14,10 @@ from mqks.broker.broker import Broker
 from mqks.broker.log.pending import NO_MARK, Mark
 from mqks.broker.message.policy import Policy
 from mqks.broker.queue.queue import Queue
-from mqks.errors import JournalDamaged
 from mqks.journal.journal import Journal
 from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged
-from mqks.journal.store import Damage, Metadata, Report
+from mqks.journal.store import Damage, Metadata, Report, refuse
 from mqks.journal.survey import Survey, guess, sections_of
 
 
@@ -48,12 +47,8 @@ class Recovery:
         metadata.damage += survey.finish()
         gaps = survey.missing()
         lost = [*metadata.damage, *gaps.values()]
-        if lost and not salvage:
-            self._tell("", lost)
-            raise JournalDamaged(
-                f"{store.name} is damaged ({len(lost)} places, listed above): restore "
-                "a backup, or start with --salvage to continue with what is intact"
-            )
+        if not salvage:
+            refuse(store.name, lost, self._report)
         if lost or (metadata.notes and salvage):
             self._settle(metadata, gaps)
             await store.salvage(metadata, self._damaged)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mqks.broker.log.pending import Entry, ErrorRecord, QueueState
 from mqks.broker.message.policy import DEFAULT
+from mqks.errors import JournalDamaged
 from mqks.settings import Settings
 
 Report = Callable[[str], None]
@@ -103,6 +104,17 @@ class LastWords(NamedTuple):
     queue_id: int
     next_seq: int
     cursor: int
+
+
+def refuse(name: str, damage: Sequence[Damage], report: Report) -> None:
+    """Raise JournalDamaged if there is any damage."""
+    for place, what in damage:
+        report(f"{place}: {what}")
+    if damage:
+        raise JournalDamaged(
+            f"{name} is damaged ({len(damage)} places, listed above): restore a backup, or start "
+            "with --salvage to continue with what is intact"
+        )
 
 
 class Store(Protocol):

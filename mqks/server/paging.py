@@ -51,14 +51,14 @@ class Paging:
 
     async def _bring_page(self, queue: Stored) -> None:
         first = queue.lane.page_first
-        runs = [] if first is None else await self._journal.read(queue.id, first)
+        runs = [] if first is None else await self._journal.log.read(queue.id, first)
         if not self.stopping:
             queue.page_in(first, runs)
             self._flush()
 
     async def _bring(self, fetch: Fetch) -> None:
         queue = fetch.queue
-        lines = await self._journal.fetch(queue.id, fetch.numbers)
+        lines = await self._journal.log.fetch(queue.id, fetch.numbers)
         if not (self.stopping or queue.deleted):
             self._broker.turns.begin()
             fetch.then(lines)

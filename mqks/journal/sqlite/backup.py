@@ -18,10 +18,10 @@ from mqks.files import exists, is_file
 from mqks.journal.contents import Verdict
 from mqks.journal.sqlite.database_file import State, connect, no_file
 from mqks.journal.sqlite.lock import FileLock, lock_path
-from mqks.journal.sqlite.metadata import become_another
 from mqks.journal.sqlite.migrations import check_version
+from mqks.journal.sqlite.rows import TEXTS_SINCE, text_columns
 from mqks.journal.sqlite.structure import UNREADABLE
-from mqks.journal.sqlite.tables import TEXTS_SINCE, text_columns
+from mqks.journal.sqlite.tables import become_another
 from mqks.journal.sqlite.texts import TextDamaged, kept, text_of, texts_path
 from mqks.journal.sqlite.verify import verify
 

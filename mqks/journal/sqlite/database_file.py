@@ -17,8 +17,7 @@ from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, Facts, Segment
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.lock import server_of
 from mqks.journal.sqlite.migrations import check_version
-from mqks.journal.sqlite.structure import UNREADABLE, schema_damage
-from mqks.journal.sqlite.tables import (
+from mqks.journal.sqlite.rows import (
     Rows,
     error_columns,
     errors,
@@ -26,6 +25,7 @@ from mqks.journal.sqlite.tables import (
     read_by,
     segment_columns,
 )
+from mqks.journal.sqlite.structure import UNREADABLE, schema_damage
 from mqks.journal.sqlite.texts import TextDamaged, size_of, text_of, texts_path
 from mqks.journal.store import Damage, Head, shown
 

@@ -9,7 +9,7 @@ from typing import Final
 import aiosqlite
 
 from mqks.errors import SchemaTooNew
-from mqks.journal.sqlite.tables import CHECKSUMS_SINCE, is_ruled_queue, row_crc
+from mqks.journal.sqlite.rows import CHECKSUMS_SINCE, is_ruled_queue, row_crc
 
 
 def _directory() -> Path:

@@ -3,17 +3,30 @@
 The one rule: a refused file and its WAL are left unchanged.
 """
 
-from contextlib import closing
+import os
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Final
 
-from mqks.durable import write_again
+from mqks.durable import no_link, write_again
 from mqks.errors import ConfigurationError, JournalDamaged, JournalFailed
 from mqks.files import exists
 from mqks.journal.sqlite import wal
-from mqks.journal.sqlite.database_file import State, connect, refuse_newer, wal_path
+from mqks.journal.sqlite.database_file import (
+    DatabaseFile,
+    State,
+    connect,
+    refuse_newer,
+    wal_path,
+)
+from mqks.journal.sqlite.migrations import NEWEST
 from mqks.journal.sqlite.structure import header_damage, schema_damage, structure_damage
-from mqks.journal.store import Report
+from mqks.journal.store import Report, refuse
 from mqks.settings import Settings
+
+COPIED_AT: Final = 96
+"""Where the index of a WAL has the number of frames that were copied into the database, in 4 bytes:
+https://www.sqlite.org/walformat.html#the_wal_index_header"""
 
 
 def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
@@ -28,13 +41,25 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
             _refuse_wal(its_wal, finding, settings, report)
             # The WAL may contain commits that a killed server had not synced, or failed to sync.
             write_again(its_wal)
+            _forget_copied(path)
     except OSError as error:
         if error.filename:
             raise ConfigurationError(f"can't open {error.filename}: {error.strerror}") from error
         raise JournalFailed(f"{its_wal} can't be written again: {error.strerror}") from error
     if path.stat().st_size:
-        _refuse_structure(path, report)
+        _refuse_structure(path, settings, report)
     return finding
+
+
+def _forget_copied(path: Path) -> None:
+    """Nor may a killed server have synced what it copied into the database. A process that reads
+    has kept the index of the WAL, which says how many frames that are: 0 copies them again, as if
+    nobody had kept it. Only before SQLite opens the file: closing another descriptor of the index
+    drops its locks."""
+    index = Path(f"{path.resolve()}-shm")
+    with suppress(FileNotFoundError), open(index, "r+b", buffering=0, opener=no_link) as file:
+        if os.fstat(file.fileno()).st_size > COPIED_AT:
+            os.pwrite(file.fileno(), bytes(4), COPIED_AT)
 
 
 def _refuse_wal(
@@ -53,7 +78,7 @@ def _refuse_wal(
     report(f"salvaged without it: {its_wal.name} {finding}")
 
 
-def _refuse_structure(path: Path, report: Report) -> None:
+def _refuse_structure(path: Path, settings: Settings, report: Report) -> None:
     """Refuse a file that SQLite can't read or would overwrite: it can't be salvaged in place."""
     rollback = path.with_name(f"{path.name}-journal")
     if exists(rollback) and rollback.stat().st_size:
@@ -61,6 +86,7 @@ def _refuse_structure(path: Path, report: Report) -> None:
     damage = header_damage(path)
     with closing(connect(path, State.of(path))) as db:
         damage += [*schema_damage(db), *structure_damage(db)]
+        ((version,),) = db.execute("pragma user_version")
     for place, what in damage:
         report(f"{place}: {what}")
     if damage:
@@ -68,3 +94,6 @@ def _refuse_structure(path: Path, report: Report) -> None:
             f"{path} is damaged or not an MQKS database ({len(damage)} places, listed above), and "
             "can't be salvaged: restore a backup, or export what can still be read"
         )
+    if 0 < version < NEWEST and not settings.salvage:
+        with DatabaseFile.open(path) as file:  # A migration would change what is refused later.
+            refuse(str(path), file.damage, report)

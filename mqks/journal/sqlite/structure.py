@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mqks.journal.sqlite.migrations import migrations
-from mqks.journal.sqlite.tables import row_crc
+from mqks.journal.sqlite.rows import row_crc
 from mqks.journal.store import Damage
 
 UNREADABLE: Final = (sqlite3.DatabaseError, MemoryError, UnicodeDecodeError)

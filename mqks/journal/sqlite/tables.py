@@ -1,299 +1,236 @@
-"""Reads and checks the small tables: queues, bindings, ids published once, errors.
+"""Writes the small tables: each row with its checksum, each table with its tally.
 
-The one rule: a row is accepted when its types are right, its checksum matches and its values are
-plausible; a table, when its rows match its tally.
+The one rule: a tally is written in the transaction that changes its rows, and is stored here only
+after the commit.
 """
 
-import math
-import re
-import zlib
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
 
-from mqks.broker.log.pending import ErrorRecord
-from mqks.broker.message.policy import Policy, UnknownField
-from mqks.errors import SchemaTooNew
-from mqks.journal.segment import checksum
-from mqks.journal.store import Damage, Head, QueueRow, shown
-from mqks.limits import SEQ_MAX
-from mqks.protocol.requests import DeleteRule
-
-Row = tuple[Any, ...]
-CHECKSUMS_SINCE: Final = 3
-EPOCH_SINCE: Final = 2
-POLICIES_SINCE: Final = 4
-TEXTS_SINCE: Final = 6
-TEXT_FILES_SINCE: Final = 7
-"""The first schemas that have them."""
-ROWS_TOLD_MAX: Final = 20
-SHOWN_MAX: Final = 200
-"""Damaged rows that are reported per table, and characters of each."""
-
-
-def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
-    """CRC-32 of the table's name and the row's values, as Python prints them as a tuple."""
-    return zlib.crc32(repr((table, *row)).encode("utf-8", "backslashreplace"))
-
-
-def head_of(segment_id: int, crc: object, body: object) -> Head:
-    """The head of a segment, followed by its text."""
-    if isinstance(body, bytes) and checksum(segment_id, body) == crc:
-        return Head(segment_id, len(body), body)
-    found = body if isinstance(body, bytes) else b""
-    return Head(segment_id, len(found), found, "its checksum does not match")
-
-
-def is_name(name: bytes) -> bool:
-    return name != b"" and b" " not in name and b"\n" not in name
-
-
-class Tally(NamedTuple):
-    """How many rows a table has, the sum of their checksums, and the next id."""
-
-    next: int
-    rows: int = 0
-    sum: int = 0
-
-    def plus(self, crcs: Sequence[int]) -> "Tally":
-        return self._replace(rows=self.rows + len(crcs), sum=self.sum + sum(crcs))
-
-    def minus(self, crcs: Sequence[int]) -> "Tally":
-        return self._replace(rows=self.rows - len(crcs), sum=self.sum - sum(crcs))
-
-    def row(self, name: str) -> Row:
-        """Its stored form, checksum included."""
-        return name, *self, row_crc("tally", name, *self)
-
-
-def segment_crcs(ids: Iterable[int]) -> list[int]:
-    """The values that the tally of segments sums up: they prove that an id exists. A segment's own
-    checksum, which includes its id, proves its content."""
-    return [row_crc("segment", segment_id) for segment_id in ids]
-
-
-def queue_crc(row: QueueRow) -> int:
-    return row_crc("queue", *row)
-
-
-def _is_queue(row: Row) -> bool:
-    queue_id, name, policy, next_seq, cursor = row
-    try:
-        Policy.decode(policy)
-    except UnknownField as field:
-        raise SchemaTooNew(
-            f"queue {shown(name)} has a policy that this mqks does not support ({field}): "
-            "use a newer mqks"
-        ) from None
-    except ValueError:
-        return False
-    return queue_id > 0 and is_name(name) and 1 <= cursor <= next_seq <= SEQ_MAX
-
-
-def _is_ruled_queue(row: Row) -> bool:
-    _, _, flag, delay_s, _, _ = row
-    is_rule = flag in (0, 1) and (delay_s is None or (math.isfinite(delay_s) and delay_s >= 0))
-    return is_rule and _is_queue(_with_policy(row))
-
-
-def _with_policy(row: Row) -> Row:
-    """Convert the row of a queue from a schema without policies."""
-    queue_id, name, flag, delay_s, *numbers = row
-    policy = Policy(DeleteRule(delay_s) if flag else None)
-    return queue_id, name, policy.encode(), *numbers
-
-
-def _is_once(row: Row) -> bool:
-    number, count, ids = row
-    return bool(number > 0 and count == ids.count(b"\n") + 1)
-
-
-def _is_meta(row: Row) -> bool:
-    key, value = row
-    return key != "epoch" or re.fullmatch("[0-9a-f]{16}", value) is not None
-
-
-class _Table(NamedTuple):
-    columns: str
-    types: tuple[type | tuple[type, ...], ...]
-    makes_sense: Callable[[Row], bool]
-
-
-_TABLES: Final = {
-    "tally": _Table(
-        "name, next, count, sum", (str, int, int, int), lambda row: row[1] > 0 <= row[2]
-    ),
-    "meta": _Table("key, value", (str, str), _is_meta),
-    "queue": _Table("id, name, policy, next_seq, cursor", (int, bytes, str, int, int), _is_queue),
-    "binding": _Table("queue, event", (bytes, bytes), lambda row: all(map(is_name, row))),
-    "once": _Table("number, count, ids", (int, int, bytes), _is_once),
-    "error": _Table(
-        "id, time_us, connection, request_id, action, reason",
-        (str, int, str, bytes, bytes, str),
-        lambda row: True,
-    ),
-}
-
-
-_RULED_QUEUE: Final = _Table(
-    "id, name, delete_when_unused, delete_delay_s, next_seq, cursor",
-    (int, bytes, int, (float, type(None)), int, int),
-    _is_ruled_queue,
+from mqks.broker.log.pending import Entry, ErrorRecord
+from mqks.errors import JournalFailed
+from mqks.journal.once import OnceRow, OnceRows
+from mqks.journal.sqlite.rows import (
+    CHECKSUMS_SINCE,
+    Row,
+    Rows,
+    Tally,
+    queue_crc,
+    row_crc,
+    segment_crcs,
+)
+from mqks.journal.sqlite.texts import SegmentRow
+from mqks.journal.store import (
+    LastWords,
+    Metadata,
+    QueueRow,
+    changed_queues,
+    keep_queues,
 )
 
-
-def is_ruled_queue(*row: Any) -> bool:
-    """Whether a row of a schema without policies is plausible."""
-    types = _RULED_QUEUE.types
-    return all(map(isinstance, row, types)) and _RULED_QUEUE.makes_sense(row)
-
-
-def _table(name: str, version: int) -> _Table:
-    return _RULED_QUEUE if name == "queue" and version < POLICIES_SINCE else _TABLES[name]
-
-
-def read_by(version: int) -> dict[str, str]:
-    """The tables of a database of this schema, and the columns to read of each."""
-    since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE}
-    crc = ", crc" if version >= CHECKSUMS_SINCE else ""
-    return {
-        name: _table(name, version).columns + crc
-        for name in _TABLES
-        if since.get(name, 1) <= version and name != "error"
-    }
+PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
+PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
+INSERT_SEGMENT: Final = "insert into segment values (?, ?, ?, ?, ?)"
+TALLIED: Final = ("queue", "binding", "once", "segment")
+_PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
+_PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
+_DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
+_PUT_ONCE: Final = "insert into once values (?, ?, ?, ?)"
 
 
-def segment_columns(version: int) -> str:
-    """Without the text, if it is in a file."""
-    return f"id, crc, cast(body as blob), {text_columns(version)}"
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
 
 
-def text_columns(version: int) -> str:
-    """The length of a text in a file, else null; and the number of the file."""
-    text_bytes = "text_bytes" if version >= TEXTS_SINCE else "null"
-    text_file = "coalesce(text_file, id)" if version >= TEXT_FILES_SINCE else "id"
-    return f"{text_bytes}, {text_file}"
+def counted(segments: Tally, next_id: int) -> Tally:
+    """The tally of segments up to an id: from its end on, the ids have no gap."""
+    new = segment_crcs(range(segments.next, next_id))
+    return segments._replace(next=next_id).plus(new)
 
 
-def error_columns(version: int) -> str:
-    return _TABLES["error"].columns + (", crc" if version >= CHECKSUMS_SINCE else "")
+class Tables:
+    """The content of the small tables that is needed to write them. `queues` are rows, with the
+    numbers from dropped segments."""
 
-
-class Rows:
-    """The undamaged rows, and in `damage` all damage. `raw` has for each table of `read_by` its
-    rows as they were read."""
-
-    def __init__(self, version: int, raw: Mapping[str, Iterable[Row]]) -> None:
-        self.damage: list[Damage] = []
-        self.aside: list[tuple[str, str]] = []
-        """Table and content of each damaged row."""
+    def __init__(self, once_ids_max: int, errors_kept_max: int) -> None:
+        self.queues: dict[int, QueueRow] = {}
         self.tallies: dict[str, Tally] = {}
-        """Tallies of the existing rows; `next` is taken from the stored tally, if any."""
-        self._has_checksums = version >= CHECKSUMS_SINCE
-        self._version = version
-        self._raw = raw
-        self._told = {name: Tally(*rest) for name, *rest in self._whole("tally")}
-        meta = dict(self._whole("meta"))
-        self.epoch: str | None = meta.get("epoch")
-        if self.epoch is None and version >= EPOCH_SINCE:
-            self.damage.append(Damage("table meta", "there is no epoch"))
-        rows = self._whole("queue")
-        if version < POLICIES_SINCE:
-            rows = [*map(_with_policy, rows)]
-        rows = [QueueRow(*row) for row in rows]
-        self.queues = {row.id: row for row in rows}
-        if not len(rows) == len(self.queues) == len({row.name for row in rows}):
-            self.damage.append(Damage("table queue", "two queues have the same name or id"))
-        self.bindings: list[tuple[bytes, bytes]] = self._whole("binding")
-        self.once: list[tuple[int, int, bytes]] = self._whole("once")
-        self._count("queue", max(self.queues, default=0) + 1)
-        self._count("binding", 1)
-        self._count("once", max((number for number, _, _ in self.once), default=0) + 1)
-        queues_are_whole = all(place != "table queue" for place, _ in self.damage)
-        self.queue_ids_end = self.tallies["queue"].next if self._has_checksums else SEQ_MAX
-        """A queue without a row was deleted if its id is below this one; ids from here on were
-        never used."""
-        if not queues_are_whole:
-            self.queue_ids_end = 0
+        self.once = OnceRows(once_ids_max)
+        self._errors_kept_max = errors_kept_max
 
-    def _whole(self, table: str) -> list[Any]:
-        whole, crcs, aside = _sifted(table, self._raw.get(table, ()), self._version)
-        self.damage += _told_damage(table, aside)
-        self.aside += ((table, repr(row)) for row in aside)
-        self.tallies[table] = Tally(1).plus(crcs)
-        return whole
+    def restored(self, rows: Rows) -> None:
+        """Start with what was loaded."""
+        self.queues, self.tallies = dict(rows.queues), dict(rows.tallies)
+        for number, count, ids in rows.once:
+            self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
+        self.once.next = self.tallies["once"].next
 
-    def _count(self, name: str, next_id: int) -> None:
-        """Compare the existing rows with the stored tally."""
-        found = self.tallies[name]
-        told = self._told.get(name) if self._has_checksums else Tally(next_id, *found[1:])
-        if told is None:
-            self.damage.append(Damage("table tally", f"the tally of {name} is missing"))
-            told = Tally(next_id, *found[1:])
-        if next_id > told.next or found[1:] != told[1:]:
-            what = f"{found.rows} rows are whole, {told.rows} were written"
-            if found.rows == told.rows:
-                what = "its rows are not those that were written"
-            self.damage.append(Damage(f"table {name}", what))
-        self.tallies[name] = found._replace(next=max(next_id, told.next))
+    # -- a commit
 
-    def count_segments(self, ids: list[int]) -> list[Damage]:
-        """Compare the sorted ids of all segments with the stored tally, and store a new tally."""
-        told = self._told.get("segment")
-        next_id = max(ids, default=0) + 1
-        self.tallies["segment"] = Tally(next_id).plus(segment_crcs(ids))
-        if told is None:
-            missing = Damage("table tally", "the tally of segment is missing")
-            return [missing] if self._has_checksums else []
-        self.tallies["segment"] = self.tallies["segment"]._replace(next=max(next_id, told.next))
-        before = ids[: bisect_left(ids, told.next)]
-        found = Tally(told.next).plus(segment_crcs(before))
-        damage = []
-        if found != told:
-            what = f"{found.rows} with ids below {told.next} exist, {told.rows} were written"
-            damage.append(Damage("table segment", what))
-        after = [told.next - 1, *ids[len(before) :]]
-        gaps = ((low, high) for low, high in pairwise(after) if high != low + 1)
-        damage += (
-            Damage("table segment", f"those with ids from {low + 1} to {high - 1} are missing")
-            for low, high in islice(gaps, ROWS_TOLD_MAX)
+    def write(
+        self,
+        db: sqlite3.Connection,
+        segments: Sequence[SegmentRow],
+        next_id: int,
+        entry: Entry | None = None,
+        drop: Sequence[int] = (),
+        last_words: Iterable[LastWords] = (),
+    ) -> None:
+        """Write in one transaction: add and delete segments, all below `next_id`, and update the
+        small tables.
+
+        Raises JournalFailed when a segment to delete does not exist.
+        """
+        tallies: dict[str, Tally] = {}
+        once: OnceRow | None = None
+        queues = changed_queues(self.queues, last_words, {} if entry is None else entry.queues)
+        with transaction(db):
+            if drop:
+                tallies["segment"] = self.segments(next_id, drop)
+                _delete_segments(db, drop)
+            for segment in segments:
+                db.execute(INSERT_SEGMENT, segment)
+            if queues:
+                tallies["queue"] = self._put_queues(db, queues)
+            if entry is not None:
+                if entry.bindings:
+                    tallies["binding"] = self._put_bindings(db, entry.bindings)
+                if entry.once:
+                    once, tallies["once"] = self._put_once(db, entry.once)
+                if entry.errors:
+                    self._put_errors(db, entry.errors)
+            db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
+        self.tallies |= tallies
+        if once:
+            self.once.written(once)
+        keep_queues(self.queues, queues)
+
+    def _put_queues(self, db: sqlite3.Connection, rows: Mapping[int, QueueRow | None]) -> Tally:
+        olds = [self.queues[queue_id] for queue_id in rows if queue_id in self.queues]
+        news = [(*row, queue_crc(row)) for row in rows.values() if row is not None]
+        db.executemany("delete from queue where id = ?", [(row.id,) for row in olds])
+        db.executemany(_PUT_QUEUE, news)
+        tally = self.tallies["queue"].minus([queue_crc(row) for row in olds])
+        next_id = max(tally.next, *(queue_id + 1 for queue_id in rows))
+        return tally.plus([crc for *_, crc in news])._replace(next=next_id)
+
+    def _put_bindings(
+        self, db: sqlite3.Connection, bindings: Mapping[tuple[bytes, bytes], bool]
+    ) -> Tally:
+        """Bindings that exist already, or are deleted already, change nothing."""
+        put, gone = [], []
+        for key, is_bound in bindings.items():
+            crc = row_crc("binding", *key)
+            if not is_bound and db.execute(_DELETE_BINDING, key).rowcount:
+                gone.append(crc)
+            elif is_bound and db.execute(_PUT_BINDING, (*key, crc)).rowcount:
+                put.append(crc)
+        return self.tallies["binding"].minus(gone).plus(put)
+
+    def _put_once(self, db: sqlite3.Connection, ids: list[bytes]) -> tuple[OnceRow, Tally]:
+        gone, number = self.once.surplus(len(ids)), self.once.next
+        values = number, len(ids), b"\n".join(ids)
+        row = OnceRow(number, len(ids), row_crc("once", *values))
+        db.executemany("delete from once where number = ?", [(old.number,) for old in gone])
+        db.execute(_PUT_ONCE, (*values, row.crc))
+        tally = self.tallies["once"]._replace(next=number + 1)
+        return row, tally.minus([old.crc for old in gone]).plus([row.crc])
+
+    def _put_errors(self, db: sqlite3.Connection, errors: list[ErrorRecord]) -> None:
+        db.executemany(
+            "insert or ignore into error values (?, ?, ?, ?, ?, ?, ?)",
+            [(*record[:6], row_crc("error", *record[:6])) for record in errors],
         )
-        return damage
+        db.execute(
+            "delete from error where id <="
+            " (select id from error order by id desc limit 1 offset ?)",
+            (self._errors_kept_max,),
+        )
+
+    # -- segments
+
+    def segments(self, next_id: int, gone: Iterable[int] = ()) -> Tally:
+        """The tally of segments up to an id, without those in `gone`."""
+        return counted(self.tallies["segment"], next_id).minus(segment_crcs(gone))
+
+    def skip_to(self, db: sqlite3.Connection, end: int, segment_id: int, queue_id: int) -> None:
+        """All segments are below `end`; ids below the two others are never used from now on."""
+        queue = self.tallies["queue"]
+        tallies = {
+            "segment": self.segments(end)._replace(next=segment_id),
+            "queue": queue._replace(next=max(queue.next, queue_id)),
+        }
+        with transaction(db):
+            db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
+        self.tallies |= tallies
+
+    # -- salvage
+
+    def salvage(
+        self, db: sqlite3.Connection, rows: Rows, found: Metadata, segments: Iterable[int]
+    ) -> None:
+        """Rewrite what is whole, set damaged rows and these segments aside. One transaction."""
+        ids = [(segment_id,) for segment_id in segments]
+        queues = found.queues.values()
+        rows.epoch, rows.queues = found.epoch, found.queues
+        rows.tallies |= {
+            "queue": Tally(found.next_queue_id).plus([*map(queue_crc, queues)]),
+            "segment": rows.tallies["segment"].minus(segment_crcs(i for (i,) in ids)),
+        }
+        whole: dict[str, Iterable[Row]] = {
+            "meta": [("epoch", rows.epoch)],
+            "queue": queues,
+            "binding": rows.bindings,
+            "once": rows.once,
+            "error": [record[:6] for record in found.errors],
+            "tally": [(name, *rows.tallies[name]) for name in TALLIED],
+        }
+        with transaction(db):
+            db.executemany(
+                "insert into damaged_segment"
+                " select id, crc, body, text_bytes, text_file from segment where id = ?",
+                ids,
+            )
+            db.executemany("delete from segment where id = ?", ids)
+            db.executemany("insert into damaged_row values (?, ?)", rows.aside)
+            for table, values in whole.items():
+                # A look-up by key may find nothing if pages are damaged.
+                db.execute(f"delete from {table}")
+                for row in values:
+                    marks = ", ".join("?" * (len(row) + 1))
+                    db.execute(
+                        f"insert into {table} values ({marks})", (*row, row_crc(table, *row))
+                    )
 
 
-def errors(version: int, rows: Iterable[Row]) -> tuple[list[ErrorRecord], list[Damage]]:
-    """The undamaged error records, and the damage. Nothing else depends on them."""
-    whole, _, aside = _sifted("error", rows, version)
-    return [ErrorRecord(*row) for row in whole], _told_damage("error", aside)
+def become_another(db: sqlite3.Connection, epoch: str) -> None:
+    """Give a copy, of any schema, another epoch, and count its segments up to the last."""
+    ((version,),) = db.execute("pragma user_version")
+    if version < CHECKSUMS_SINCE:
+        db.execute("update meta set value = ? where key = 'epoch'", (epoch,))
+        return
+    ((last,),) = db.execute("select ifnull(max(id), 0) from segment")
+    told = db.execute("select next, count, sum from tally where name = 'segment'").fetchone()
+    with transaction(db):
+        row = "epoch", epoch, row_crc("meta", "epoch", epoch)
+        db.execute(PUT_META, row)
+        if told is not None:
+            tally = counted(Tally(*told), max(last + 1, told[0]))
+            db.execute(PUT_TALLY, tally.row("segment"))
 
 
-def _told_damage(table: str, aside: list[Row]) -> list[Damage]:
-    told = [
-        Damage(f"table {table}", f"a row is damaged: {repr(row)[:SHOWN_MAX]}")
-        for row in aside[:ROWS_TOLD_MAX]
-    ]
-    if len(aside) > len(told):
-        told.append(Damage(f"table {table}", f"{len(aside) - len(told)} more rows are damaged"))
-    return told
-
-
-def _sifted(
-    table: str, rows: Iterable[Row], version: int
-) -> tuple[list[Row], list[int], list[Row]]:
-    """The undamaged rows without their checksums; their checksums; and the damaged rows."""
-    _, types, makes_sense = _table(table, version)
-    has_checksums = version >= CHECKSUMS_SINCE
-    whole: list[Row] = []
-    crcs: list[int] = []
-    aside: list[Row] = []
-    for row in rows:
-        values = row[:-1] if has_checksums else row
-        crc = row_crc(table, *values)
-        is_right = not has_checksums or crc == row[-1]
-        if is_right and all(map(isinstance, values, types)) and makes_sense(values):
-            whole.append(values)
-            crcs.append(crc)
-        else:
-            aside.append(row)
-    return whole, crcs, aside
+def _delete_segments(db: sqlite3.Connection, gone: Sequence[int]) -> None:
+    ids = ",".join(map(str, gone))
+    count = db.execute(f"delete from segment where id in ({ids})").rowcount
+    if count != len(gone):
+        raise JournalFailed(f"{len(gone) - count} of the segments {ids} are missing")
