@@ -267,8 +267,11 @@ def decoded(raw: bytes) -> str:
 
 
 def request(action: str, arguments: Iterable[str]) -> bytes:
-    """Any action with its arguments and flags, in this order."""
-    return b" ".join([name(action), *map(payload, arguments)])
+    """Any action with its arguments and flags, in this order. Raises InvalidRequest."""
+    words = [name(action), *map(encoded, arguments)]
+    if any(b"\n" in word or b"\t" in word for word in words):
+        raise InvalidRequest("an argument must not contain a tab or a newline")
+    return b" ".join(words)
 
 
 def set_name(client_name: str) -> bytes:
