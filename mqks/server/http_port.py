@@ -17,6 +17,8 @@ from mqks.server import log
 from mqks.server.gate import shown
 from mqks.settings import PAGE_PORT, Settings
 
+AGAIN_S = 0.1
+"""Interval at which loading is tried again."""
 Answer = Callable[[Any, socket.socket], Awaitable[None]]
 """Answers on a socket until it is cancelled, given the module `mqks.server.http`."""
 
@@ -43,9 +45,23 @@ async def serve(
             log.event("listening", address=address)
         task_status.started(address)
         await anyio.wait_readable(sock)
-        # In a thread: the event loop would stand still for 0.1 s.
-        http = await anyio.to_thread.run_sync(import_module, "mqks.server.http")
-        await answer(http, sock)
+        await answer(await _loaded(), sock)
+
+
+async def _loaded() -> Any:
+    """The module that answers. A crowd may have taken the descriptors that loading it needs."""
+    told = False
+    while True:
+        try:
+            # In a thread: the event loop would stand still for 0.1 s.
+            return await anyio.to_thread.run_sync(import_module, "mqks.server.http")
+        except (OSError, ImportError) as failure:
+            if not told:
+                log.warning(
+                    "connection_failed", reason="the web page was not loaded", error=failure
+                )
+                told = True
+            await anyio.sleep(AGAIN_S)
 
 
 def _bind(host: str, port: int | None) -> socket.socket:
