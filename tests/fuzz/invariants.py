@@ -14,6 +14,7 @@ from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, Rest
 from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.bodies import Returned
+from mqks.broker.message.states import AFTER, APPENDS, State
 from mqks.broker.queue.deaths import _kill_read
 from mqks.broker.queue.delays import _number
 from mqks.broker.queue.held_since import SPARE
@@ -92,6 +93,50 @@ def _check_queue(queue: Queue) -> None:
     require(queue.full == (queue in queue.shared.full_queues), f"{name!r}: full")
     _check_deadline(queue)
     _check_turns(queue)
+
+
+def _reached() -> dict[State, set[State]]:
+    """Where a message may be later under the same number, by the table of states."""
+    steps = {(before, after) for (before, event), after in AFTER.items() if event not in APPENDS}
+    reached = {state: {state} for state in State}
+    for _ in State:
+        for before, after in steps:
+            reached[before] |= reached[after]
+    return reached
+
+
+REACHED: Final = _reached()
+
+
+class States:
+    """What has become of each message since the last look."""
+
+    def __init__(self) -> None:
+        self._before: dict[Queue, tuple[int, dict[int, State]]] = {}
+
+    def look(self, broker: Broker, fetches: Iterable[Fetch]) -> None:
+        before, self._before = self._before, {}
+        for queue in broker.queues.values():
+            next_seq, known = before.get(queue, (1, {}))
+            if queue.returning:  # What returns just now is nowhere.
+                self._before[queue] = next_seq, known
+                continue
+            now = states(queue, fetches)
+            for number in {*known, *now}:
+                was, state = known.get(number, State.NONE), now.get(number, State.NONE)
+                may = state in REACHED[was] or (was is State.NONE and number >= next_seq)
+                require(may, f"{queue.name!r}: {number} was {was.value} and is {state.value}")
+            self._before[queue] = queue.lane.next_seq, now
+
+
+def states(queue: Queue, fetches: Iterable[Fetch]) -> dict[int, State]:
+    held = (number for each in queue.consumers for number, _ in _deliveries(each))
+    return {
+        **dict.fromkeys(waiting(queue), State.READY),
+        **dict.fromkeys(scheduled(queue), State.SCHEDULED),
+        **dict.fromkeys(held, State.UNACKED),
+        **dict.fromkeys(dying(queue, fetches), State.DEAD),
+    }
 
 
 def numbers_of(returned: Returned) -> Iterator[int]:

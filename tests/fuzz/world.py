@@ -27,7 +27,7 @@ from mqks.settings import Settings
 from mqks.users import User, Users, hash_token
 from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
-from tests.fuzz.invariants import check, check_disk, digest, require
+from tests.fuzz.invariants import States, check, check_disk, digest, require
 from tests.fuzz.peer import Peer
 from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
 from tests.fuzz.steps import Step, Steps
@@ -120,6 +120,7 @@ class World(AbstractContextManager["World"]):
         self._pages: list[tuple[Queue, int | None, list[Run]]] = []
         self._fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self._going: list[Peer] = []
+        self._states = States()
         self.disk.recover(self.broker)
 
     # -- steps
@@ -137,8 +138,10 @@ class World(AbstractContextManager["World"]):
         """Raise Finding if an invariant does not hold."""
         self._looked_cpu_s = thread_time()
         check(self.broker)
+        fetches = [fetch for fetch, _ in self._fetched]
+        self._states.look(self.broker, [*self.broker.shared.fetches, *fetches])
         if not self.broker.pending and self._in_flight is None:
-            check_disk(self.broker, self.disk, [fetch for fetch, _ in self._fetched])
+            check_disk(self.broker, self.disk, fetches)
 
     def settle(self) -> None:
         """Do all that is due, and look at the whole."""

@@ -5,7 +5,7 @@ slow connection or a full budget, are detected at the consumer's turn.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -16,12 +16,13 @@ from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.clients.consumer import UNLIMITED, Consumer, Rest
 from mqks.broker.log.pending import Mark, QueueState, Run
 from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.queue import returns
-from mqks.broker.queue.deaths import Dead, kill, kill_oldest
+from mqks.broker.message.states import Event
+from mqks.broker.queue import fates
+from mqks.broker.queue.deaths import kill_oldest
 from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Delivery, Lane, let_go
 from mqks.broker.queue.times import Times
-from mqks.broker.shared import Shared
+from mqks.broker.shared import Fetch, Shared
 from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 
@@ -207,7 +208,7 @@ class Queue:
             and not lane.redo
             and not lane.redo_paged
             and (ids is not None or not self.shared.withholds)
-            and not self._put_off()
+            and not self._postponed()
         ):
             taken = self._dispatch(first, lines, ids, stored=False)
             if taken == len(lines):
@@ -267,19 +268,22 @@ class Queue:
             times.expiry.discard([number for number in new if number not in kept])
         times.set_alarms()
 
-    def take_in(self, line: bytes, mark: Mark) -> None:
-        """Append a message from another queue. Limits do not refuse it."""
-        if mark.expires_us:
-            self.timed()
-        if self.tails:
-            self.shared.show(self.tails, [line])
-        self.lane.append_marked(line, mark)
+    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
+        """Append messages from another queue; without `marks` they are dead letters. Limits do not
+        refuse them."""
+        self.show(lines)
+        if marks is None:
+            self.lane.append_all(lines)
+            return
+        for line, mark in zip(lines, marks, strict=True):
+            if mark.expires_us:
+                self.timed()
+            self.lane.append_marked(line, mark)
 
-    def take_letters(self, lines: list[bytes]) -> None:
-        """Dead letters come from another queue. They always fit."""
+    def show(self, lines: list[bytes]) -> None:
+        """Show messages to its live views."""
         if self.tails:
             self.shared.show(self.tails, lines)
-        self.lane.append_all(lines)
 
     def no_room(self, size: int) -> str:
         """Why its policy refuses one more message of this size; empty if it does not."""
@@ -346,7 +350,7 @@ class Queue:
     def _drop_surplus(self) -> Work[None]:
         """Kill messages above the limits, the oldest first."""
         while (surplus := self._surplus()) and not self.deleted:
-            kill_oldest(self, SEQ_MAX, "overflow", min(surplus, STEP_MESSAGES))
+            kill_oldest(self, SEQ_MAX, Event.OVERFLOW, min(surplus, STEP_MESSAGES))
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -365,65 +369,62 @@ class Queue:
 
     @property
     def is_ruled(self) -> bool:
-        """Whether its rules depend on retries or times."""
+        """Whether what becomes of a message that is returned depends on its counts or on times."""
         rules = self.rules
         return (
             rules.retries is not None
+            or rules.losses is not None
             or rules.backoff is not None
             or rules.dead_letters is not None
             or self.times is not None
         )
 
-    def reject(
+    def give_back(
         self,
         deliveries: Sequence[Delivery],
+        event: Event,
         delay_us: int = 0,
-        *,
-        dead: bool = False,
         defaults: Policy = DEFAULT,
-    ) -> str | None:
-        """A consumer has rejected these. Return the reason if any of them died."""
-        return returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
+    ) -> Event | None:
+        """See `fates.give_back`. Nothing comes back to a queue that is deleted."""
+        if self.deleted:
+            return None
+        if event is Event.REJECT or event is Event.KILL:
+            self.shared.counters.rejected += len(deliveries)
+        return fates.give_back(self, deliveries, event, delay_us, defaults)
 
-    def release(self, deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
-        """A consumer has released these: no count changes."""
-        returns.release(self, deliveries, delay_us)
-
-    def give_back(
-        self, deliveries: Sequence[Delivery], *, lost: bool, defaults: Policy = DEFAULT
-    ) -> None:
-        """Their consumer is gone; `lost`: it did not end itself. The caller calls `deliver`."""
-        returns.give_back(self, deliveries, lost=lost, defaults=defaults)
-
-    def lose(self, deliveries: Sequence[Delivery], defaults: Policy) -> None:
-        """These were not acked in time."""
-        if not self.deleted:
-            returns.give_back(self, deliveries, lost=True, defaults=defaults)
-            self.deliver()
+    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
+        """Schedule a message, by the clock of its mark."""
+        self.timed().add(number, [line], [mark], due_us)
 
     def join(self, due: Sequence[Due]) -> None:
         """These scheduled messages are due."""
         lane = self.lane
         if not lane.has_attributes:  # They may come from before the start.
             lane.has_attributes = any(ATTRIBUTES in line for _, line, _ in due)
-        if not (lane.marks or lane.expiry):
+        if lane.marks or lane.expiry:
+            fates.join(self, due)
+        else:
             lane.move_out_all([number for number, _, _ in due])
             self.publish(None, [line for _, line, _ in due])
-            return
-        expired, now_us = list[Dead](), self.shared.schedule.wall_us()
-        for number, line, keeps_place in due:
-            mark = lane.mark_of(number)
-            if mark.version and returns.is_overdue(lane, number):
-                expired.append(Dead(number, line, mark.retry))
-            elif keeps_place:
-                lane.give_back(number, line, mark.due(now_us).changed())
-            else:
-                is_new = not mark.version
-                if is_new and self.tails:
-                    self.shared.show(self.tails, [line])
-                returns.to_tail(self, number, line, lambda mark: mark.due(now_us), is_new=is_new)
-        kill(self, expired, "ttl")
-        self.deliver()
+
+    @property
+    def dead_letters(self) -> "Queue | None":
+        """Its dead-letter queue, which is created if needed."""
+        return self.shared.dead_letter_queue(self)
+
+    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
+        """So many messages have died here."""
+        counters = self.shared.counters
+        counters.dead[reason] += count
+        self.dead += count
+        if dropped:
+            counters.dropped += count
+            self.shared.on_dropped(self, count, reason)
+
+    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
+        """Read living messages that are only on disk."""
+        self.shared.fetches.append(Fetch(self, numbers, then))
 
     def arrived_us(self, number: int) -> int:
         """Arrival of a message, as exactly as the journal knows."""
@@ -470,9 +471,9 @@ class Queue:
 
     # -- delivering messages
 
-    def _put_off(self) -> bool:
-        """Return whether the delivery must wait: until messages are returned, until the outboxes
-        have space, or for the next turn. It is then continued automatically."""
+    def _postponed(self) -> bool:
+        """Postpone the delivery if it must wait: until messages are returned, until the outboxes
+        have space, or for the next turn. Return whether it did; it is continued automatically."""
         shared = self.shared
         if self.returning:
             return True
@@ -489,12 +490,12 @@ class Queue:
         if self.deleted:
             return
         times = self.times
-        if times is None or not times.must_expire:
-            while self.can_deliver and not self._put_off():
+        if times is None or not times.must_expire():
+            while self.can_deliver and not self._postponed():
                 self.deliver_some()
         if times is not None:
             times.set_alarms()
-        if self.limits is not None and not self.is_dropping and self._surplus():
+        if self.limits and not (self.is_dropping or self.returning) and self._surplus():
             self.is_dropping = True
             # Dropped messages may exceed the limits of the next queue, and so on.
             self.shared.turns.later(self._drop_surplus())
@@ -614,8 +615,6 @@ class Queue:
         if first >= lane.cursor:
             lane.cursor += taken
         return taken
-
-    # -- those who look
 
     # -- reading
 

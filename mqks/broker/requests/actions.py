@@ -17,6 +17,7 @@ from mqks.broker.clients.tails import Tail
 from mqks.broker.evaluate import expression
 from mqks.broker.evaluate.state import State
 from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.message.states import Event
 from mqks.broker.queue import redrives, scheduled
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.purges import purge_some
@@ -233,10 +234,11 @@ def reject(
 ) -> Work[int | None] | Work[bytes] | Work[None] | None:
     wanted = parse_reject(request.rest)
     _check_writable(broker, request)
-    if wanted == Settle(wanted.consumer, wanted.message):
-        return broker.give_up(wanted, Queue.reject)
-    defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
-    how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
+    defaults = DEFAULT
+    if wanted.retries is not None or wanted.backoff is not None:
+        defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
+    event = Event.KILL if wanted.dead else Event.REJECT
+    how = partial(Queue.give_back, event=event, delay_us=wanted.delay_us, defaults=defaults)
     if wanted.selection is not None:
         chosen = Chosen(wanted.selection, broker.schedule.wall_us())
         return broker.give_up_some(wanted.consumer, how, chosen)
@@ -246,14 +248,14 @@ def reject(
 
 
 def _reject_and_tell(
-    broker: Broker, wanted: Settle, how: Callable[[Queue, Sequence[Delivery]], str | None]
+    broker: Broker, wanted: Settle, how: Callable[[Queue, Sequence[Delivery]], Event | None]
 ) -> Work[bytes]:
     fates: list[bytes] = []
 
     def rejected(queue: Queue, deliveries: Sequence[Delivery]) -> None:
         if reason := how(queue, deliveries):
-            target = broker.shared.dead_letter_queue(queue)
-            fates.append(b" ".join([b"dead", reason.encode(), *([target.name] if target else [])]))
+            target = queue.rules.dead_letters
+            fates.append(b" ".join([b"dead", reason.value.encode(), *([target] if target else [])]))
 
     broker.give_up(wanted, rejected)
     yield from ()
@@ -263,7 +265,9 @@ def _reject_and_tell(
 def release(broker: Broker, connection: Connection, request: Request) -> Work[None] | None:
     wanted = parse_release(request.rest)
     _check_writable(broker, request)
-    return broker.give_up(wanted, partial(Queue.release, delay_us=wanted.delay_us))
+    return broker.give_up(
+        wanted, partial(Queue.give_back, event=Event.RELEASE, delay_us=wanted.delay_us)
+    )
 
 
 def _check_writable(broker: Broker, request: Request) -> None:

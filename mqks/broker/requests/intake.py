@@ -366,7 +366,7 @@ class Intake:
         if acked and acker[:1] == REJECTS:
             # A message that is named twice may have come back in between.
             for some in [acked] if len({*acked}) == len(acked) else slices(acked, 1):
-                self._broker.reject(acker[1:], some)
+                self._broker.reject_gathered(acker[1:], some)
         elif acked:
             self._broker.ack(acker, acked)
         else:
