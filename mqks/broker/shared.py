@@ -47,7 +47,7 @@ class Fetch(NamedTuple):
 
 class Shared:
     __slots__ = (
-        *("counters", "due", "facts", "full_queues", "high_water_bytes", "memory"),
+        *("counters", "due", "facts", "high_water_bytes", "memory"),
         *(
             "on_dropped",
             "on_queue_full",
@@ -61,10 +61,9 @@ class Shared:
             "dead_letter_queue",
             "expelled",
             "fetches",
-            "limited_queues",
-            "near_queues",
             "queue_messages_max",
             "schedule",
+            "tight_queues",
             "touched",
             "turns",
             "unacked",
@@ -111,13 +110,8 @@ class Shared:
         self.withholds = False
         """Nothing is delivered that the journal holds, since another broker may deliver it."""
         self.queue_messages_max = settings.queue_messages_max
-        self.full_queues: dict[Queue, None] = {}
-        """Queues that have reached their limit."""
-        self.near_queues: dict[Queue, None] = {}
-        """Queues that the gathered messages of one chunk may fill: for these the number is checked
-        before messages gather."""
-        self.limited_queues: dict[Queue, None] = {}
-        """Queues with a limit by their policy: publishes to them are checked one by one."""
+        self.tight_queues: dict[Queue, None] = {}
+        """Queues that the messages of one chunk may fill, see `Capacity.is_tight`."""
         self.on_dropped: Callable[[Queue, int, str], None] = lambda *_: None
         """Called when messages of a queue die without a dead-letter queue: how many, and why."""
         self.on_queue_full: Callable[[Queue], None] = lambda queue: None

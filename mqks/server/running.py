@@ -233,7 +233,7 @@ def _log_revert(errors: ErrorLog, connection: Connection, queue: Queue, seq: int
 
 def _log_queue(queue: Queue) -> None:
     name = log.name(queue.name)
-    if queue.full:
+    if queue.capacity.full:
         log.warning("queue_full", queue=name, ready=queue.ready)
     else:
         log.event("queue_has_room", queue=name, ready=queue.ready)

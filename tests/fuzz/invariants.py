@@ -90,7 +90,8 @@ def _check_queue(queue: Queue) -> None:
     require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
     require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
-    require(queue.full == (queue in queue.shared.full_queues), f"{name!r}: full")
+    tight = queue in queue.shared.tight_queues
+    require(queue.capacity.is_tight == tight, f"{name!r}: tight")
     _check_deadline(queue)
     _check_turns(queue)
 
@@ -410,7 +411,7 @@ def _queue_digest(queue: Queue) -> object:
         ([*lane.redo], [*lane.redo_paged], dict(lane.marks), dict(lane.marked)),
         ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
         (lane.unwritten_first, len(lane.unwritten), len(lane.unwritten_runs), [*lane.acked]),
-        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.full),
+        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.capacity.full),
     )
 
 

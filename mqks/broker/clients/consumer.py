@@ -15,6 +15,7 @@ from mqks.broker.base.turns import emptied
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import Event
+from mqks.broker.queue.capacity import UNLIMITED
 from mqks.broker.queue.deadlines import Deadlines
 from mqks.broker.queue.held_since import HeldSince
 from mqks.broker.queue.lane import Delivery
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from mqks.broker.clients.connection import Connection
     from mqks.broker.queue.queue import Queue
 
-UNLIMITED: Final = 1 << 62
 UNACKED_OVERHEAD_BYTES: Final = 288
 """Memory of a delivery besides the length of its message: four objects and a dict entry (measured),
 and a second copy of its id. Adding the lengths of ids would cost 3 % of an ack, and none is longer

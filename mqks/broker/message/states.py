@@ -4,11 +4,11 @@ The one rule: what `AFTER` does not have does not happen. The picture in docs/ar
 made of it, by `python -m tools.states`.
 """
 
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 
-class State(Enum):
+class State(StrEnum):
     NONE = "[*]"
     """It does not exist, or no more."""
     READY = "ready"
@@ -17,7 +17,7 @@ class State(Enum):
     DEAD = "dead"
 
 
-class Event(Enum):
+class Event(StrEnum):
     """The values are the words of the protocol."""
 
     PUBLISH = "publish"
@@ -47,6 +47,10 @@ class Event(Enum):
     CANCEL = "cancel"
     DELETION = "delete_queue"
 
+
+REJECT: Final = Event.REJECT
+KILL: Final = Event.KILL
+"""Looking up a member takes long in Python 3.11."""
 
 AFTER: Final = {
     (State.NONE, Event.PUBLISH): State.READY,

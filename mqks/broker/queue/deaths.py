@@ -33,11 +33,11 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event) -> None:
 
 
 def _kill(queue: Place, target: Place | None, dead: Sequence[Dead], reason: Event) -> None:
-    queue.count_dead(len(dead), reason.value, dropped=target is None)
+    queue.count_dead(len(dead), reason, dropped=target is None)
     if target is None:
         queue.lane.settle([each.number for each in dead])
         return
-    letters = Letters(reason.value, queue.name, queue.shared.schedule.wall_us())
+    letters = Letters(reason, queue.name, queue.shared.schedule.wall_us())
     told = [(n, letters.of(line, tries, partial(queue.arrived_us, n))) for n, line, tries in dead]
     move(queue, target, told)
     target.deliver()
@@ -90,7 +90,7 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
     lane, target = queue.lane, queue.dead_letters
     if target is None:
-        queue.count_dead(lane.trim_some(end, count), reason.value, dropped=True)
+        queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
         fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
         _kill_waiting(queue, target, lane.oldest_waiting(end, min(count, fitting)), reason)

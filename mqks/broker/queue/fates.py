@@ -12,7 +12,7 @@ from zlib import crc32
 from mqks.broker.log.pending import Mark
 from mqks.broker.message.letters import with_published
 from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.message.states import AFTER, APPENDS, DEATHS, Event, State
+from mqks.broker.message.states import AFTER, APPENDS, DEATHS, KILL, REJECT, Event, State
 from mqks.broker.queue.deaths import Dead, kill
 from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Delivery
@@ -64,9 +64,9 @@ def fate(
         joined = mark.due(now_us)
         return Fate(event, joined.changed() if mark.keeps_place else joined, mark.keeps_place)
     mark, failures = _COUNTED[event](mark), 0
-    if event is Event.KILL:
+    if event is KILL:
         return Fate(event, mark)
-    if event is Event.REJECT:
+    if event is REJECT:
         failures = mark.rejects
         if rules.retries is not None and failures >= max(1, rules.retries):
             return Fate(Event.REJECTS, mark)
@@ -96,12 +96,14 @@ def give_back(
     """A consumer returns these. `defaults` apply where the queue has no rule. Return the reason if
     any of them died."""
     lane = queue.lane
-    if not (event is Event.KILL or delay_us or queue.is_ruled or defaults is not DEFAULT):
-        count, mark_of = _COUNTED[event], lane.mark_of
-        if event is Event.REJECT:
-            marks = [count(mark_of(number)) for number, _ in deliveries]
-            move(queue, queue, deliveries, marks)
+    if event is REJECT or event is KILL:
+        queue.shared.counters.rejected += len(deliveries)
+    if not (event is KILL or delay_us or queue.is_ruled or defaults is not DEFAULT):
+        mark_of = lane.mark_of
+        if event is REJECT:
+            move(queue, queue, deliveries, [mark_of(number).rejected() for number, _ in deliveries])
         else:
+            count = _COUNTED[event]
             for number, line in deliveries:
                 lane.give_back(number, line, count(mark_of(number)))
         queue.deliver()

@@ -255,7 +255,7 @@ def _reject_and_tell(
     def rejected(queue: Queue, deliveries: Sequence[Delivery]) -> None:
         if reason := how(queue, deliveries):
             target = queue.rules.dead_letters
-            fates.append(b" ".join([b"dead", reason.value.encode(), *([target] if target else [])]))
+            fates.append(b" ".join([b"dead", reason.encode(), *([target] if target else [])]))
 
     broker.give_up(wanted, rejected)
     yield from ()

@@ -260,7 +260,7 @@ class Intake:
             or works
             or gathered > GATHERED_ON_MAX
             or gathering.width > WIDE
-            or broker.shared.near_queues
+            or gathering.leads_to(broker.shared.tight_queues)
         ):
             self._flush(acker, acked)
         else:

@@ -55,6 +55,10 @@ class Gathering:
         group = self.groups[key] = key, b" event=%b " % event, found[1], found[2]
         return group
 
+    def leads_to(self, queues: Queues) -> bool:
+        """Whether anything is gathered for one of these queues."""
+        return bool(queues) and not self._by_queue.keys().isdisjoint(queues)
+
     @property
     def copies_max(self) -> int:
         """Maximum of gathered messages times queues."""
