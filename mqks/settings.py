@@ -195,7 +195,8 @@ class Settings:
     queues_max: int = _limits(100_000, "Maximum number of queues.", (1, 100_000_000, "queues"))
     queue_messages_max: int = _limits(
         100_000_000,
-        "Refuse publishes to a queue with this many waiting messages; 0 means no limit.",
+        "Refuse publishes to a queue with this many waiting messages, if its policy sets no "
+        "`messages_max`; 0 means no limit.",
         (0, 10**15, "messages"),
     )
     prefetch_max: int = _limits(

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES
+from mqks.broker.message.states import AFTER, APPENDS, Event, State
 
 MASK = "\t"
 """Before a mask among the events that a name is bound to."""
@@ -220,17 +221,21 @@ class Model:
         settled = self._settle(consumer_id, message_id)
         if settled:
             self._go_on(self.consumers[consumer_id])
+        event = Event.KILL if how == "reject --dead" else Event(how)
+        if delay and event is not Event.KILL:
+            event = Event.DELAY
+        after = AFTER[State.UNACKED, event]
         for message in settled:
             name = self.consumers[consumer_id].queue
             queue = self.queues[name]
-            if how == "reject --dead":
+            if after is State.DEAD:
                 self._kill(name, message)
                 continue
             message.retry += how == "reject"
-            if delay:
+            if after is State.SCHEDULED:
                 message.keeps_place = how == "release"
                 queue.scheduled.append((self.now + delay, message))
-            elif how == "release":
+            elif event not in APPENDS:
                 queue.ready.append(message)
                 queue.ready.sort(key=lambda each: each.place)
             else:

@@ -12,7 +12,7 @@ from typing import Any
 from mqks.broker.broker import Broker
 from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import Batch, ErrorRecord, Run
-from mqks.broker.queue.shared import Fetch, Stored
+from mqks.broker.queue.shared import Fetch, Place
 from mqks.broker.requests.intake import Intake
 from mqks.errors import DiskFull
 from mqks.settings import Settings
@@ -54,7 +54,7 @@ class Played:
             self.broker.turns.chunk_s = float(self.calls_a_turn)
         self.in_flight: list[Batch] = []
         """One at the most."""
-        self.pages: list[tuple[Stored, int | None, list[Run]]] = []
+        self.pages: list[tuple[Place, int | None, list[Run]]] = []
         self.fetched: list[tuple[Fetch, dict[int, bytes]]] = []
         self.disk.recover(self.broker)
 

@@ -104,8 +104,8 @@ def test_over_tcp(tmp_path: Path) -> None:
 # -- what it would find
 
 
-def broken_reject(queue: Queue, deliveries: object, **how: object) -> None:
-    """A reject that loses messages."""
+def broken_give_back(queue: Queue, deliveries: object, *how: object, **more: object) -> None:
+    """A return that loses messages."""
 
 
 def broken_go_on(consumer: Consumer) -> None:
@@ -129,7 +129,7 @@ def crashing_trim(queue: Queue, end: int) -> int:
 @pytest.mark.parametrize(
     ("where", "name", "broken", "finding"),
     [
-        (Queue, "reject", broken_reject, "numbers on disk"),
+        (Queue, "give_back", broken_give_back, "numbers on disk"),
         (Consumer, "_go_on", broken_go_on, "neither rests nor is in the ring"),
         (replies, "error", broken_error, "replies that answer nobody"),
         (Bindings, "rebind", broken_rebind, "an error has changed something"),

@@ -33,7 +33,7 @@ from mqks.broker.log.pending import ErrorRecord, Run
 from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
 from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.shared import Stored
+from mqks.broker.queue.shared import Place
 from mqks.broker.requests.intake import Intake
 from mqks.errors import DiskFull
 from mqks.journal import index, journal, segment
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.requests = count(1)
         self.is_slow = False
         """Whether the disk is: what is only there comes when `a_page_comes`."""
-        self.page: tuple[Stored, int | None, list[Run]] | None = None
+        self.page: tuple[Place, int | None, list[Run]] | None = None
         """The page that is under way: its queue, where it begins, what was read."""
         self.seen: dict[tuple[int, int], str] = {}
         """Queue and number → the message that a reader has seen there."""
@@ -405,10 +405,10 @@ class Machine(RuleBasedStateMachine):
             while queue.lane.blocks.on_disk:
                 self._page_in(queue)
 
-    def _page_in(self, queue: Stored) -> None:
+    def _page_in(self, queue: Place) -> None:
         queue.page_in(*self._read_page(queue))
 
-    def _read_page(self, queue: Stored) -> tuple[int | None, list[Run]]:
+    def _read_page(self, queue: Place) -> tuple[int | None, list[Run]]:
         first = queue.lane.page_first
         return first, self.runner.run(self.journal.log.read(queue.id, first)) if first else []
 

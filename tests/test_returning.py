@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqks import users_file
-from mqks.broker.queue import returns
+from mqks.broker.queue import fates
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token
@@ -164,9 +164,9 @@ def test_the_backoff_doubles_up_to_its_limit(world: BareWorld) -> None:
     for rejects, wait_s in enumerate((1, 2, 4, 8, 8, 8), 1):
         assert len(lines(world, "alice")) == 1
         assert told(world, b"r reject c m1") == []
-        world.advance(wait_s * (1 - returns.JITTER) - 0.001)
+        world.advance(wait_s * (1 - fates.JITTER) - 0.001)
         assert lines(world, "alice") == [], rejects
-        world.advance(wait_s * 2 * returns.JITTER + 0.002)
+        world.advance(wait_s * 2 * fates.JITTER + 0.002)
     assert lines(world, "alice") == [b"c ok m1 event=e,retry=6 a"]
 
 
@@ -178,9 +178,9 @@ def test_losses_after_the_first_back_off_in_the_same_way(world: BareWorld) -> No
         world.connect("alice")
         world.send("alice", b"c consume q --manual-ack --prefetch=2\n")
         if wait_s:
-            world.advance(wait_s * (1 - returns.JITTER) - 0.001)
+            world.advance(wait_s * (1 - fates.JITTER) - 0.001)
             assert lines(world, "alice") == [], losses
-            world.advance(wait_s * 2 * returns.JITTER + 0.002)
+            world.advance(wait_s * 2 * fates.JITTER + 0.002)
         assert sorted(lines(world, "alice")) == [
             b"c ok m1 event=e,retry=%d a" % losses,
             b"c ok m2 event=e,retry=%d b" % losses,

@@ -25,12 +25,13 @@ from mqks.broker.log.metadata import MetadataBudget, consumer_bytes, queue_bytes
 from mqks.broker.log.once import OnceWindow
 from mqks.broker.log.pending import Batch, ErrorRecord, QueueState, Waiters
 from mqks.broker.message.policy import Policy
+from mqks.broker.message.states import Event
 from mqks.broker.policies import Policies
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.reads import Read
 from mqks.broker.queue.selection import Chosen
-from mqks.broker.queue.shared import Shared
+from mqks.broker.queue.shared import Place, Shared
 from mqks.broker.queue.taker import Rest
 from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.publishing import Publishing
@@ -300,11 +301,11 @@ class Broker:
         if self.unwritable and not is_durable:
             raise Unwritable(f"{self.unwritable}: the place of a message is not durable")
 
-    def reject(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
+    def reject_gathered(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
         """A consumer rejects these; unknown ids are ignored."""
         consumer = self.consumers.get(consumer_id)
         if consumer is not None and (deliveries := consumer.take_back(message_ids)):
-            consumer.queue.reject(deliveries)
+            consumer.queue.give_back(deliveries, Event.REJECT)
 
     def give_up(self, wanted: Answer, how: GiveUp) -> Work[None] | None:
         """A consumer gives back one or all of its messages."""
@@ -347,8 +348,7 @@ class Broker:
             deliveries += some
             yield GOES_ON
         for step in slices((yield from ordered(deliveries)), STEP_MESSAGES):
-            if not queue.deleted:
-                how(queue, step)
+            how(queue, step)
             yield GOES_ON
         queue.returning -= 1
         queue.deliver()
@@ -409,7 +409,7 @@ class Broker:
                 consumer.resume(Rest.NO_QUEUE)
         return queue
 
-    def _dead_letter_queue(self, queue: Queue) -> Queue | None:
+    def _dead_letter_queue(self, queue: Place) -> Queue | None:
         name = queue.rules.dead_letters
         return None if name is None else self.queue_for(name)
 
@@ -573,6 +573,7 @@ class Broker:
     def delete_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> Work[None]:
         """End consumers. All their messages return to their places before any of them is delivered
         to others. `lost`: the consumers did not end themselves."""
+        event = Event.LOSS if lost else Event.END
         returned: list[tuple[Queue, Policy, Iterator[Delivery]]] = []
         for number, consumer in enumerate(consumers, 1):
             if number % STEP_MESSAGES == 0:
@@ -593,8 +594,7 @@ class Broker:
         yield GOES_ON
         for queue, defaults, deliveries in returned:
             while some := list(islice(deliveries, STEP_MESSAGES)):
-                if not queue.deleted:
-                    queue.give_back(some, lost=lost, defaults=defaults)
+                queue.give_back(some, event, defaults=defaults)
                 yield GOES_ON
             queue.returning -= 1
         for queue in dict.fromkeys(queue for queue, *_ in returned):

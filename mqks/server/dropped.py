@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from typing import Final
 
-from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Place
 from mqks.limits import DROPPED_LINES_MAX
 from mqks.server import log
 
@@ -25,7 +25,7 @@ class DroppedLog:
         self._suppressed = 0
         """In queues beyond the limit."""
 
-    def __call__(self, queue: Queue, count: int, reason: str) -> None:
+    def __call__(self, queue: Place, count: int, reason: str) -> None:
         if not self._counts:
             self._loop.call_later(MINUTE_S, self._next_minute)
         if (counts := self._counts.get(queue.name)) is not None:

@@ -151,7 +151,7 @@ QUEUES: Final = (
     Metric(
         "mqks_queue_fullness",
         "Used part of the queue's own limit, 0 to 1; absent unless it refuses publishes.",
-        lambda queue: queue.fullness,
+        lambda queue: queue.capacity.fullness,
     ),
     Metric("mqks_queue_consumers", "Consumers of the queue.", lambda queue: len(queue.consumers)),
     Metric(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.queue.shared import Fetch, Stored
+from mqks.broker.queue.shared import Fetch, Place
 from mqks.journal.journal import Journal
 
 
@@ -21,7 +21,7 @@ class Paging:
         self._broker = broker
         self._journal = journal
         self._flush = flush
-        self._pages: deque[Stored] = deque()
+        self._pages: deque[Place] = deque()
         self._fetches: deque[Fetch] = deque()
         self._wanted = anyio.Event()
         self.stopping = False
@@ -49,7 +49,7 @@ class Paging:
                 if self._fetches:
                     await self._bring(self._fetches.popleft())
 
-    async def _bring_page(self, queue: Stored) -> None:
+    async def _bring_page(self, queue: Place) -> None:
         first = queue.lane.page_first
         runs = [] if first is None else await self._journal.log.read(queue.id, first)
         if not self.stopping:

@@ -24,6 +24,7 @@ from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
 from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Place
 from mqks.errors import ConfigurationError, MqksError
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
@@ -231,9 +232,9 @@ def _log_revert(errors: ErrorLog, connection: Connection, queue: Queue, seq: int
         )
 
 
-def _log_queue(queue: Queue) -> None:
+def _log_queue(queue: Place) -> None:
     name = log.name(queue.name)
-    if queue.full:
+    if queue.capacity.full:
         log.warning("queue_full", queue=name, ready=queue.ready)
     else:
         log.event("queue_has_room", queue=name, ready=queue.ready)

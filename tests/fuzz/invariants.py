@@ -13,6 +13,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
 from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.log.pending import NO_MARK
+from mqks.broker.message.states import AFTER, APPENDS, State
 from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.queue.deaths import _kill_read
 from mqks.broker.queue.delays import _number
@@ -86,9 +87,54 @@ def _check_queue(queue: Queue) -> None:
     require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
     require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
-    require(queue.full == (queue in queue.shared.full_queues), f"{name!r}: full")
+    tight = queue in queue.shared.tight_queues
+    require(queue.capacity.is_tight == tight, f"{name!r}: tight")
     _check_deadline(queue)
     _check_turns(queue)
+
+
+def _reached() -> dict[State, set[State]]:
+    """Where a message may be later under the same number, by the table of states."""
+    steps = {(before, after) for (before, event), after in AFTER.items() if event not in APPENDS}
+    reached = {state: {state} for state in State}
+    for _ in State:
+        for before, after in steps:
+            reached[before] |= reached[after]
+    return reached
+
+
+REACHED: Final = _reached()
+
+
+class States:
+    """What has become of each message since the last look."""
+
+    def __init__(self) -> None:
+        self._before: dict[Queue, tuple[int, dict[int, State]]] = {}
+
+    def look(self, broker: Broker, fetches: Iterable[Fetch]) -> None:
+        before, self._before = self._before, {}
+        for queue in broker.queues.values():
+            next_seq, known = before.get(queue, (1, {}))
+            if queue.returning:  # What returns just now is nowhere.
+                self._before[queue] = next_seq, known
+                continue
+            now = states(queue, fetches)
+            for number in {*known, *now}:
+                was, state = known.get(number, State.NONE), now.get(number, State.NONE)
+                may = state in REACHED[was] or (was is State.NONE and number >= next_seq)
+                require(may, f"{queue.name!r}: {number} was {was.value} and is {state.value}")
+            self._before[queue] = queue.lane.next_seq, now
+
+
+def states(queue: Queue, fetches: Iterable[Fetch]) -> dict[int, State]:
+    held = (number for each in consumers_of(queue) for number, _ in _deliveries(each))
+    return {
+        **dict.fromkeys(waiting(queue), State.READY),
+        **dict.fromkeys(scheduled(queue), State.SCHEDULED),
+        **dict.fromkeys(held, State.UNACKED),
+        **dict.fromkeys(dying(queue, fetches), State.DEAD),
+    }
 
 
 def waiting(queue: Queue) -> Iterator[int]:
@@ -349,7 +395,7 @@ def _queue_digest(queue: Queue) -> object:
         ([*lane.blocks], lane.paging, dict(lane.marks), dict(lane.marked)),
         ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
         (lane.unwritten_first, len(lane.unwritten), len(lane.unwritten_runs), [*lane.acked]),
-        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.full),
+        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.capacity.full),
     )
 
 

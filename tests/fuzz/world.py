@@ -21,7 +21,7 @@ from mqks.limits import CHUNK_S, DELIVERY_BYTES, LINES_MAX, SCARCE_BYTES
 from mqks.settings import Settings
 from mqks.users import User, Users, hash_token
 from tests.fuzz import Finding
-from tests.fuzz.invariants import check, check_disk, digest, require
+from tests.fuzz.invariants import States, check, check_disk, digest, require
 from tests.fuzz.peer import Peer
 from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
 from tests.fuzz.steps import Step, Steps
@@ -92,6 +92,7 @@ class World(Played):
         self.peers: dict[str, Peer] = {}
         self._slow = False
         self._going: list[Peer] = []
+        self._states = States()
         super().crash()
         self.broker.access.users = Users(USERS, b"key")
         if not self.calls_a_turn:
@@ -112,8 +113,10 @@ class World(Played):
         """Raise Finding if an invariant does not hold."""
         self._looked_cpu_s = thread_time()
         check(self.broker)
+        fetches = [fetch for fetch, _ in self.fetched]
+        self._states.look(self.broker, [*self.broker.shared.fetches, *fetches])
         if not self.broker.pending and not self.in_flight:
-            check_disk(self.broker, self.disk, [fetch for fetch, _ in self.fetched])
+            check_disk(self.broker, self.disk, fetches)
 
     def settle(self) -> None:
         """Do all that is due, and look at the whole."""

@@ -14,6 +14,7 @@ from mqks.broker.base.turns import emptied
 from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.message.states import Event
 from mqks.broker.queue.deadlines import Deadlines
 from mqks.broker.queue.held_since import HeldSince
 from mqks.broker.queue.lane import Delivery
@@ -268,7 +269,7 @@ class Consumer(Taker):
 
     def too_late(self, late: list[tuple[bytes, int]]) -> None:
         """Return these to the queue, as if the consumer were lost."""
-        self.queue.lose(self._take_numbered(late), self.defaults)
+        self.queue.give_back(self._take_numbered(late), Event.LOSS, defaults=self.defaults)
 
     def held(self) -> Iterator[Delivery]:
         """All unacked deliveries, in no order."""

@@ -61,6 +61,10 @@ class Mark(NamedTuple):
         """The mark after it was returned once more."""
         return _RETURNED if self is NO_MARK else self._back()
 
+    def released(self) -> "Mark":
+        """The mark after a consumer has released it: nothing is counted."""
+        return self.changed(redelivered=False)
+
     def rejected(self) -> "Mark":
         """The mark after it was rejected once more."""
         return _REJECTED if self is NO_MARK else self._back(rejected=1)

@@ -25,6 +25,8 @@ class Letter(NamedTuple):
     tries: int
     published_us: int
     died_us: int
+    original: bytes
+    """The message without the data of its death."""
 
 
 class Parts(NamedTuple):
@@ -76,19 +78,14 @@ def _seconds(time_us: int) -> bytes:
     return b"%d.%03d" % divmod(time_us // 1000, 1000)
 
 
-def revived(message: bytes) -> bytes:
-    """The original message of a dead letter."""
-    told = parts(message)
-    return told._replace(meta=split_letter(told.meta)[0]).joined()
-
-
 def letter_of(message: bytes) -> Letter | None:
     """The broker's data of a dead letter; None if the message is not one."""
-    _, meta, published = parts(message)
-    _, values = split_letter(meta)
+    text, meta, published = parts(message)
+    own, values = split_letter(meta)
     if values is None:
         return None
     reason, queue, tries, _, died = values
     seconds, _, thousandths = died.partition(b".")
     died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
-    return Letter(reason.decode(), unquote_to_bytes(queue), int(tries), int(published), died_us)
+    name, original = unquote_to_bytes(queue), Parts(text, own, published).joined()
+    return Letter(reason.decode(), name, int(tries), int(published), died_us, original)

@@ -6,17 +6,15 @@ reason. Without such a queue it is dropped and counted.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.letters import Letters
-from mqks.broker.queue.shared import Fetch
+from mqks.broker.message.states import Event
+from mqks.broker.queue.moves import move
+from mqks.broker.queue.shared import Place
 from mqks.errors import MqksError
 from mqks.limits import STEP_BYTES, STEP_MESSAGES
 from mqks.protocol.requests import shown
-
-if TYPE_CHECKING:
-    from mqks.broker.queue.queue import Queue
 
 
 class Dead(NamedTuple):
@@ -27,42 +25,47 @@ class Dead(NamedTuple):
     tries: int
 
 
-def kill(queue: "Queue", dead: Sequence[Dead], reason: str) -> None:
+def kill(queue: Place, dead: Sequence[Dead], reason: Event) -> None:
     """Move or drop these dead messages."""
-    if not dead:
-        return
-    target = _count(queue, len(dead), reason)
-    lane = queue.lane
+    if dead:
+        _kill(queue, queue.dead_letters, dead, reason)
+
+
+def _kill(queue: Place, target: Place | None, dead: Sequence[Dead], reason: Event) -> None:
+    queue.count_dead(len(dead), reason, dropped=target is None)
     if target is None:
-        lane.settle([each.number for each in dead])
+        queue.lane.settle([each.number for each in dead])
         return
     letters = Letters(reason, queue.name, queue.shared.schedule.wall_us())
-    lines = [letters.of(line, tries, partial(queue.arrived_us, n)) for n, line, tries in dead]
-    lane.move_out_all([each.number for each in dead])
-    target.take_letters(lines)
-    lane.pending.moves = True
+    told = [(n, letters.of(line, tries, partial(queue.arrived_us, n))) for n, line, tries in dead]
+    move(queue, target, told)
     target.deliver()
 
 
-def kill_waiting(queue: "Queue", numbers: Iterable[int], reason: str) -> None:
+def kill_waiting(queue: Place, numbers: Iterable[int], reason: Event) -> None:
     """Kill ready messages; those that are only on disk move when they have been read."""
+    _kill_waiting(queue, queue.dead_letters, numbers, reason)
+
+
+def _kill_waiting(
+    queue: Place, target: Place | None, numbers: Iterable[int], reason: Event
+) -> None:
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
-    has_target = queue.shared.dead_letter_queue(queue) is not None
     for number in numbers:
         # A message that is dropped needs no body.
-        line = lane.body(number) if has_target else b""
+        line = b"" if target is None else lane.body(number)
         lane.take_out(number)
         if line is None:
             on_disk.append(number)
         else:
             dead.append(Dead(number, line, lane.mark_of(number).retry))
-    kill(queue, dead, reason)
+    if dead:
+        _kill(queue, target, dead, reason)
     for some in _parts(queue, on_disk):
-        then = partial(_kill_read, queue, some, reason)
-        queue.shared.fetches.append(Fetch(queue, some, then))
+        queue.fetch(some, partial(_kill_read, queue, some, reason))
 
 
-def _parts(queue: "Queue", numbers: Iterable[int]) -> Iterator[list[int]]:
+def _parts(queue: Place, numbers: Iterable[int]) -> Iterator[list[int]]:
     """Split numbers into parts for one step each."""
     some, size = list[int](), 0
     for number in numbers:
@@ -75,30 +78,18 @@ def _parts(queue: "Queue", numbers: Iterable[int]) -> Iterator[list[int]]:
         yield some
 
 
-def _kill_read(queue: "Queue", numbers: list[int], reason: str, lines: dict[int, bytes]) -> None:
+def _kill_read(queue: Place, numbers: list[int], reason: Event, lines: dict[int, bytes]) -> None:
     if missing := [number for number in numbers if number not in lines]:
         raise MqksError(f"messages of queue {shown(queue.name)} are missing: {missing[:5]}")
-    marks = queue.lane.marks
-    dead = [Dead(each, lines[each], marks.get(each, NO_MARK).retry) for each in numbers]
-    kill(queue, dead, reason)
+    mark_of = queue.lane.mark_of
+    kill(queue, [Dead(each, lines[each], mark_of(each).retry) for each in numbers], reason)
 
 
-def kill_oldest(queue: "Queue", end: int, reason: str, count: int = STEP_MESSAGES) -> None:
+def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES) -> None:
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
-    lane = queue.lane
-    if queue.shared.dead_letter_queue(queue) is None:
-        _count(queue, lane.trim_some(end, count), reason)
+    lane, target = queue.lane, queue.dead_letters
+    if target is None:
+        queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
         fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
-        kill_waiting(queue, lane.oldest_waiting(end, min(count, fitting)), reason)
-
-
-def _count(queue: "Queue", count: int, reason: str) -> "Queue | None":
-    """Count the dead messages; return their dead-letter queue."""
-    counters, target = queue.shared.counters, queue.shared.dead_letter_queue(queue)
-    counters.dead[reason] += count
-    queue.dead += count
-    if target is None:
-        counters.dropped += count
-        queue.shared.on_dropped(queue, count, reason)
-    return target
+        _kill_waiting(queue, target, lane.oldest_waiting(end, min(count, fitting)), reason)

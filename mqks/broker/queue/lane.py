@@ -285,14 +285,9 @@ class Lane:
         if self.expiry is not None:
             self.expiry.discard(numbers)
 
-    def move_out(self, number: int) -> Mark:
-        """Record that this message is appended elsewhere in the same commit; return its mark."""
-        mark = self.mark_of(number)
-        self.move_out_all([number])
-        return mark
-
     def move_out_all(self, numbers: list[int]) -> None:
-        """The same for several messages, whose marks are no longer needed."""
+        """Record that these messages are appended elsewhere in the same commit. Their marks are
+        gone then."""
         self._forget_marks(numbers)
         self.moved += compress(numbers)
         self._touch()

@@ -4,36 +4,39 @@ The one rule: one commit settles a message in its old place and appends it in th
 never lost and never duplicated, whenever the process is killed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work
 from mqks.broker.log.pending import Mark
-from mqks.broker.queue.lane import Delivery, Lane
+from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.selection import Chosen
-from mqks.broker.queue.shared import Fetch
+from mqks.broker.queue.shared import Place
 from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
 
-if TYPE_CHECKING:
-    from mqks.broker.queue.queue import Queue
-
-Choose = Callable[[bytes], "tuple[Queue, bytes] | None"]
+Choose = Callable[[bytes], tuple[Place, bytes] | None]
 """Maps a message to its new queue and its new form; None: it stays."""
 
 
 def move(
-    source: Lane, deliveries: Iterable[Delivery], to: Lane, remark: Callable[[Mark], Mark]
+    source: Place,
+    to: Place,
+    deliveries: Sequence[Delivery],
+    marks: Sequence[Mark] | None = None,
 ) -> None:
     """Move messages that are alive in `source`, but no longer in its stretches, to the end of `to`,
-    which may be the same lane. Each gets the mark that `remark` returns."""
-    for number, line in deliveries:
-        to.append_marked(line, remark(source.move_out(number)))
+    which may be the same queue. `marks` are their new ones; None: they have attributes and no
+    marks. The caller delivers."""
+    source.lane.move_out_all([number for number, _ in deliveries])
     if source is not to:
-        source.pending.moves = True
+        source.lane.pending.moves = True
+        to.take_in([line for _, line in deliveries], marks)
+    else:
+        for (_, line), mark in zip(deliveries, marks or (), strict=True):
+            to.lane.append_marked(line, mark)
 
 
 def move_waiting(
-    source: "Queue",
+    source: Place,
     choose: Choose,
     limit: int = SEQ_MAX,
     end: int = SEQ_MAX,
@@ -65,10 +68,10 @@ def move_waiting(
     return count
 
 
-def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) -> int:
+def _move(source: Place, lines: dict[int, bytes], choose: Choose, limit: int) -> int:
     """Move the chosen ones of these messages; return how many."""
     lane, count = source.lane, 0
-    gone: dict[Queue, None] = {}
+    gone: dict[Place, list[Delivery]] = {}
     for number in sorted(lines):
         # It may have left the queue meanwhile.
         if count >= limit or lane.deleted or not lane.is_waiting(number):
@@ -77,10 +80,11 @@ def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) 
         if chosen is not None and not chosen[0].deleted:
             target, line = chosen
             lane.take_out(number)
-            target.take_in(line, Mark(expires_us=lane.move_out(number).expires_us))
-            gone[target] = None
+            gone.setdefault(target, []).append((number, line))
             count += 1
-    lane.pending.moves = lane.pending.moves or bool(gone)
+    for target, some in gone.items():
+        expires_us = [lane.mark_of(number).expires_us for number, _ in some]
+        move(source, target, some, [Mark(expires_us=each) for each in expires_us])
     for target in gone:
         target.deliver()
     if gone:
@@ -88,7 +92,7 @@ def _move(source: "Queue", lines: dict[int, bytes], choose: Choose, limit: int) 
     return count
 
 
-def waiting(source: "Queue", end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:
+def waiting(source: Place, end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:
     """Numbers of ready messages, those that are old enough if some are chosen, in order: as many
     at a time as one step looks at. What returns behind them is not among them."""
     first = 1
@@ -101,7 +105,7 @@ def waiting(source: "Queue", end: int, chosen: Chosen | None) -> Iterator[Sequen
 
 
 def some_bodies(
-    source: "Queue", numbers: Sequence[int], body: Callable[[int], bytes | None]
+    source: Place, numbers: Sequence[int], body: Callable[[int], bytes | None]
 ) -> Work[tuple[dict[int, bytes], Sequence[int]]]:
     """Bodies of the first of these messages, as many as one step takes, and the numbers of the
     others. `body` returns a body in memory; messages that have left meanwhile may be missing."""
@@ -123,10 +127,10 @@ def some_bodies(
     return lines, numbers[count:]
 
 
-def fetched(source: "Queue", numbers: list[int]) -> Work[dict[int, bytes]]:
+def fetched(source: Place, numbers: list[int]) -> Work[dict[int, bytes]]:
     """Read bodies from disk; none if the queue is deleted meanwhile."""
     came: list[dict[int, bytes]] = []
-    source.shared.fetches.append(Fetch(source, numbers, came.append))
+    source.fetch(numbers, came.append)
     while not (came or source.deleted):
         yield WAITS
     return came[0] if came else {}

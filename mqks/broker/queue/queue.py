@@ -8,21 +8,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from zlib import crc32
 
 from mqks.broker.base.ranges import Range, compress, union
 from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.log.pending import Mark, QueueState, Run
 from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.queue import returns
-from mqks.broker.queue.deaths import Dead, kill, kill_oldest
+from mqks.broker.message.states import REJECT, Event
+from mqks.broker.queue import fates
+from mqks.broker.queue.capacity import Capacity
+from mqks.broker.queue.deaths import kill_oldest
 from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Delivery, Lane, let_go
-from mqks.broker.queue.shared import Shared
-from mqks.broker.queue.taker import UNLIMITED, Rest, Taker
+from mqks.broker.queue.shared import Fetch, Place, Shared
+from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
-from mqks.limits import GATHERED_MAX, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
+from mqks.limits import SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 
 
@@ -45,38 +47,20 @@ class Terms(NamedTuple):
         )
 
 
-class Limits(NamedTuple):
-    """Limits of one queue, and whether the oldest messages above them are dropped."""
-
-    messages_max: int
-    bytes_max: int
-    drops: bool
-
-    @classmethod
-    def of(cls, rules: Policy) -> Self | None:
-        if rules.messages_max is None and rules.bytes_max is None:
-            return None
-        maxima = rules.messages_max or UNLIMITED, rules.bytes_max or UNLIMITED
-        return cls(*maxima, rules.overflow == "drop")
-
-
 class Queue:
     __slots__ = (
         *(
             "ack_timeout_us",
-            "coming",
-            "coming_bytes",
+            "capacity",
             "consumers",
             "dead",
             "deleted",
-            "full",
             "id",
             "is_dropping",
             "lane",
-            "limits",
         ),
-        *("messages_max", "name", "nearly_full", "policy", "returning", "ring", "rules", "shared"),
-        *("show", "timer", "times", "told_at", "updates"),
+        *("name", "policy", "returning", "ring", "rules", "shared", "show"),
+        *("timer", "times", "told_at", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -87,8 +71,6 @@ class Queue:
         self.policy = self.rules = DEFAULT
         """The policy that was set, and the rules that apply: the policy over the defaults."""
         self.ack_timeout_us: int | None = None
-        self.limits: Limits | None = None
-        """The rules that are checked for each message."""
         self.is_dropping = False
         """Messages above the limits are being dropped, the oldest first."""
         self.times: Times | None = None
@@ -98,16 +80,9 @@ class Queue:
         self.deleted = False
         self.dead = 0
         """Messages that have died here since the start of the server."""
-        self.messages_max = shared.queue_messages_max or UNLIMITED
-        self.full = False
-        """It has reached its limit: publishes to it are refused."""
-        self.nearly_full = False
-        """The warning before the limit was reported."""
-        self.coming = self.coming_bytes = 0
-        """Number and length of messages on their way here, which count already."""
+        self.capacity = Capacity(self, shared.queue_messages_max)
         self.told_at = 0
-        """Number of waiting messages at which to check these two, and whether it is nearly full."""
-        self._tell_at()
+        """Number of messages, never delivered yet, at which to look at the capacity."""
         self.returning = 0
         """Number of works that return messages: until all are done, nothing is delivered."""
         self.consumers: dict[Taker, None] = {}
@@ -119,6 +94,7 @@ class Queue:
         """Shows the messages that join it to those who watch, if any do."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
+        self._look()
 
     @property
     def ready(self) -> int:
@@ -153,13 +129,11 @@ class Queue:
             self._rules_changed()
 
     def _rules_changed(self) -> None:
-        rules, shared = self.rules, self.shared
+        rules = self.rules
         timeout_s = rules.ack_timeout_s
         self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
-        self.limits = Limits.of(rules)
-        shared.limited_queues.pop(self, None)
-        if self.limits is not None and not self.limits.drops:
-            shared.limited_queues[self] = None
+        self.capacity.apply(rules)
+        self._look()
         if rules.ttl_s is not None or self.times is not None:
             self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
         self.deliver()
@@ -202,7 +176,7 @@ class Queue:
             self.ring
             and not lane.blocks.count
             and (ids is not None or not self.shared.withholds)
-            and not self._put_off()
+            and not self._postponed()
         ):
             taken = self._dispatch(first, lines, ids, stored=False)
             if taken == len(lines):
@@ -217,7 +191,7 @@ class Queue:
     @property
     def is_watched(self) -> bool:
         """Whether ready messages need work even without consumers."""
-        return self.times is not None or self.limits is not None
+        return self.times is not None or self.capacity.is_watched
 
     def publish_on(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
         """The same for messages that have attributes, are scheduled, or have a TTL."""
@@ -240,10 +214,8 @@ class Queue:
         due_us = terms.due_us if terms.is_dated else terms.clock_us
         times = self.timed()
         times.add(first, lines, marks, due_us)
-        if self.limits is not None:
-            self.deliver()
-        else:
-            times.set_alarms()
+        times.set_alarms()
+        self._look()
 
     def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], expires_us: int) -> None:
         """Publish messages with their own TTL."""
@@ -262,60 +234,21 @@ class Queue:
             times.expiry.discard([number for number in new if number not in kept])
         times.set_alarms()
 
-    def take_in(self, line: bytes, mark: Mark) -> None:
-        """Append a message from another queue. Limits do not refuse it."""
-        if mark.expires_us:
-            self.timed()
-        if self.show is not None:
-            self.show([line])
-        self.lane.append_marked(line, mark)
-
-    def take_letters(self, lines: list[bytes]) -> None:
-        """Dead letters come from another queue. They always fit."""
+    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
+        """Append messages from another queue; without `marks` they are dead letters. Limits do not
+        refuse them."""
         if self.show is not None:
             self.show(lines)
-        self.lane.append_all(lines)
-
-    def no_room(self, size: int) -> str:
-        """Why its policy refuses one more message of this size; empty if it does not."""
-        limits = self.limits
-        if limits is None or limits.drops:
-            return ""
-        messages, waiting_bytes = self._waiting
-        messages, waiting_bytes = messages + self.coming, waiting_bytes + self.coming_bytes
-        if messages >= limits.messages_max:
-            return f"messages_max is {limits.messages_max}, and {messages} messages wait"
-        if waiting_bytes + size > limits.bytes_max:
-            most = limits.bytes_max
-            return f"bytes_max is {most}, the message has {size}, and {waiting_bytes} bytes wait"
-        return ""
+        if marks is None:
+            self.lane.append_all(lines)
+            return
+        for line, mark in zip(lines, marks, strict=True):
+            if mark.expires_us:
+                self.timed()
+            self.lane.append_marked(line, mark)
 
     @property
-    def room(self) -> int:
-        """How many more ready messages the setting allows; returned ones do not count."""
-        return self.messages_max - self.lane.fresh - self.coming
-
-    def reserve(self, count: int, size: int) -> None:
-        """Count messages on their way here, of `size` bytes together; negative when they arrive."""
-        self.coming += count
-        self.coming_bytes += size
-
-    @property
-    def messages_max_again(self) -> int:
-        """After it was full, it accepts messages again below this number."""
-        return max(1, self.messages_max * 7 // 8)
-
-    @property
-    def fullness(self) -> float | None:
-        """Used part of the limits of its policy, from 0 to 1; None if it refuses nothing."""
-        limits = self.limits
-        if limits is None or limits.drops:
-            return None
-        messages, waiting_bytes = self._waiting
-        return max(messages / limits.messages_max, waiting_bytes / limits.bytes_max)
-
-    @property
-    def _waiting(self) -> tuple[int, int]:
+    def contents(self) -> tuple[int, int]:
         """Number and length of ready and scheduled messages."""
         lane, times = self.lane, self.times
         if times is None:
@@ -332,91 +265,82 @@ class Queue:
     def trim(self, end: int) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many."""
         count = yield from self.lane.trim(end)
-        if self.nearly_full and not self.deleted:
-            self._look_at_limit()
+        if self.capacity.is_watched and not self.deleted:
+            self._look()
         return count
 
     def _drop_surplus(self) -> Work[None]:
         """Kill messages above the limits, the oldest first."""
         while (surplus := self._surplus()) and not self.deleted:
-            kill_oldest(self, SEQ_MAX, "overflow", min(surplus, STEP_MESSAGES))
+            kill_oldest(self, SEQ_MAX, Event.OVERFLOW, min(surplus, STEP_MESSAGES))
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
 
     def _surplus(self) -> int:
-        """Approximate number of messages above the limits. Only ready ones can be dropped."""
-        limits, ready = self.limits, self.lane.ready
-        if limits is None or not limits.drops or not ready:
-            return 0
-        messages, waiting_bytes = self._waiting
-        mean = self.lane.ready_bytes // ready + 1
-        bytes_over = -(-max(0, waiting_bytes - limits.bytes_max) // mean)
-        return min(ready, max(messages - limits.messages_max, bytes_over))
+        return self.capacity.surplus(self.lane.ready, self.lane.ready_bytes)
 
     # -- returned messages
 
     @property
     def is_ruled(self) -> bool:
-        """Whether its rules depend on retries or times."""
+        """Whether what becomes of a message that is returned depends on its counts or on times."""
         rules = self.rules
         return (
             rules.retries is not None
+            or rules.losses is not None
             or rules.backoff is not None
             or rules.dead_letters is not None
             or self.times is not None
         )
 
-    def reject(
+    def give_back(
         self,
         deliveries: Sequence[Delivery],
+        event: Event,
         delay_us: int = 0,
-        *,
-        dead: bool = False,
         defaults: Policy = DEFAULT,
-    ) -> str | None:
-        """A consumer has rejected these. Return the reason if any of them died."""
-        return returns.reject(self, deliveries, delay_us, dead=dead, defaults=defaults)
+    ) -> Event | None:
+        """See `fates.give_back`. Nothing comes back to a queue that is deleted."""
+        if self.deleted:
+            return None
+        reason = fates.give_back(self, deliveries, event, delay_us, defaults)
+        if self.times is not None or event is not REJECT:
+            self._look()
+        return reason
 
-    def release(self, deliveries: Sequence[Delivery], delay_us: int = 0) -> None:
-        """A consumer has released these: no count changes."""
-        returns.release(self, deliveries, delay_us)
-
-    def give_back(
-        self, deliveries: Sequence[Delivery], *, lost: bool, defaults: Policy = DEFAULT
-    ) -> None:
-        """Their consumer is gone; `lost`: it did not end itself. The caller calls `deliver`."""
-        returns.give_back(self, deliveries, lost=lost, defaults=defaults)
-
-    def lose(self, deliveries: Sequence[Delivery], defaults: Policy) -> None:
-        """These were not acked in time."""
-        if not self.deleted:
-            returns.give_back(self, deliveries, lost=True, defaults=defaults)
-            self.deliver()
+    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
+        """Schedule a message, by the clock of its mark."""
+        self.timed().add(number, [line], [mark], due_us)
 
     def join(self, due: Sequence[Due]) -> None:
         """These scheduled messages are due."""
         lane = self.lane
         if not lane.has_attributes:  # They may come from before the start.
             lane.has_attributes = any(ATTRIBUTES in line for _, line, _ in due)
-        if not (lane.marks or lane.expiry):
+        if lane.marks or lane.expiry:
+            fates.join(self, due)
+        else:
             lane.move_out_all([number for number, _, _ in due])
             self.publish(None, [line for _, line, _ in due])
-            return
-        expired, now_us = list[Dead](), self.shared.schedule.wall_us()
-        for number, line, keeps_place in due:
-            mark = lane.mark_of(number)
-            if mark.version and returns.is_overdue(lane, number):
-                expired.append(Dead(number, line, mark.retry))
-            elif keeps_place:
-                lane.give_back(number, line, mark.due(now_us).changed())
-            else:
-                is_new = not mark.version
-                if is_new and self.show is not None:
-                    self.show([line])
-                returns.to_tail(self, number, line, lambda mark: mark.due(now_us), is_new=is_new)
-        kill(self, expired, "ttl")
-        self.deliver()
+
+    @property
+    def dead_letters(self) -> Place | None:
+        """Its dead-letter queue, which is created if needed."""
+        return self.shared.dead_letter_queue(self)
+
+    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
+        """So many messages have died here."""
+        counters = self.shared.counters
+        counters.dead[reason] += count
+        self.dead += count
+        if dropped:
+            counters.dropped += count
+            self.shared.on_dropped(self, count, reason)
+
+    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
+        """Read living messages that are only on disk."""
+        self.shared.fetches.append(Fetch(self, numbers, then))
 
     def arrived_us(self, number: int) -> int:
         """Arrival of a message, as exactly as the journal knows."""
@@ -463,9 +387,9 @@ class Queue:
 
     # -- delivering messages
 
-    def _put_off(self) -> bool:
-        """Return whether the delivery must wait: until messages are returned, until the outboxes
-        have space, or for the next turn. It is then continued automatically."""
+    def _postponed(self) -> bool:
+        """Postpone the delivery if it must wait: until messages are returned, until the outboxes
+        have space, or for the next turn. Return whether it did; it is continued automatically."""
         shared = self.shared
         if self.returning:
             return True
@@ -490,18 +414,14 @@ class Queue:
         if self.deleted:
             return
         times = self.times
-        if times is None or not times.must_expire:
-            while self.can_deliver and not self._put_off():
+        if times is None or not times.must_expire():
+            while self.can_deliver and not self._postponed():
                 self.deliver_some()
         if times is not None:
             times.set_alarms()
-        if self.limits is not None and not self.is_dropping and self._surplus():
-            self.is_dropping = True
-            # Dropped messages may exceed the limits of the next queue, and so on.
-            self.shared.turns.later(self._drop_surplus())
         lane = self.lane
-        if self.nearly_full or lane.next_seq - lane.cursor >= self.told_at:
-            self._look_at_limit()
+        if self.capacity.is_watched or lane.next_seq - lane.cursor >= self.told_at:
+            self._look()
         if self.ring and lane.wants_page:
             self.want_page()
 
@@ -533,35 +453,23 @@ class Queue:
         if not lane.fresh:
             lane.delivered(lane.next_seq)
 
-    def _look_at_limit(self) -> None:
-        """Warn at four fifths of the limit, and again only after it fell below two thirds. Accept
-        publishes again when an eighth of the limit is free, not for each message."""
-        shared, limit = self.shared, self.messages_max
-        waiting = limit - self.room
-        if waiting >= limit:
-            if not self.full:
-                self.full = self.nearly_full = True
-                shared.full_queues[self] = None
-                shared.on_queue_full(self)
-        elif self.full and waiting < self.messages_max_again:
-            self.full = False
-            shared.full_queues.pop(self, None)
-            shared.on_queue_full(self)
-        elif not self.nearly_full and waiting >= limit * 4 // 5:
-            self.nearly_full = True
-            shared.on_queue_nearly_full(self)
-        if not self.full and waiting < limit * 2 // 3:
-            self.nearly_full = False
-        self._tell_at()
-
-    def _tell_at(self) -> None:
-        limit, near_queues = self.messages_max, self.shared.near_queues
-        self.told_at = limit if self.nearly_full else limit * 4 // 5
-        if self.room < GATHERED_MAX:
-            near_queues[self] = None
+    def _look(self) -> None:
+        """What waits has changed: look whether it is too much."""
+        capacity, shared, lane = self.capacity, self.shared, self.lane
+        warns, has_turned, more = capacity.look()
+        self.told_at = lane.next_seq - lane.cursor + more
+        if capacity.is_tight:
+            shared.tight_queues[self] = None
         else:
-            near_queues.pop(self, None)
-            self.told_at = min(self.told_at, limit - GATHERED_MAX + 1)
+            shared.tight_queues.pop(self, None)
+        if has_turned:
+            shared.on_queue_full(self)
+        if warns:
+            shared.on_queue_nearly_full(self)
+        if capacity.drops and not (self.is_dropping or self.returning) and self._surplus():
+            self.is_dropping = True
+            # Dropped messages may exceed the limits of the next queue, and so on.
+            shared.turns.later(self._drop_surplus())
 
     def _dispatch(
         self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
@@ -610,8 +518,6 @@ class Queue:
         lane.delivered(first + taken)
         return taken
 
-    # -- those who look
-
     # -- reading
 
     @property
@@ -646,7 +552,7 @@ class Queue:
         lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
         if self.times is not None:
             self.times.restored(mean_bytes)
-        self._look_at_limit()
+        self._look()
 
     def _unscheduled(
         self, marked: Iterable[tuple[int, Mark]], aside: list[int]
@@ -678,9 +584,7 @@ class Queue:
         turns."""
         self.deleted = True
         self.policy = self.rules = DEFAULT
-        self.shared.full_queues.pop(self, None)
-        self.shared.near_queues.pop(self, None)
-        self.shared.limited_queues.pop(self, None)
+        self.shared.tight_queues.pop(self, None)
         self.shared.outboxes.leave(self)
         gone = [self.lane.delete()]
         if self.times is not None:

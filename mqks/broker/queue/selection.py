@@ -5,15 +5,13 @@ looked at in steps: to compare an event with a mask may take long.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.queue.shared import Place
 from mqks.limits import STEP_MESSAGES
 from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import Selection
-
-if TYPE_CHECKING:
-    from mqks.broker.queue.queue import Queue
 
 COMPARED: Final = 64
 """An event that is compared with a mask counts for so many messages."""
@@ -37,13 +35,13 @@ class Chosen:
     def is_old(self, arrived_us: int) -> bool:
         return self._before_us is None or arrived_us <= self._before_us
 
-    def next_old(self, queue: "Queue", first: int, end: int) -> tuple[int, int]:
+    def next_old(self, queue: Place, first: int, end: int) -> tuple[int, int]:
         """The next numbers whose messages are old enough, see `Facts.arrived_by`."""
         if self._before_us is None:
             return first, end
         return queue.shared.facts.arrived_by(queue.id, self._before_us, first, end)
 
-    def by_age(self, queue: "Queue", numbers: list[int]) -> list[int]:
+    def by_age(self, queue: Place, numbers: list[int]) -> list[int]:
         """Those of the numbers whose messages are old enough."""
         if self._before_us is None:
             return numbers

@@ -1,39 +1,80 @@
-"""What the queues of one broker share.
+"""What the queues of one broker share, and a queue as they know each other.
 
-The one rule: they get this and each other, never the broker.
+The one rule: they get this and each other, never the broker. Fates, deaths, moves and times know a
+queue only as a `Place`.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.counters import Counters
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.schedule import Schedule
 from mqks.broker.base.turns import Turns
-from mqks.broker.log.pending import Pending, Run
+from mqks.broker.log.pending import Mark, Pending, Run
+from mqks.broker.message.policy import Policy
+from mqks.broker.queue.capacity import Capacity
+from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Lane
 from mqks.settings import Settings
 
-if TYPE_CHECKING:
-    from mqks.broker.queue.queue import Queue
 
-
-class Stored(Protocol):
-    """A queue as the server sees it, which reads its messages from disk."""
+class Place(Protocol):
+    """A queue, as those see it who put messages into it or take them out, and the server, which
+    reads its messages from disk."""
 
     id: int
-    lane: Lane
+    name: bytes
+    capacity: Capacity
     deleted: bool
+    lane: Lane
+    rules: Policy
+    shared: "Shared"
+    show: Callable[[list[bytes]], None] | None
 
-    def page_in(self, first: int | None, runs: list[Run]) -> None: ...
+    @property
+    def ready(self) -> int:
+        """Messages that wait for a consumer."""
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether its rules depend on retries or times."""
+
+    @property
+    def dead_letters(self) -> "Place | None":
+        """Its dead-letter queue, which is created if needed."""
+
+    def arrived_us(self, number: int) -> int:
+        """Arrival of a message, as exactly as the journal knows."""
+
+    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
+        """Append messages from another queue. Limits do not refuse them."""
+
+    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
+        """Schedule a message, by the clock of its mark."""
+
+    def join(self, due: Sequence[Due]) -> None:
+        """These scheduled messages are due."""
+
+    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
+        """Read living messages that are only on disk."""
+
+    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
+        """So many messages have died here."""
+
+    def deliver(self) -> None:
+        """Deliver ready messages while there are messages and consumers that can take them."""
+
+    def page_in(self, first: int | None, runs: list[Run]) -> None:
+        """See `Lane.page_in`. Raises MqksError."""
 
 
 class Fetch(NamedTuple):
     """A request for living messages of a queue that are only on disk. `then` gets those that were
     found, by number; it is not called if the queue was deleted meanwhile."""
 
-    queue: Stored
+    queue: Place
     numbers: list[int]
     then: Callable[[dict[int, bytes]], None]
 
@@ -43,7 +84,7 @@ class Shared:
         *("counters", "facts", "fetches", "memory", "outboxes"),
         *("page_requests", "pending", "schedule", "turns", "withholds"),
         *("dead_letter_queue", "on_dropped", "on_queue_full", "on_queue_nearly_full"),
-        *("full_queues", "limited_queues", "near_queues", "queue_messages_max"),
+        *("queue_messages_max", "tight_queues"),
     )
 
     def __init__(
@@ -65,25 +106,20 @@ class Shared:
         self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
-        self.page_requests: list[Stored] = []
+        self.page_requests: list[Place] = []
         """Queues that request their next page, which the server reads."""
         self.fetches: list[Fetch] = []
         """Requests for single messages on disk, which the server reads."""
-        self.dead_letter_queue: Callable[[Queue], Queue | None] = lambda queue: None
+        self.dead_letter_queue: Callable[[Place], Place | None] = lambda queue: None
         """Returns the dead-letter queue of a queue."""
         self.withholds = False
         """Nothing is delivered that the journal holds, since another broker may deliver it."""
         self.queue_messages_max = settings.queue_messages_max
-        self.full_queues: dict[Queue, None] = {}
-        """Queues that have reached their limit."""
-        self.near_queues: dict[Queue, None] = {}
-        """Queues that the gathered messages of one chunk may fill: for these the number is checked
-        before messages gather."""
-        self.limited_queues: dict[Queue, None] = {}
-        """Queues with a limit by their policy: publishes to them are checked one by one."""
-        self.on_dropped: Callable[[Queue, int, str], None] = lambda *_: None
+        self.tight_queues: dict[Place, None] = {}
+        """Queues that the messages of one chunk may fill, see `Capacity.is_tight`."""
+        self.on_dropped: Callable[[Place, int, str], None] = lambda *_: None
         """Called when messages of a queue die without a dead-letter queue: how many, and why."""
-        self.on_queue_full: Callable[[Queue], None] = lambda queue: None
+        self.on_queue_full: Callable[[Place], None] = lambda queue: None
         """Called when a queue becomes full, and when it is no longer full."""
-        self.on_queue_nearly_full: Callable[[Queue], None] = lambda queue: None
+        self.on_queue_nearly_full: Callable[[Place], None] = lambda queue: None
         """Called when a queue is nearly full."""

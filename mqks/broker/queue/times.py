@@ -6,20 +6,17 @@ The one rule: each call of `look` is one step; while there is more to do, the ne
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from mqks.broker.base.schedule import Alarm
 from mqks.broker.base.turns import WAITS, Places, Work
 from mqks.broker.log.pending import Mark
 from mqks.broker.message.expiry import OVERDUE, Expiry
+from mqks.broker.message.states import Event
 from mqks.broker.queue.deaths import kill_oldest, kill_waiting
 from mqks.broker.queue.delays import Delays
-from mqks.broker.queue.shared import Fetch
+from mqks.broker.queue.shared import Place
 from mqks.errors import MqksError
 from mqks.protocol.requests import shown
-
-if TYPE_CHECKING:
-    from mqks.broker.queue.queue import Queue
 
 
 class Times:
@@ -35,7 +32,7 @@ class Times:
         "searches",
     )
 
-    def __init__(self, queue: "Queue") -> None:
+    def __init__(self, queue: Place) -> None:
         self._queue = queue
         self._ahead_us = queue.shared.schedule.wall_us() - queue.shared.schedule.clock_us()
         self._schedule = queue.shared.schedule
@@ -133,11 +130,10 @@ class Times:
     # -- due messages
 
     def set_alarms(self) -> None:
-        due_us = [self._delays.next_us(), self._next_expiry_us]
+        due_us = [self._delays.next_us(), self._next_expiry_us()]
         self._alarm.set(min((each for each in due_us if each is not None), default=None))
         self._dated_alarm.set(self._dates.next_us())
 
-    @property
     def _next_expiry_us(self) -> int | None:
         lane = self._queue.lane
         oldest = lane.oldest
@@ -147,10 +143,9 @@ class Times:
         is_late = oldest < self.expiry.end(lane.next_seq)
         return OVERDUE if is_late else self.expiry.next_us()
 
-    @property
     def must_expire(self) -> bool:
-        """Whether an expired message is still in the queue."""
-        due_us = self._next_expiry_us
+        """Whether an expired message is still in the queue. Forgets what cannot expire any more."""
+        due_us = self._next_expiry_us()
         return due_us is not None and due_us <= self._schedule.clock_us()
 
     def look(self) -> None:
@@ -161,13 +156,11 @@ class Times:
         self._look_at(self._dates, self._schedule.wall_us())
         self._expire()
         self._queue.deliver()
-        self.set_alarms()
 
     def _look_at(self, delays: Delays, now_us: int) -> None:
         bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)
         if wanted := delays.to_read(now_us, bytes_of):
-            then = partial(self._bring, delays, wanted)
-            self._queue.shared.fetches.append(Fetch(self._queue, wanted, then))
+            self._queue.fetch(wanted, partial(self._bring, delays, wanted))
         if due := delays.pop_due(now_us):
             self._queue.join(due)
 
@@ -185,8 +178,8 @@ class Times:
         lane = self._queue.lane
         numbers = [number for number in self.expiry.pop_due() if lane.is_waiting(number)]
         if numbers:
-            kill_waiting(self._queue, numbers, "ttl")
+            kill_waiting(self._queue, numbers, Event.TTL)
         end = self.expiry.end(lane.next_seq)
         oldest = lane.oldest
         if oldest is not None and oldest < end:
-            kill_oldest(self._queue, end, "ttl")
+            kill_oldest(self._queue, end, Event.TTL)

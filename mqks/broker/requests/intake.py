@@ -260,7 +260,7 @@ class Intake:
             or works
             or gathered > GATHERED_ON_MAX
             or gathering.width > WIDE
-            or broker.shared.near_queues
+            or gathering.leads_to(broker.shared.tight_queues)
         ):
             self._flush(verb, consumer, settled)
         else:
@@ -374,7 +374,7 @@ class Intake:
             # A message that is named twice may have come back in between.
             is_plain = len({*settled}) == len(settled)
             for some in [settled] if is_plain else slices(settled, 1):
-                self._broker.reject(consumer, some)
+                self._broker.reject_gathered(consumer, some)
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """Handle one request off the fast path; None if it failed, or has no plain confirm now.

@@ -9,7 +9,8 @@ from functools import partial
 from mqks.broker.base.turns import WAITS, Work
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.message.policy import Policy
+from mqks.broker.message.policy import DEFAULT, Policy
+from mqks.broker.message.states import Event
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
@@ -77,10 +78,11 @@ def ack(broker: Broker, connection: Connection, request: Request, wanted: Answer
 
 def reject(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
     check_writable(broker, request)
-    if wanted == Answer(wanted.consumer, wanted.message):
-        return broker.give_up(wanted, Queue.reject)
-    defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
-    how = partial(Queue.reject, delay_us=wanted.delay_us, dead=wanted.dead, defaults=defaults)
+    defaults = DEFAULT
+    if wanted.retries is not None or wanted.backoff is not None:
+        defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
+    event = Event.KILL if wanted.dead else Event.REJECT
+    how = partial(Queue.give_back, event=event, delay_us=wanted.delay_us, defaults=defaults)
     if wanted.selection is not None:
         chosen = Chosen(wanted.selection, broker.schedule.wall_us())
         return broker.give_up_some(wanted.consumer, how, chosen)
@@ -90,14 +92,14 @@ def reject(broker: Broker, connection: Connection, request: Request, wanted: Ans
 
 
 def _reject_and_tell(
-    broker: Broker, wanted: Answer, how: Callable[[Queue, Sequence[Delivery]], str | None]
+    broker: Broker, wanted: Answer, how: Callable[[Queue, Sequence[Delivery]], Event | None]
 ) -> Work[bytes]:
     fates: list[bytes] = []
 
     def rejected(queue: Queue, deliveries: Sequence[Delivery]) -> None:
         if reason := how(queue, deliveries):
-            target = broker.shared.dead_letter_queue(queue)
-            fates.append(b" ".join([b"dead", reason.encode(), *([target.name] if target else [])]))
+            target = queue.rules.dead_letters
+            fates.append(b" ".join([b"dead", reason.encode(), *([target] if target else [])]))
 
     broker.give_up(wanted, rejected)
     yield from ()
@@ -106,7 +108,9 @@ def _reject_and_tell(
 
 def release(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
     check_writable(broker, request)
-    return broker.give_up(wanted, partial(Queue.release, delay_us=wanted.delay_us))
+    return broker.give_up(
+        wanted, partial(Queue.give_back, event=Event.RELEASE, delay_us=wanted.delay_us)
+    )
 
 
 def touch(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> None:

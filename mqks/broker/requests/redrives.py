@@ -7,7 +7,7 @@ meanwhile gets none.
 from typing import TYPE_CHECKING
 
 from mqks.broker.base.turns import Work
-from mqks.broker.message.letters import letter_of, revived
+from mqks.broker.message.letters import letter_of
 from mqks.broker.queue.moves import move_waiting
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
@@ -47,11 +47,12 @@ def _move(
     chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
 
     def choose(message: bytes) -> tuple[Queue, bytes] | None:
-        about = letter_of(message) if is_redrive else None
-        if is_redrive and about is None:
-            return None
-        name = wanted.to or (about.queue if about else source.name)
-        line = revived(message) if is_redrive else message
+        name, line = wanted.to or source.name, message
+        if is_redrive:
+            letter = letter_of(message)
+            if letter is None:
+                return None
+            name, line = wanted.to or letter.queue, letter.original
         if name == source.name or not (permissions is None or permissions.may_consume(name)):
             return None
         return broker.queue_for(name), line

@@ -5,7 +5,7 @@ events without a common queue have separate groups; any other event ends the gat
 publish with other flags.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from mqks.broker.queue.queue import Queue
@@ -52,6 +52,10 @@ class Gathering:
         key = key or event
         group = self.groups[key] = key, b" event=%b " % event, found[1], found[2]
         return group
+
+    def leads_to(self, queues: Collection[object]) -> bool:
+        """Whether anything is gathered for one of these queues."""
+        return bool(queues) and not self._by_queue.keys().isdisjoint(queues)
 
     @property
     def copies_max(self) -> int:

@@ -17,7 +17,7 @@ from mqks.broker.queue.shared import Shared
 from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.gathering import NO_GROUP, Gathering, Group
 from mqks.broker.routing.masks import Queues
-from mqks.errors import BadRequest, LimitExceeded, Unwritable
+from mqks.errors import BadRequest, Unwritable
 from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
 from mqks.protocol import replies
 from mqks.protocol.requests import ACTIONS, Publish, shown
@@ -103,30 +103,15 @@ class Publishing:
         ):
             return None
         queues = self._bindings.route(event)
-        if (
-            queues is None
-            or (shared.near_queues and self._near(queues))
-            or (shared.limited_queues and self._limited(queues))
-        ):
+        tight = self._tight(queues) if queues else None
+        if tight and not all(queue.capacity.has_room(self.lines) for queue in tight):
             return None
         return queues
 
-    def _full_queue(self, queues: Queues) -> Queue | None:
-        """One of these queues that is full, messages on their way to it included."""
-        shared = self._shared
-        if full := queues.keys() & shared.full_queues.keys():
-            return full.pop()
-        near = queues.keys() & shared.near_queues.keys()
-        return next((queue for queue in near if queue.room <= 0), None)
-
-    def _near(self, queues: Queues) -> bool:
-        """Whether one of these queues is full, or this chunk may have too many messages for it."""
-        near = queues.keys() & self._shared.near_queues.keys()
-        return any(queue.full or queue.room < self.lines for queue in near)
-
-    def _limited(self, queues: Queues) -> set[Queue]:
-        """Those of these queues that have a limit by their policy."""
-        return queues.keys() & self._shared.limited_queues.keys()
+    def _tight(self, queues: Queues) -> set[Queue]:
+        """Those of these queues that a chunk may fill."""
+        tight = self._shared.tight_queues
+        return queues.keys() & tight.keys() if tight else set()
 
     def _publish_gathered(
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
@@ -165,11 +150,10 @@ class Publishing:
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None
     ) -> Work[None]:
         """In queues that may become full the messages have their places from now on."""
-        shared = self._shared
-        tight = (queues.keys() & shared.near_queues.keys()) | self._limited(queues)
+        tight = self._tight(queues)
         size = sum(map(len, bodies)) if tight else 0
         for queue in tight:
-            queue.reserve(len(ids), size)
+            queue.capacity.reserve(len(ids), size)
         return self._route_in_turns(list(queues), tight, ids, bodies, terms)
 
     def _route_in_turns(
@@ -185,9 +169,9 @@ class Publishing:
         for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
             for queue in some:
                 if queue in tight:
-                    queue.reserve(-len(ids), -size)
+                    queue.capacity.reserve(-len(ids), -size)
                 _append(queue, ids, bodies, terms)
-                if queue.nearly_full:
+                if queue.capacity.nearly_full:
                     # Consumers may have taken all: it is not full any more.
                     queue.deliver()
             yield self._shared.pending.records > records_max
@@ -284,17 +268,9 @@ class Publishing:
         if is_known:
             return
         # Whoever publishes learns the reason, but not whose queue it is.
-        where, size = f"in a queue bound to {shown(message.event)}", len(message.body)
-        for queue in self._limited(queues):
-            if reason := queue.no_room(size):
-                raise LimitExceeded("messages_max", f"{reason} {where}")
-        full = self._full_queue(queues)
-        if full is not None:
-            waiting, most = full.messages_max - full.room, full.messages_max
-            reason = f"queue_messages_max is {most}, and {waiting} messages wait {where}"
-            if waiting < most:
-                reason += f"; it accepts messages again below {full.messages_max_again}"
-            raise LimitExceeded("queue_messages_max", reason)
+        where = f"in a queue bound to {shown(message.event)}"
+        for queue in self._tight(queues):
+            queue.capacity.check(len(message.body), where)
 
     def check_route(self, event: bytes, queues: Queues) -> None:
         """Raise if these queues of an event are none."""
