@@ -432,57 +432,6 @@ def test_a_failed_sync_ends_the_server_before_it_confirms(db: Path, sync_library
         assert [d.message for d in after[: len(before)]] == before
 
 
-def test_confirms_go_on_while_a_checkpoint_is_synced_and_do_not_need_it(
-    db: Path, sync_library: Path
-) -> None:
-    hangs = db.with_name("hangs")
-    environment = {
-        "LD_PRELOAD": str(sync_library),
-        "SYNC_HANGS_WHILE_EXISTS": str(hangs),
-        "SYNC_OF": str(db),
-    }
-    sent = [b"m%d" % number for number in range(200)]
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        subscribed(client, b"q", b"e")
-        assert server.stop() == 0
-    on_disk = db.read_bytes()
-    hangs.touch()
-    pages = "--wal-checkpoint-pages", "5"
-    with (
-        ServerProcess(db, *pages, environment=environment) as server,
-        LineClient(server.address) as client,
-    ):
-        for message in sent[:100]:
-            assert published(client, message, b"e", b"x" * 1000)
-        until(lambda: bytes_of(db) > len(on_disk))
-        for message in sent[100:]:
-            assert published(client, message, b"e", b"x" * 1000)
-        server.kill()
-    db.write_bytes(on_disk)  # Nothing that was copied is on the disk.
-    with ServerProcess(db) as server:
-        assert [each.message for each in drained(server, b"q", b"e")] == sent
-
-
-def test_what_a_failed_sync_lost_is_copied_again_whoever_keeps_the_index(db: Path) -> None:
-    """The WAL's index, which a reader keeps when the server dies, tells that it is in the database:
-    the disk has older pages."""
-    sent = [b"m%d" % number for number in range(50)]
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        subscribed(client, b"q", b"e")
-        assert server.stop() == 0
-    on_disk = db.read_bytes()
-    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as reader:
-        with ServerProcess(db) as server, LineClient(server.address) as client:
-            reader.execute("select 1 from segment").fetchall()
-            for message in sent:
-                assert published(client, message, b"e", b"x" * 10_000)
-            until(lambda: bytes_of(db) > len(sent) * 10_000)
-            server.kill()
-        db.write_bytes(on_disk)
-        with ServerProcess(db) as server:
-            assert [each.message for each in drained(server, b"q", b"e")] == sent
-
-
 # ------------------------------------------------------------------------------- a clean stop
 
 

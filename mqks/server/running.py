@@ -53,8 +53,8 @@ from mqks.settings import (
 
 OTHER_FILES = 128
 """Descriptors reserved for the journal, listeners and monitoring; at most half of all."""
-OPEN_FILES_MIN = 72
-"""Half of them are enough for an idle server with a port of every kind, which has up to 30 open."""
+OPEN_FILES_MIN = 64
+"""Half of them are enough for an idle server with a port of every kind, which has up to 28 open."""
 
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 

@@ -3,12 +3,10 @@
 The one rule: a refused file and its WAL are left unchanged.
 """
 
-import os
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import Final
 
-from mqks.durable import no_link, write_again
+from mqks.durable import write_again
 from mqks.errors import ConfigurationError, JournalDamaged, JournalFailed
 from mqks.files import exists
 from mqks.journal.sqlite import wal
@@ -24,10 +22,6 @@ from mqks.journal.sqlite.structure import header_damage, schema_damage, structur
 from mqks.journal.store import Report, refuse
 from mqks.settings import Settings
 
-COPIED_AT: Final = 96
-"""Where the index of a WAL has the number of frames that were copied into the database, in 4 bytes:
-https://www.sqlite.org/walformat.html#the_wal_index_header"""
-
 
 def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
     """Check the file. Return damage of its WAL that does not prevent a start. Raises like
@@ -41,7 +35,6 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
             _refuse_wal(its_wal, finding, settings, report)
             # The WAL may contain commits that a killed server had not synced, or failed to sync.
             write_again(its_wal)
-            _forget_copied(path)
     except OSError as error:
         if error.filename:
             raise ConfigurationError(f"can't open {error.filename}: {error.strerror}") from error
@@ -49,17 +42,6 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
     if path.stat().st_size:
         _refuse_structure(path, settings, report)
     return finding
-
-
-def _forget_copied(path: Path) -> None:
-    """Nor may a killed server have synced what it copied into the database. A process that reads
-    has kept the index of the WAL, which says how many frames that are: 0 copies them again, as if
-    nobody had kept it. Only before SQLite opens the file: closing another descriptor of the index
-    drops its locks."""
-    index = Path(f"{path.resolve()}-shm")
-    with suppress(FileNotFoundError), open(index, "r+b", buffering=0, opener=no_link) as file:
-        if os.fstat(file.fileno()).st_size > COPIED_AT:
-            os.pwrite(file.fileno(), bytes(4), COPIED_AT)
 
 
 def _refuse_wal(

@@ -1,4 +1,4 @@
-"""The journal in a SQLite database: one connection that writes, and three that read.
+"""The journal in a SQLite database: one connection that writes, and two that read.
 
 The one rule: nothing of SQLite leaves this package, least of all its errors.
 """
@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import starmap
@@ -73,11 +73,10 @@ commits of one small message, and 4 MiB of WAL."""
 WAL_PAGES_IDLE: Final = 16
 """An idle journal checkpoints a WAL of this many pages."""
 WAL_PAGES_RESTART: Final = 4096
-"""A WAL of this many pages (16 MiB) is reused from its start, even if readers or the sync of a
-checkpoint must be awaited."""
+"""A WAL of this many pages (16 MiB) is reused from its start, even if readers must be awaited."""
 WAL_WAIT_MS: Final = 50
 BUSY_WAIT_MS: Final = 100
-WAL_BYTES_KEPT: Final = WAL_PAGES_RESTART * PAGE_SIZE
+WAL_BYTES_KEPT: Final = 4 * 1024 * 1024
 """The WAL file is truncated to this size when it is reused from its start."""
 FOLD_AGAIN_S: Final = 1.0
 """Time from a checkpoint that readers cut short to the next one."""
@@ -85,7 +84,6 @@ TEXT_BYTES_NOW: Final = 64 * 1024
 """Larger than any segment of `commit_now`."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal checks for free pages."""
-A_READ: Final = "select 1 from sqlite_schema"
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 """Temporary failures; any other ends the process."""
 
@@ -101,21 +99,17 @@ def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
     return "" if now == was else f"{what} was replaced by another file"
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection used by one thread at a time. SQLite opens its descriptors at the first read: so
-    it reads now, while there are some."""
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-    db.execute(A_READ).fetchall()
-    return db
-
-
 class _ReadConnection:
+    """A read-only connection, used by one thread at a time. SQLite opens its descriptors at the
+    first read: so it reads now, while there are some."""
+
     def __init__(self, path: Path, texts: Texts) -> None:
         self._path = path
         self._texts = texts
         self._limiter = anyio.CapacityLimiter(1)
-        self._db = _read_only(path)
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        self._db.execute("select 1 from sqlite_schema").fetchall()
 
     def close(self) -> None:
         self._db.close()
@@ -161,7 +155,6 @@ class SqliteStore:
         raw: sqlite3.Connection,
         db: aiosqlite.Connection,
         reading: Sequence[_ReadConnection],
-        guard: sqlite3.Connection,
         lock: FileLock,
         texts: Texts,
         path: Path,
@@ -180,14 +173,6 @@ class SqliteStore:
         self._thread = ThreadPoolExecutor(1, "commit")
         """Starts within 0.1 ms while the event loop is busy, one of `to_thread` within 0.3."""
         self._foreground, self._background = reading
-        self._guard = guard
-        """Has a read transaction from before a checkpoint until the database is synced."""
-        self._syncing = ThreadPoolExecutor(1, "sync")
-        self._is_full = settings.synchronous == "full"
-        self._sync: Future[None] | None = None
-        """Of a checkpoint that has not ended."""
-        self._pages = 0
-        """Of the WAL, when the last checkpoint began."""
         self._path = path
         self._lock = lock
         self._texts = texts
@@ -257,8 +242,7 @@ class SqliteStore:
                 reading = [
                     undo.enter_context(closing(_ReadConnection(path, texts))) for _ in range(2)
                 ]
-                guard = undo.enter_context(closing(_read_only(path)))
-                store = cls(raw, db, reading, guard, lock, texts, path.resolve(), settings)
+                store = cls(raw, db, reading, lock, texts, path.resolve(), settings)
                 store._begin_wal_anew = finding is not None
                 if finding and (finding.is_torn or settings.synchronous != "full"):
                     store.torn = f"{wal_path(path).name} {finding}"
@@ -296,8 +280,6 @@ class SqliteStore:
         # The last connection that closes checkpoints and deletes the WAL, unless it is read only.
         # After a failed sync the disk may hold an older WAL, which could reappear beside the new
         # state; another file may have the WAL's name; in doubt, nothing is changed.
-        with suppress(JournalFailed):
-            await self._synced()
         keeps_wal = self._has_failed or not self._has_begun
         if not keeps_wal:
             with suppress(JournalFailed):
@@ -306,12 +288,10 @@ class SqliteStore:
             with suppress(sqlite3.Error):
                 await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
         self._background.close()
-        self._guard.close()
         if not (keeps_wal or self.gone):
             self._foreground.close()
         await self._db.close()
         self._thread.shutdown()
-        self._syncing.shutdown()
         self._foreground.close()  # A second call does nothing.
         is_certain = not (keeps_wal or self.gone) and not exists(wal_path(self._path))
         await run_sync(partial(self._texts.close, is_certain=is_certain))
@@ -590,10 +570,7 @@ class SqliteStore:
 
     @property
     def _folds(self) -> bool:
-        """Whether a checkpoint is due, or the end of one."""
-        if self._sync:
-            is_late = self._wal_pages >= WAL_PAGES_RESTART
-            return is_late or self._sync.done() or bool(self.gone)
+        """Whether a checkpoint is due."""
         return (
             self._wal_pages >= self._checkpoint_pages
             or bool(self.gone and self._wal_pages)
@@ -608,7 +585,7 @@ class SqliteStore:
     @property
     def _is_worth_folding(self) -> bool:
         """The same while there is nothing else to do."""
-        return not self._sync and (self._wal_pages >= WAL_PAGES_IDLE or self._texts_wait(1))
+        return self._wal_pages >= WAL_PAGES_IDLE or self._texts_wait(1)
 
     async def tidy(self, *, idle: bool) -> bool:
         with self._failures():
@@ -617,9 +594,7 @@ class SqliteStore:
             if idle and self._texts.has_free:
                 await run_sync(self._texts.release)
             if self._folds:
-                if self._sync:
-                    await self._end_checkpoint()
-                elif await self._has_room_to_fold():
+                if await self._has_room_to_fold():
                     await self._checkpoint()
                 elif await self._vacuum(0):
                     return True  # What is cut off at the end of the database needs no space.
@@ -631,7 +606,7 @@ class SqliteStore:
             looks = self._freed and (idle or time.monotonic() > self._looked_s + VACUUM_LOOK_S)
             if looks and await self._vacuum(FREE_PAGES_KEPT if idle else FREE_PAGES_BUSY):
                 return True
-            return self._texts.is_due or (idle and self._is_worth_folding)
+            return self._texts.is_due or (idle and self._texts_wait(1))
 
     def _delete_texts(self) -> None:
         self._texts.delete()
@@ -659,8 +634,7 @@ class SqliteStore:
         size: overwriting is synced in 190 µs, appending in 300.
 
         SQLite's automatic checkpoint would run within a commit and delay its confirms, and would
-        hide a failed fsync. With `full` commits go on while the database is synced, and this
-        checkpoint ends with `_end_checkpoint`.
+        hide a failed fsync.
         """
         await self._count_segments()
         self._wal_pages = 0.0
@@ -673,58 +647,14 @@ class SqliteStore:
             if not held:
                 self._texts.synced()
             return
-        fold = self._fold_unsynced if self._is_full else self._fold
-        folded, self._pages = await asyncio.get_running_loop().run_in_executor(self._thread, fold)
-        if folded < self._pages:
+        ((_, pages, folded),) = await self._db.execute_fetchall("pragma wal_checkpoint(passive)")
+        if folded < pages:
             self._fold_again_s = time.monotonic() + FOLD_AGAIN_S
-        if self._is_full:
-            self._sync = self._syncing.submit(self._sync_database)
-            return
-        if folded == self._pages:
+        else:
             self._texts.synced()
-        await self._end_checkpoint()
-
-    def _fold(self) -> tuple[int, int]:
-        """Return how many pages of the WAL are in the database now, and how many it has."""
-        ((_, pages, folded),) = self._raw.execute("pragma wal_checkpoint(passive)").fetchall()
-        return folded, pages
-
-    def _fold_unsynced(self) -> tuple[int, int]:
-        """The same while a reader keeps the WAL from being reused: what a power cut destroys in the
-        database is in the WAL, where each commit was synced."""
-        try:
-            self._guard.execute("begin")
-            self._guard.execute(A_READ).fetchall()
-            self._raw.execute("pragma synchronous = off")
-            return self._fold()
-        except sqlite3.Error:
-            self._guard.rollback()  # What was copied counts as not copied.
-            raise
-        finally:
-            self._raw.execute("pragma synchronous = full")
-
-    def _sync_database(self) -> None:
-        """In a thread of its own."""
-        os.fdatasync(self._lock.database)
-        self._guard.rollback()
-
-    async def _synced(self) -> None:
-        """Wait for the sync of a checkpoint. Raises JournalFailed."""
-        if not self._sync:
+        if pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
             return
-        try:
-            await asyncio.wrap_future(self._sync)
-        except OSError as error:
-            self._has_failed = True
-            raise JournalFailed(f"the journal can't be written: {error.strerror}") from error
-        self._sync = None
-
-    async def _end_checkpoint(self) -> None:
-        await self._synced()
-        if self._pages < min(self._restart_pages, self._wal_bytes_max // PAGE_SIZE):
-            return
-        # Overlapping readers, or commits during each sync, prevent the WAL from being reused: wait
-        # for the current readers.
+        # Overlapping readers prevent the WAL from being reused: wait for the current ones.
         await self._db.execute_fetchall(f"pragma busy_timeout = {WAL_WAIT_MS}")
         self._checkpoints += 1
         ((held, pages, _),) = await self._db.execute_fetchall("pragma wal_checkpoint(restart)")
@@ -791,9 +721,7 @@ class SqliteStore:
         with self._failures():
             if self._wal_is_held:
                 self._wal_is_held, self._restart_pages = False, 0
-                if not self._sync:
-                    await self._checkpoint()
-                await self._end_checkpoint()
+                await self._checkpoint()
             if self._texts.held_bytes >= self._wal_bytes_max:
                 await run_sync(self._delete_texts)
                 if self._texts.held_bytes >= self._wal_bytes_max:
