@@ -144,3 +144,54 @@ def test_a_body_in_the_middle_costs_as_much_as_the_first() -> None:
         blocks.add(number, b"m event=e x")
     for middle in (250_000, 1_100_000):
         assert fewest_ns(blocks.get, middle) < 20 * fewest_ns(blocks.get, 1)
+
+
+def steps_to_the_end(blocks: Blocks) -> int:
+    steps = 0
+    while blocks:
+        blocks.pop_first(1 << 40, 1 << 40)
+        steps += 1
+    return steps
+
+
+LINE = b"m event=e x"
+MANY = 20_000
+
+
+def test_what_is_taken_out_here_and_there_leaves_no_piece_for_each() -> None:
+    blocks = empty()
+    blocks.append_on_disk(1, 2 * MANY)
+    for number in range(2, 2 * MANY, 2):
+        blocks.pop(number)
+    assert len(blocks) == MANY + 1
+    assert steps_to_the_end(blocks) < MANY // 100
+
+
+def test_what_comes_and_spills_one_by_one_leaves_no_piece_for_each() -> None:
+    blocks = empty()
+    for number in range(1, 2 * MANY, 2):
+        blocks.append(number, [LINE])
+        while blocks.spill(number + 1, 0):
+            pass
+    assert blocks.on_disk == MANY
+    assert steps_to_the_end(blocks) < MANY // 100
+
+
+def test_a_page_of_single_messages_is_as_good_as_one_run() -> None:
+    blocks = empty()
+    blocks.append_on_disk(1, MANY)
+    blocks.fill([Run(number, [LINE]) for number in range(1, MANY + 1)], 1 << 40)
+    assert blocks.held == MANY
+    assert steps_to_the_end(blocks) < MANY // 100
+
+
+def test_a_large_message_that_comes_and_goes_counts_once() -> None:
+    blocks, large = empty(), b"x" * 1_000_000
+    blocks.append(1, [large, *[LINE] * 10_000])
+    while blocks.spill(1 << 40, 0):
+        pass
+    before = blocks.disk_bytes
+    for _ in range(10):
+        blocks.fill([Run(1, [large])], 1)
+        assert blocks.spill(1 << 40, 0)
+    assert blocks.disk_bytes == before

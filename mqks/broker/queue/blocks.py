@@ -279,6 +279,10 @@ class Blocks:
         found = self._find(number)
         assert found is not None
         at, place = found
+        if self._blocks[at].lines is None and 0 < place < len(self._blocks[at].numbers) - 1:
+            # Others beside it may go, too: not each of them leaves a range of its own.
+            at = self._open(at, number - BLOCK // 2, number + BLOCK // 2 + 1)
+            place = self._blocks[at].place(number)
         lines = self._blocks[at].lines
         line = None if lines is None else lines[place]
         self._remove(at, place, place + 1)
@@ -305,10 +309,6 @@ class Blocks:
             self._forget_disk(count - held, on_disk)
         else:
             self._forget_disk(count, on_disk)
-            if start and stop < len(block.numbers):
-                behind = Block(block.numbers[stop:], None, 0, 0)
-                self._blocks.insert(at + 1, behind)
-                stop = len(block.numbers)
         if count == len(block.numbers):
             del self._blocks[at]
         else:
@@ -348,6 +348,10 @@ class Blocks:
         block = self._blocks[at]
         if block.held or not isinstance(block.numbers, range):
             return
+        before = self._blocks[at - 1] if at else block
+        grows = before.lines is None and before.numbers[-1] + 1 == block.numbers[0]
+        if len(block.numbers) <= SHORT and not grows:
+            return  # The next messages may come into its list.
         block.lines = None
         for place in (at, at - 1):
             if 0 <= place < len(self._blocks) - 1:
@@ -382,7 +386,7 @@ class Blocks:
 
     def fill(self, runs: list[Run], room: int) -> None:
         """Add bodies from disk, about `room` bytes of them; one if that is nothing."""
-        for run in runs:
+        for run in _joined(runs):
             at, end = self._at(run.first), run.first + len(run.lines)
             while at < len(self._blocks) and self._blocks[at].numbers[0] < end:
                 if self._blocks[at].lines is None:
@@ -405,7 +409,7 @@ class Blocks:
 
     def _fill(self, at: int, run: Run, room: int) -> int:
         """Add bodies of one run to one block; return how many bytes they take."""
-        block, on_disk = self._blocks[at], self.on_disk
+        block = self._blocks[at]
         lines, numbers = block.lines, block.numbers
         assert lines is not None
         start, stop = block.place(run.first), block.place(run.first + len(run.lines))
@@ -428,7 +432,8 @@ class Blocks:
                     if size + MESSAGE_OVERHEAD_BYTES * held >= room:
                         break
         self._counted(block, held, size)
-        self._forget_disk(held, on_disk)
+        # As they were added: by their true size, where the mean would leave the rest of large ones.
+        self.disk_bytes = max(0, self.disk_bytes - size) if self.on_disk else 0
         return size + MESSAGE_OVERHEAD_BYTES * held
 
     def emptied(self) -> Iterator[object]:
@@ -445,3 +450,16 @@ def _each(blocks: list[Block]) -> Iterator[object]:
         lines = blocks.pop().lines
         if lines is not None:
             yield from emptied(lines)
+
+
+def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+    """Runs with consecutive numbers as one: the journal has one for each commit."""
+    joined = Run(0, [])
+    for first, lines in runs:
+        if first != joined.first + len(joined.lines):
+            if joined.lines:
+                yield joined
+            joined = Run(first, [])
+        joined.lines.extend(lines)
+    if joined.lines:
+        yield joined
