@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -463,3 +464,24 @@ def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     assert got == {*map(str, range(count)), "one more", "end"}
+
+
+def test_updates_do_not_lengthen_the_time_for_a_message(tmp_path: Path) -> None:
+    updates, many = 0, 1000
+    ended = threading.Event()
+    with Broker(tmp_path / "q.db") as broker, connect_blocking(broker.url) as client:
+
+        def rebind() -> None:
+            nonlocal updates
+            while updates < many and not ended.wait(0.02):
+                client.rebind("q", add=[f"e{updates}"])
+                updates += 1
+
+        thread = threading.Thread(target=rebind)
+        with client.consume("q", events=["e"], create=True) as consumer:
+            thread.start()
+            with pytest.raises(TimeoutError):
+                consumer.receive(timeout_s=0.3)
+            ended.set()
+            thread.join()
+    assert 0 < updates < many

@@ -37,6 +37,8 @@ def test_urls(url: str | None, address: Address) -> None:
         "mqks://host:port",
         "mqks://host:70000",
         "mqks://[::1",
+        "mqks://a..b",
+        "mqks://" + "a" * 64,
         "mqks://host/queue",
         "mqks://host?tls=1",
         "mqks://host?name=",

@@ -412,3 +412,18 @@ def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool)
         assert tool.imported(rows, small) == BAD_INPUT
         assert tool.err.startswith("mqks: line 4: the server refused it, error ")
         assert ": the limit of 2 queues is reached (queues_max); others up to line" in tool.err
+
+
+def test_a_message_may_have_the_id_of_any_request(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    ids = [b"hello", b"name", b"q", b"-"]
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for message_id in ids:
+            assert client.ask(b"%b publish --confirm e x" % message_id) == message_id + b" ok "
+    rows = tool.exported("--url", server.url, "--messages")
+    assert tool.imported(rows, other, "--timeout", "20") == 0
+    with LineClient(other.address) as client:
+        client.send(b"c consume q\n")
+        assert [client.line().split()[2] for _ in ids] == ids

@@ -7,6 +7,7 @@ client.
 The one rule: a session is used only while its lock is held. Tasks of one event loop need no lock.
 """
 
+import math
 import random
 import secrets
 import time
@@ -80,9 +81,10 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         if self._is_open:
             return self
-        self._connections = Connections(self)
+        connections = Connections(self)
         self._connection = self._new_connection(Session)
         self._session = self._connection.session
+        self._connections = connections  # Last: what failed before is not open.
         await self._connections.open()
         try:
             await self._start(self._connection)
@@ -723,9 +725,11 @@ class AsyncMessages:
 
     async def _filled(self, timeout_s: float | None) -> None:
         """Wait for messages. Raises StopAsyncIteration after `stop`, and TimeoutError."""
+        ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
             while not self._is_filled():
-                if not await self._connection.arrival(self._has_news, timeout_s):
+                left_s = None if timeout_s is None else max(0.0, ends_s - time.monotonic())
+                if not await self._connection.arrival(self._has_news, left_s):
                     raise TimeoutError(f"no message within {timeout_s} s")
         except RequestFailed as failure:
             await self._client._explain(failure)
@@ -746,6 +750,7 @@ class AsyncMessages:
 
     def _has_news(self) -> object:
         session = self._session
+        self._connection.resume()  # Another thread may have taken all, and be busy with it.
         return session.ready or session.updates or session.failure or self._is_stopping
 
     def __aiter__(self) -> Self:

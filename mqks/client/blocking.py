@@ -5,6 +5,7 @@ Generated from `async_client.py` by `python -m tools.unasync`: edit that file.
 The one rule: a session is touched with its lock held.
 """
 
+import math
 import random
 import secrets
 import time
@@ -78,9 +79,10 @@ class BlockingClient:
     def __enter__(self) -> Self:
         if self._is_open:
             return self
-        self._connections = Connections(self)
+        connections = Connections(self)
         self._connection = self._new_connection(Session)
         self._session = self._connection.session
+        self._connections = connections  # Last: what failed before is not open.
         self._connections.open()
         try:
             self._start(self._connection)
@@ -721,9 +723,11 @@ class BlockingMessages:
 
     def _filled(self, timeout_s: float | None) -> None:
         """Wait for messages. Raises StopIteration after `stop`, and TimeoutError."""
+        ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
             while not self._is_filled():
-                if not self._connection.arrival(self._has_news, timeout_s):
+                left_s = None if timeout_s is None else max(0.0, ends_s - time.monotonic())
+                if not self._connection.arrival(self._has_news, left_s):
                     raise TimeoutError(f"no message within {timeout_s} s")
         except RequestFailed as failure:
             self._client._explain(failure)
@@ -744,6 +748,7 @@ class BlockingMessages:
 
     def _has_news(self) -> object:
         session = self._session
+        self._connection.resume()  # Another thread may have taken all, and be busy with it.
         return session.ready or session.updates or session.failure or self._is_stopping
 
     def __iter__(self) -> Self:

@@ -186,14 +186,15 @@ class Connection(Generic[S]):
         # Not by a condition: its `wait` does not survive an exception of a signal handler.
         while True:
             event = Event()
-            with self.lock:
-                if predicate():
-                    return True
-                wait_s = deadline_s - time.monotonic()
-                if wait_s <= 0:
-                    return False
-                self._waiting.add(event)
             try:
+                with self.lock:
+                    # Before the look: a signal handler may change what it looks at.
+                    self._waiting.add(event)
+                    if predicate():
+                        return True
+                    wait_s = deadline_s - time.monotonic()
+                    if wait_s <= 0:
+                        return False
                 event.wait(wait_s)
             finally:
                 with self.lock:
@@ -233,10 +234,9 @@ class Connection(Generic[S]):
         self._notify()
 
     def _notify(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, set()
-            for event in waiting:
-                event.set()
+        # Each stays until it has seen it: an exception of a signal handler may come in between.
+        for event in tuple(self._waiting):
+            event.set()
 
     def close(self, reason: str) -> None:
         self.end(reason)

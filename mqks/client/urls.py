@@ -130,6 +130,10 @@ def _parse(url: str, name: str) -> Address:
         )
     if not parts.hostname or parts.path not in ("", "/"):
         raise ConfigurationError(f"{name} must have a host and no path, as in mqks://host:25000")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise ConfigurationError(f"the host in {name} is not the name of a host") from None
     tls = parts.scheme == "mqkss"
     return Address(parts.hostname, port, tls=tls, credentials=credentials, client_name=client_name)
 

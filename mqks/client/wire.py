@@ -6,6 +6,7 @@ may have changed.
 The one rule: after an error, a wire is not used again.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,9 +27,9 @@ from mqks.client.options import Options, named
 from mqks.errors import reason
 
 BUFFER_BYTES = 64 * 1024
-HELLO, NAMING, ID = b"hello", b"name", b"q"
+HELLO, NAMING, ID = b"hello", b"name-" + secrets.token_hex(8).encode(), b"q"
 """Ids of the first request, of the one that names the client, which an older server refuses, and of
-those of `ask`."""
+those of `ask`. A message that is imported must not have the second one by chance."""
 PAUSE_S_MAX = 0.1
 
 
