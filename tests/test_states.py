@@ -7,7 +7,7 @@ import pytest
 from mqks.broker.base.counters import REASONS
 from mqks.broker.log.pending import Mark
 from mqks.broker.message.policy import Policy
-from mqks.broker.message.states import AFTER, DEATHS, RETURNS, Event, State
+from mqks.broker.message.states import AFTER, DEATHS, Event, State
 from mqks.broker.queue.fates import fate
 from mqks.protocol.requests import Backoff
 from tools.states import PAGE, drawn
@@ -25,6 +25,10 @@ def test_every_event_leads_somewhere_and_every_state_is_left() -> None:
 
 def test_reasons_of_death_are_those_that_are_counted() -> None:
     assert {event.value for event in DEATHS} == {*REASONS}
+
+
+RETURNS = {Event.REJECT, Event.KILL, Event.RELEASE, Event.LOSS, Event.END}
+"""How a consumer gives back a message."""
 
 
 @pytest.mark.parametrize("event", sorted(RETURNS, key=str))

@@ -108,8 +108,8 @@ class Recovery:
 
     def _messages(self, queue_id: int, queue: Queue, marks: Marks, *, whole: bool) -> None:
         """All messages stay on disk until a consumer arrives. Those that were delivered and are
-        alive are returned to the queue. In a queue with gaps all messages are returned, since it
-        has no stretch to page."""
+        alive are returned to the queue. In a queue with gaps all messages are returned, since
+        their numbers are not consecutive."""
         index = self._index.queues[queue_id]
         cursor = index.cursor if whole else index.next_seq
         # Below the cursor without a mark: delivered once, held at the crash.

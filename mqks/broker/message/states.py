@@ -84,8 +84,6 @@ AFTER: Final = {
 }
 DEATHS: Final = frozenset(event for (_, event), state in AFTER.items() if state is State.DEAD)
 """The reasons of death."""
-RETURNS: Final = frozenset({Event.REJECT, Event.KILL, Event.RELEASE, Event.LOSS, Event.END})
-"""How a consumer gives back a message."""
 APPENDS: Final = frozenset(
     {Event.PUBLISH, Event.PUBLISH_LATER, Event.REJECT, Event.MOVE, Event.BURIAL}
 )

@@ -18,7 +18,7 @@ from mqks.protocol.requests import shown
 
 
 class Dead(NamedTuple):
-    """A message that is no longer in a stretch of its lane. `tries`: how often it was delivered."""
+    """A message that is no longer ready in its lane. `tries`: how often it was delivered."""
 
     number: int
     line: bytes

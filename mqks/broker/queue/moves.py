@@ -23,7 +23,7 @@ def move(
     deliveries: Sequence[Delivery],
     marks: Sequence[Mark] | None = None,
 ) -> None:
-    """Move messages that are alive in `source`, but no longer in its stretches, to the end of `to`,
+    """Move messages that are alive in `source`, but no longer ready there, to the end of `to`,
     which may be the same queue. `marks` are their new ones; None: they have attributes and no
     marks. The caller delivers."""
     source.lane.move_out_all([number for number, _ in deliveries])
