@@ -98,6 +98,11 @@ GONE_MIN: Final = 1024
 """Scheduled messages that were taken out and still have an entry, before those are tidied up:
 then there may be as many as scheduled messages."""
 
+KEYED_MAX: Final = 4_000_000
+"""Ready messages of one queue whose keys are known, in a queue that is ordered by key or fair to
+keys: how far it looks behind messages whose keys are held. About 50 bytes each, and 250 for each
+key."""
+
 STEP_BODIES: Final = 16 * 1024
 """Messages let go of before the time is looked at: a millisecond or two."""
 

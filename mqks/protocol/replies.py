@@ -73,6 +73,12 @@ def traits_of(message: bytes) -> bytes:
     return parts(message).traits if ATTRIBUTES in message else b""
 
 
+def key_of(message: bytes) -> bytes:
+    """The key of a message, percent-encoded; empty if it has none."""
+    at = message.rfind(b"\t,")
+    return message[at:].partition(b",key=")[2] if at >= 0 else b""
+
+
 def plain(message: bytes) -> bytes:
     """A message without its attributes, as it is delivered."""
     text, _, behind = message.partition(ATTRIBUTES)

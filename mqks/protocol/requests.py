@@ -690,6 +690,7 @@ class PolicyField(NamedTuple):
 
 _COUNT, _MOST = _number(0, COUNT_MAX), _number(1, SEQ_MAX)
 _OVERFLOW = partial(_one_of, {b"reject": "reject", b"drop": "drop"})
+_KEY = partial(_one_of, {b"key": "key"})
 _YES_NO = partial(_one_of, {b"yes": True, b"no": False})
 POLICY = (
     PolicyField("retries", b"--retries", _COUNT, "N", "Rejects after which a message is dead."),
@@ -728,6 +729,8 @@ POLICY = (
         "SECONDS",
         "Ack timeout, after which a message is redelivered.",
     ),
+    PolicyField("ordered", b"--ordered", _KEY, "key", "Deliver the messages of a key in order."),
+    PolicyField("fair", b"--fair", _KEY, "key", "Let the keys of messages take turns."),
 )
 POLICY_FLAGS = {field.flag: field.read for field in POLICY}
 POLICY_FIELDS = {field.flag: field.name for field in POLICY}
@@ -832,7 +835,8 @@ _TABLE = (
         "set_queue",
         "{queue} [--retries={n}] [--losses={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
-        "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
+        "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
+        "[--ordered=key] [--fair=key] [--reset]",
         _set_queue,
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,

@@ -89,7 +89,7 @@ class Consumer(Taker):
     def _go_on(self) -> None:
         queue = self.queue
         if self in queue.consumers:
-            queue.ring[self] = None
+            queue.serve(self)
             queue.deliver()
 
     def room(self) -> int:

@@ -40,6 +40,10 @@ class Policy:
     """Whether only one consumer gets messages: the first attached."""
     ack_timeout_s: float | None = None
     """A delivery that is not acked within this time returns to the queue."""
+    ordered: str | None = None
+    """`key`: messages of one key are delivered in order, to one consumer at a time."""
+    fair: str | None = None
+    """`key`: keys take turns."""
     is_sparse: bool = False
     """Some of its messages were scheduled, expired or moved out of order: their numbers may be
     missing. Only the queue sets it, and it is never reset."""

@@ -160,6 +160,20 @@ class Blocks:
                 break
         return found
 
+    def held_from(self, first: int, count: int) -> tuple[list[tuple[int, bytes]], int | None]:
+        """Messages from number `first` on, until one that is only on disk, at most about `count`;
+        and the number to go on with, None at the end."""
+        found: list[tuple[int, bytes]] = []
+        for at in range(self._at(first), len(self._blocks)):
+            block = self._blocks[at]
+            numbers, lines = block.numbers, block.lines
+            for place in range(block.place(first), len(numbers)):
+                line = None if lines is None else lines[place]
+                if line is None or len(found) >= count:
+                    return found, numbers[place]
+                found.append((numbers[place], line))
+        return found, None
+
     def _at(self, number: int) -> int:
         """Index of the first block that does not end below this number."""
         return bisect_left(self._blocks, number, key=_last)
@@ -361,13 +375,16 @@ class Blocks:
                     one.numbers = range(one.numbers[0], other.numbers[-1] + 1)
                     del self._blocks[place + 1]
 
-    @property
-    def first_on_disk(self) -> int | None:
-        """The smallest number of those that are only on disk."""
-        for block in self._blocks if self.on_disk else ():
+    def first_on_disk(self, first: int = 0) -> int | None:
+        """The smallest number, from `first` on, of those that are only on disk."""
+        for at in range(self._at(first), len(self._blocks)) if self.on_disk else ():
+            block = self._blocks[at]
             if block.held < len(block.numbers):
-                lines = block.lines
-                return block.numbers[0 if lines is None else lines.index(None)]
+                place, lines = block.place(first), block.lines
+                if lines is None:
+                    return block.numbers[place]
+                if None in (rest := lines[place:]):
+                    return block.numbers[place + rest.index(None)]
         return None
 
     def memory_ahead(self, enough: int) -> int:

@@ -61,11 +61,11 @@ def _kill_waiting(
             dead.append(Dead(number, line, lane.mark_of(number).retry))
     if dead:
         _kill(queue, target, dead, reason)
-    for some in _parts(queue, on_disk):
+    for some in step_parts(queue, on_disk):
         queue.fetch(some, partial(_kill_read, queue, some, reason))
 
 
-def _parts(queue: Place, numbers: Iterable[int]) -> Iterator[list[int]]:
+def step_parts(queue: Place, numbers: Iterable[int]) -> Iterator[list[int]]:
     """Split numbers into parts for one step each."""
     some, size = list[int](), 0
     for number in numbers:

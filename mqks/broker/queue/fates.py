@@ -78,7 +78,7 @@ def fate(
         # Also a delivery that was released has been tried.
         tries = mark.retry + (event is Event.RELEASE)
         return Fate(Event.TTL, mark._replace(retry=tries))
-    keeps_place = event not in APPENDS
+    keeps_place = event not in APPENDS or rules.ordered is not None
     if delay_us:
         return Fate(Event.DELAY, mark, keeps_place, delay_us)
     if wait_us := _backoff_us(rules.backoff, failures, line):

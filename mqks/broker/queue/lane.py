@@ -56,14 +56,24 @@ class Owner(Protocol):
         """Numbers of its ready messages may be missing from now on."""
 
 
+class Watcher(Protocol):
+    """Who must know which messages are delivered and not settled."""
+
+    def returned(self, number: int, line: bytes) -> None:
+        """A message is ready again in its old place."""
+
+    def left(self, numbers: Sequence[int]) -> None:
+        """Messages have left the queue."""
+
+
 class Lane:
     """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
 
     __slots__ = (
         *("acked", "acked_ranges", "blocks", "boundary", "cursor", "cursor_moved", "deleted"),
         *("dirty", "expiry", "has_attributes", "id", "marked", "marks", "memory", "moved"),
-        *("next_seq", "owner", "paging", "pending", "returned"),
-        *("unwritten", "unwritten_first", "unwritten_runs"),
+        *("next_seq", "owner", "page_from", "paging", "pending", "returned"),
+        *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
     def __init__(self, lane_id: int, owner: Owner, memory: Budget, pending: Pending) -> None:
@@ -80,6 +90,9 @@ class Lane:
         """How many of them are below the cursor."""
         self.paging = False
         """A page was requested and has not arrived yet."""
+        self.page_from = 0
+        """Pages begin at the first message on disk from this number on."""
+        self.watcher: Watcher | None = None
         self.expiry: Expiry | None = None
         """When messages expire, if any do."""
         self.has_attributes = False
@@ -197,6 +210,8 @@ class Lane:
     def keep_returned(self, number: int, line: bytes) -> None:
         self.returned += 1
         self.blocks.add(number, line)
+        if self.watcher is not None:
+            self.watcher.returned(number, line)
 
     # -- delivering messages
 
@@ -274,7 +289,9 @@ class Lane:
         self._touch()
 
     def _forget_marks(self, numbers: Sequence[int]) -> None:
-        """Remove the marks of these messages."""
+        """Remove the marks of these messages, which leave the queue."""
+        if self.watcher is not None:
+            self.watcher.left(numbers)
         if self.marks:
             marked: Iterable[int] = numbers
             # Iterate over the shorter one.
@@ -457,7 +474,7 @@ class Lane:
     @property
     def page_first(self) -> int | None:
         """Number of the first message that is only on disk; None if there is none."""
-        return self.blocks.first_on_disk
+        return self.blocks.first_on_disk(self.page_from)
 
     @property
     def wants_page(self) -> bool:

@@ -18,13 +18,14 @@ from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import REJECT, Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.capacity import Capacity
-from mqks.broker.queue.deaths import kill_oldest
+from mqks.broker.queue.deaths import kill_oldest, step_parts
 from mqks.broker.queue.delays import Due
+from mqks.broker.queue.keys import Keys
 from mqks.broker.queue.lane import Delivery, Lane, let_go
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
-from mqks.limits import SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
+from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 
 
@@ -57,6 +58,7 @@ class Queue:
             "deleted",
             "id",
             "is_dropping",
+            "keys",
             "lane",
         ),
         *("name", "policy", "returning", "ring", "rules", "shared", "show"),
@@ -75,6 +77,8 @@ class Queue:
         """Messages above the limits are being dropped, the oldest first."""
         self.times: Times | None = None
         """Messages that wait for a time; made when there are any."""
+        self.keys: Keys | None = None
+        """Which message is next, if its messages are ordered by key or keys take turns."""
         self.timer: int | None = None
         """The entry in the schedule that deletes the queue."""
         self.deleted = False
@@ -136,7 +140,25 @@ class Queue:
         self._look()
         if rules.ttl_s is not None or self.times is not None:
             self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
+        self._set_keys()
         self.deliver()
+
+    def _set_keys(self) -> None:
+        is_ordered = self.rules.ordered is not None
+        wanted, old = is_ordered or self.rules.fair is not None, self.keys
+        if wanted == (old is not None) and (old is None or old.is_ordered == is_ordered):
+            return
+        self.keys = self.lane.watcher = Keys(self, is_ordered=is_ordered) if wanted else None
+        if old is not None:
+            self.shared.turns.later(let_go(old.delete()))
+        self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Messages that were put off hold their keys back."""
+        if self.keys is not None and self.keys.is_ordered:
+            marks = self.lane.marks.items()
+            put_off = [number for number, mark in marks if mark.keeps_place and mark.due_us]
+            self.keys.hold_back(step_parts(self, put_off))
 
     def _set_ttl(self, ttl_us: int | None) -> None:
         expiry, lane = self.timed().expiry, self.lane
@@ -175,6 +197,7 @@ class Queue:
         if (
             self.ring
             and not lane.blocks.count
+            and self.keys is None
             and (ids is not None or not self.shared.withholds)
             and not self._postponed()
         ):
@@ -291,6 +314,7 @@ class Queue:
             or rules.losses is not None
             or rules.backoff is not None
             or rules.dead_letters is not None
+            or rules.ordered is not None
             or self.times is not None
         )
 
@@ -311,6 +335,8 @@ class Queue:
 
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
         """Schedule a message, by the clock of its mark."""
+        if self.keys is not None:
+            self.keys.put_off(number)
         self.timed().add(number, [line], [mark], due_us)
 
     def join(self, due: Sequence[Due]) -> None:
@@ -363,15 +389,23 @@ class Queue:
     def attach(self, consumer: Taker) -> None:
         self.consumers[consumer] = None
         if not consumer.rests:
-            self.ring[consumer] = None
+            self.serve(consumer)
         if self.rules.single_consumer and len(self.consumers) > 1:
             consumer.rest(Rest.STANDBY)
         else:  # It may have been on standby in an earlier queue of this name.
             consumer.resume(Rest.STANDBY)
 
+    def serve(self, consumer: Taker) -> None:
+        """A consumer can take messages: it is the last one in the ring."""
+        self.ring[consumer] = None
+        if self.keys is not None:
+            self.keys.comes_back(consumer)
+
     def detach(self, consumer: Taker) -> None:
         del self.consumers[consumer]
         self.ring.pop(consumer, None)
+        if self.keys is not None:
+            self.keys.ended(consumer)
         if self.rules.single_consumer and self.consumers:
             next(iter(self.consumers)).resume(Rest.STANDBY)
 
@@ -422,7 +456,7 @@ class Queue:
         lane = self.lane
         if self.capacity.is_watched or lane.next_seq - lane.cursor >= self.told_at:
             self._look()
-        if self.ring and lane.wants_page:
+        if self.ring and (lane.wants_page if self.keys is None else self.keys.wants_page):
             self.want_page()
 
     def want_page(self) -> None:
@@ -435,14 +469,21 @@ class Queue:
         """See `Lane.page_in`. Raises MqksError."""
         self.shared.turns.begin()
         self.lane.page_in(first, runs)
+        if self.keys is not None:
+            self.keys.has_next = True
         self.deliver()
 
     @property
     def can_deliver(self) -> bool:
-        return bool(self.ring) and self.lane.is_next_in_memory and not self.shared.withholds
+        keys = self.keys
+        has_next = self.lane.is_next_in_memory if keys is None else keys.can_give
+        return bool(self.ring) and has_next and not self.shared.withholds
 
     def deliver_some(self) -> None:
         """One step of a delivery."""
+        if self.keys is not None:
+            self._deliver_by_key(self.keys)
+            return
         lane = self.lane
         # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
@@ -518,6 +559,42 @@ class Queue:
         lane.delivered(first + taken)
         return taken
 
+    def _deliver_by_key(self, keys: Keys) -> None:
+        """Each consumer gets one message at its turn."""
+        ring, room, size = self.ring, dict[Taker, int](), 0
+        given = dict[Taker, list[Delivery]]()
+        for _ in range(STEP_MESSAGES):
+            taker = keys.taker(ring)
+            if taker is None:
+                break
+            if taker not in room:
+                room[taker] = taker.room()
+            if room[taker] <= 0:
+                if taker in given:
+                    break
+                taker.rest_if_full()
+                continue
+            if (found := keys.give(taker)) is not None:
+                given.setdefault(taker, []).append(found)
+                self.lane.take_out(found[0])
+                room[taker] -= 1
+                ring.move_to_end(taker)
+                size += len(found[1])
+                if size >= DELIVERY_BYTES:
+                    break
+        for taker, deliveries in given.items():
+            self._give(taker, sorted(deliveries))
+
+    def _give(self, taker: Taker, deliveries: list[Delivery]) -> None:
+        """Deliver messages that were taken out."""
+        lane, counters = self.lane, self.shared.counters
+        numbers = [number for number, _ in deliveries]
+        taker.take(numbers, [line for _, line in deliveries], None)
+        counters.delivered += len(numbers)
+        if not taker.manual_ack:
+            counters.consumed += len(numbers)
+            lane.settle(numbers)
+
     # -- reading
 
     @property
@@ -577,6 +654,7 @@ class Queue:
             ttl_us = self.times.expiry.ttl_us
             self._set_ttl(None)
             self._set_ttl(ttl_us)
+        self._hold_back()
         self.deliver()
 
     def delete(self) -> Work[None]:
@@ -589,6 +667,9 @@ class Queue:
         gone = [self.lane.delete()]
         if self.times is not None:
             gone.append(self.times.delete())
+        if self.keys is not None:
+            gone.append(self.keys.delete())
+            self.keys = self.lane.watcher = None
         for consumer in self.consumers:
             consumer.rest(Rest.NO_QUEUE)
             gone.append(consumer.let_go())
