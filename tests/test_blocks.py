@@ -35,7 +35,10 @@ def check(blocks: Blocks, plain: dict[int, bytes | None]) -> None:
     assert blocks.memory.used == blocks.memory_bytes
     assert blocks.first == min(plain, default=None)
     on_disk = [number for number, line in plain.items() if line is None]
-    assert blocks.first_on_disk == min(on_disk, default=None)
+    assert blocks.first_on_disk() == min(on_disk, default=None)
+    for first in (3, 20):
+        later = [number for number in on_disk if number >= first]
+        assert blocks.first_on_disk(first) == min(later, default=None)
     assert bool(blocks.disk_bytes) <= bool(on_disk)
     assert blocks.is_first_held == (bool(plain) and plain[min(plain)] is not None)
     for number in range(max(plain, default=0) + 2):
@@ -103,7 +106,7 @@ def test_blocks_are_a_dict_in_order(steps: list[tuple[str, int, int]]) -> None:
                     assert all(each < number for each in before - kept)
                     if not spilled and not count:
                         assert all(each >= number for each in before)
-                case "f" if (wanted := blocks.first_on_disk) is not None:
+                case "f" if (wanted := blocks.first_on_disk()) is not None:
                     disk = {each: b"%d" % each for each in range(wanted, wanted + 12)}
                     middle = wanted + 1 + count % 5
                     runs = [

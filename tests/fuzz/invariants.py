@@ -4,6 +4,8 @@ They are those of docs/architecture.md. The one rule: everything is counted anew
 there; nothing is believed that the broker has counted.
 """
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -18,10 +20,12 @@ from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.queue.deaths import _kill_read
 from mqks.broker.queue.delays import _number
 from mqks.broker.queue.held_since import SPARE
+from mqks.broker.queue.keys import Keys
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.shared import Fetch
 from mqks.broker.queue.taker import Rest
 from mqks.protocol.masks import MASK, bound_matches
+from mqks.protocol.replies import key_of
 from tests.fuzz import Finding
 from tests.fuzz.disk import Disk
 
@@ -72,13 +76,16 @@ def _check_queue(queue: Queue) -> None:
     require(lane.blocks.held == len(lines), f"{name!r}: {lane.blocks.held} in memory")
     require(lane.memory_bytes == _size(lines), f"{name!r}: memory_bytes")
     on_disk = [number for number, line in lane.blocks if line is None]
-    require(lane.page_first == min(on_disk, default=None), f"{name!r}: first on disk")
+    later = [number for number in on_disk if number >= lane.page_from]
+    require(lane.page_first == min(later, default=None), f"{name!r}: first on disk")
     held = [number for each in consumers_of(queue) for number, _ in _deliveries(each)]
     returned = [number for number in in_order if number < lane.cursor]
     require(lane.returned == len(returned), f"{name!r}: returned is {lane.returned}")
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
-    require(not below or max(below) < lane.cursor, f"{name!r}: delivered above the cursor")
+    above = [number for number in held if number >= lane.cursor]
+    marked = all(lane.mark_of(number).redelivered for number in above)
+    require(marked, f"{name!r}: delivered above the cursor without a mark")
     check_counts(queue)
     if lane.marks:
         living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
@@ -189,7 +196,48 @@ def _check_turns(queue: Queue) -> None:
     """Whoever can take gets what there is, or it is known why not."""
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
+        waits = waits or (queue.keys is not None and not _check_keys(queue, queue.keys))
         require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
+
+
+def _check_keys(queue: Queue, keys: Keys) -> bool:
+    """Return whether a message waits although a consumer with room may have it."""
+    name, lane, free = queue.name, queue.lane, {*keys._free}
+    known = {number for number in waiting(queue) if number < keys.frontier}
+    indexed = {
+        number: key
+        for key, numbers in keys._waiting.items()
+        for number in (numbers[numbers[0] :] if isinstance(numbers, array) else [numbers])
+    }
+    require(known <= indexed.keys(), f"{name!r}: {known - indexed.keys()} have no key")
+    require(keys._count == len(indexed), f"{name!r}: {keys._count} numbers of keys")
+    require(len(free) == len(keys._free), f"{name!r}: a key is free twice")
+    require(not free & keys._holds.keys(), f"{name!r}: a key is free and held")
+    turns = free | keys._holds.keys() | keys._fetched
+    require(keys._waiting.keys() <= turns, f"{name!r}: a key has no turn")
+    held = Counter(hold.key for hold in keys._held.values())
+    require(held == {key: hold.count for key, hold in keys._holds.items()}, f"{name!r}: holds")
+    put_off = {*scheduled(queue)} & keys._held.keys()
+    require(put_off == keys._put_off, f"{name!r}: put off")
+    for consumer in consumers_of(queue):
+        for number, line in _deliveries(consumer) if keys.is_ordered else ():
+            hold = keys._held.get(number)
+            if hold is not None:
+                require(hold.key == key_of(line), f"{name!r}: {number} holds {hold.key!r}")
+                require(hold.taker in (consumer, None), f"{name!r}: two hold {hold.key!r}")
+    if not keys.can_give and keys._unread:
+        return False
+    able = [each for each in queue.ring if each.room() > 0]
+    offered = [
+        hold
+        for hold in keys._holds.values()
+        if hold.taker in able
+        and not hold.put_off
+        and known & {n for n in indexed if indexed[n] == hold.key}
+    ]
+    given = known & {number for number, key in indexed.items() if key in free}
+    unknown = lane.blocks.get(keys.frontier) is not None
+    return bool(able and (given or offered or unknown))
 
 
 def _check_consumer(broker: Broker, consumer: Consumer) -> None:

@@ -46,7 +46,11 @@ class HeldSince:
             ends.append(numbers[-1])
             self._times_us.append(self._wall_us())
         else:
-            again.update(dict.fromkeys(numbers, self._wall_us()))
+            now_us = self._wall_us()
+            again.update(dict.fromkeys(numbers, now_us))
+            if numbers[-1] > ends[-1]:
+                ends.append(numbers[-1])
+                self._times_us.append(now_us)
         size = len(ends) + len(again)
         return size > self._most and size > 2 * held + SPARE
 

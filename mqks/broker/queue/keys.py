@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mqks.broker.base.turns import emptied
 from mqks.broker.log.pending import Run
@@ -28,7 +28,7 @@ FETCHED_MAX: Final = 64
 STALE_MAX: Final = 1024
 """So many more than the ready messages may be in the index, before it is made anew."""
 
-Numbers = int | array[int]
+Numbers: TypeAlias = "int | array[int]"
 """Ascending numbers of ready messages. Of several, the first item is the index of the next one."""
 
 
@@ -64,7 +64,8 @@ class Keys:
         self.is_ordered = is_ordered
         self.frontier = 0
         self.has_next = True
-        """There may be a message for a consumer that has room."""
+        """There may be a message for a consumer that has room, as far as is known since the last
+        look."""
         self._free: deque[bytes] = deque()
         """Keys in the order of their turns."""
         self._waiting: dict[bytes, Numbers] = {}
@@ -136,7 +137,6 @@ class Keys:
 
     def _turn(self, key: bytes) -> None:
         """A key has ready messages now, or is no longer held."""
-        self.has_next = True
         hold = self._holds.get(key)
         if hold is None:
             self._free.append(key)
@@ -150,7 +150,6 @@ class Keys:
         hold.is_offered = True
         self._offers.setdefault(taker, deque()).append(hold)
         self._able[taker] = None
-        self.has_next = True
 
     def returned(self, number: int, line: bytes) -> None:
         """A message is ready again in its old place."""
@@ -230,7 +229,6 @@ class Keys:
 
     def comes_back(self, taker: Taker) -> None:
         """A consumer may have room again."""
-        self.has_next = True
         if taker in self._offers:
             self._able[taker] = None
 
@@ -285,8 +283,8 @@ class Keys:
         if held:
             if isinstance(numbers, range) and len(held) < len(numbers):
                 numbers = [number for number in held if number in numbers]
-            for number in numbers:
-                self._let_go(number)
+            if any([self._let_go(number) for number in numbers]):
+                self._queue.shared.turns.due[self._queue] = None
 
     def _let_go(self, number: int) -> bool:
         """A message no longer holds its key; return whether it did."""

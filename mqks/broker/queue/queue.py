@@ -447,7 +447,9 @@ class Queue:
         """Deliver ready messages while there are messages and consumers that can take them."""
         if self.deleted:
             return
-        times = self.times
+        times, keys = self.times, self.keys
+        if keys is not None:
+            keys.has_next = True
         if times is None or not times.must_expire():
             while self.can_deliver and not self._postponed():
                 self.deliver_some()
@@ -456,7 +458,7 @@ class Queue:
         lane = self.lane
         if self.capacity.is_watched or lane.next_seq - lane.cursor >= self.told_at:
             self._look()
-        if self.ring and (lane.wants_page if self.keys is None else self.keys.wants_page):
+        if self.ring and (lane.wants_page if keys is None else keys.wants_page):
             self.want_page()
 
     def want_page(self) -> None:
@@ -469,8 +471,6 @@ class Queue:
         """See `Lane.page_in`. Raises MqksError."""
         self.shared.turns.begin()
         self.lane.page_in(first, runs)
-        if self.keys is not None:
-            self.keys.has_next = True
         self.deliver()
 
     @property
@@ -561,8 +561,8 @@ class Queue:
 
     def _deliver_by_key(self, keys: Keys) -> None:
         """Each consumer gets one message at its turn."""
-        ring, room, size = self.ring, dict[Taker, int](), 0
-        given = dict[Taker, list[Delivery]]()
+        ring, lane, counters = self.ring, self.lane, self.shared.counters
+        room, given, size = dict[Taker, int](), dict[Taker, list[int]](), 0
         for _ in range(STEP_MESSAGES):
             taker = keys.taker(ring)
             if taker is None:
@@ -575,25 +575,21 @@ class Queue:
                 taker.rest_if_full()
                 continue
             if (found := keys.give(taker)) is not None:
-                given.setdefault(taker, []).append(found)
-                self.lane.take_out(found[0])
+                given.setdefault(taker, []).append(found[0])
                 room[taker] -= 1
                 ring.move_to_end(taker)
                 size += len(found[1])
                 if size >= DELIVERY_BYTES:
                     break
-        for taker, deliveries in given.items():
-            self._give(taker, sorted(deliveries))
-
-    def _give(self, taker: Taker, deliveries: list[Delivery]) -> None:
-        """Deliver messages that were taken out."""
-        lane, counters = self.lane, self.shared.counters
-        numbers = [number for number, _ in deliveries]
-        taker.take(numbers, [line for _, line in deliveries], None)
-        counters.delivered += len(numbers)
-        if not taker.manual_ack:
-            counters.consumed += len(numbers)
-            lane.settle(numbers)
+        for taker, numbers in given.items():
+            numbers.sort()
+            taker.take(numbers, lane.pick(numbers), None)
+            counters.delivered += len(numbers)
+            if not taker.manual_ack:
+                counters.consumed += len(numbers)
+                lane.settle(numbers)
+        held = [numbers for taker, numbers in given.items() if taker.manual_ack]
+        lane.picked(sorted(chain.from_iterable(given.values())), chain.from_iterable(held))
 
     # -- reading
 

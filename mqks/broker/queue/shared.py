@@ -63,6 +63,9 @@ class Place(Protocol):
     def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
         """So many messages have died here."""
 
+    def go_on(self) -> None:
+        """Continue a delivery in the next turn."""
+
     def deliver(self) -> None:
         """Deliver ready messages while there are messages and consumers that can take them."""
 
