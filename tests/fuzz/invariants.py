@@ -78,7 +78,12 @@ def _check_queue(queue: Queue) -> None:
     require(lane.returned == len(returned), f"{name!r}: returned is {lane.returned}")
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
-    require(not below or max(below) < lane.cursor, f"{name!r}: delivered above the cursor")
+    marked = {number for number, mark in lane.marks.items() if mark.redelivered}
+    unmarked = {*held} - marked
+    require(max(unmarked, default=0) < lane.cursor, f"{name!r}: delivered above the cursor")
+    require(
+        marked <= {*held} or queue.returning > 0, f"{name!r}: marked as delivered, and not held"
+    )
     check_counts(queue)
     if lane.marks:
         living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
