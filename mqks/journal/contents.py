@@ -316,7 +316,8 @@ def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
     scheduled = 0
     for number, mark in marks.among(there):
         scheduled += mark.due_us > 0
-        unacked -= number < queue.cursor and (mark.due_us > 0 or not mark.redelivered)
+        below_cursor = number < queue.cursor
+        unacked += (mark.redelivered and not mark.due_us) - below_cursor
     ready = sum(count for _, count in there) - unacked - scheduled
     return ready, unacked, scheduled, size
 
@@ -325,7 +326,9 @@ def _oldest_us(queue: QueueIndex, marks: Marks) -> int | None:
     held = Mark(redelivered=True)
     living = numbers(queue.living(0, queue.next_seq))
     for number, mark in marks.of_each(living, held):
-        if not mark.due_us and (number >= queue.cursor or not mark.redelivered):
+        # The mark of what has none is right below the cursor.
+        is_held = mark.redelivered and (number < queue.cursor or mark is not held)
+        if not (mark.due_us or is_held):
             span = queue.find(number)
             return None if span is None else span.time_us
     return None
@@ -363,7 +366,7 @@ def _message(
         event,
         data,
         retry=mark.retry + mark.redelivered,
-        unacked=delivered and mark.redelivered and not mark.due_us,
+        unacked=mark.redelivered and not mark.due_us,
         doubtful=doubtful,
         meta=meta,
         rejects=mark.rejects,

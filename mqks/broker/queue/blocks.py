@@ -294,9 +294,7 @@ class Blocks:
         assert found is not None
         at, place = found
         if self._blocks[at].lines is None and 0 < place < len(self._blocks[at].numbers) - 1:
-            # Others beside it may go, too: not each of them leaves a range of its own.
-            at = self._open(at, number - BLOCK // 2, number + BLOCK // 2 + 1)
-            place = self._blocks[at].place(number)
+            at, place = self._open_beside(at, number)
         lines = self._blocks[at].lines
         line = None if lines is None else lines[place]
         self._remove(at, place, place + 1)
@@ -424,6 +422,12 @@ class Blocks:
         self._blocks[at : at + 1] = [each for each in new if each.numbers]
         return at + (start > 0)
 
+    def _open_beside(self, at: int, number: int) -> tuple[int, int]:
+        """The same around one message, which others may follow: not each of them leaves a range of
+        its own. Return the place of the message, too."""
+        at = self._open(at, number - BLOCK // 2, number + BLOCK // 2 + 1)
+        return at, self._blocks[at].place(number)
+
     def _fill(self, at: int, run: Run, room: int) -> int:
         """Add bodies of one run to one block; return how many bytes they take."""
         block = self._blocks[at]
@@ -452,6 +456,21 @@ class Blocks:
         # As they were added: by their true size, where the mean would leave the rest of large ones.
         self.disk_bytes = max(0, self.disk_bytes - size) if self.on_disk else 0
         return size + MESSAGE_OVERHEAD_BYTES * held
+
+    def put(self, number: int, line: bytes) -> None:
+        """Add the body of one message; nothing if it has left, or is in memory."""
+        found = self._find(number)
+        if found is None:
+            return
+        at, place = found
+        if self._blocks[at].lines is None:
+            at, place = self._open_beside(at, number)
+        block = self._blocks[at]
+        assert block.lines is not None
+        if block.lines[place] is None:
+            block.lines[place] = line
+            self._counted(block, 1, len(line))
+            self.disk_bytes = max(0, self.disk_bytes - len(line)) if self.on_disk else 0
 
     def emptied(self) -> Iterator[object]:
         """Forget all messages at once; yield them, see `turns.emptied`."""

@@ -2,11 +2,11 @@
 
 The one rule: a delivery costs the same for one message as for a thousand. The numbers of a batch
 increase, and mostly follow those of the batch before: its last number and its time are enough. Only
-messages that are delivered again have a time of their own.
+messages that are delivered again, or out of order, have a time of their own.
 """
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import filterfalse
@@ -42,15 +42,13 @@ class HeldSince:
                 ends[0], self._times_us[0] = numbers[-1], self._wall_us()
                 return False
             self.clear()
-        if not ends or numbers[0] > ends[-1]:
+        if ends and numbers[0] <= ends[-1]:
+            before = bisect_right(numbers, ends[-1])
+            again.update(dict.fromkeys(numbers[:before], self._wall_us()))
+            numbers = numbers[before:]
+        if numbers:
             ends.append(numbers[-1])
             self._times_us.append(self._wall_us())
-        else:
-            now_us = self._wall_us()
-            again.update(dict.fromkeys(numbers, now_us))
-            if numbers[-1] > ends[-1]:
-                ends.append(numbers[-1])
-                self._times_us.append(now_us)
         size = len(ends) + len(again)
         return size > self._most and size > 2 * held + SPARE
 

@@ -14,11 +14,10 @@ from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
 from mqks.broker.base.turns import emptied
-from mqks.broker.log.pending import Run
 from mqks.broker.queue.lane import Delivery, let_go
 from mqks.broker.queue.shared import Place
 from mqks.broker.queue.taker import Rest, Taker
-from mqks.limits import KEYED_MAX, SEQ_MAX, STEP_MESSAGES
+from mqks.limits import KEYED_MAX, STEP_MESSAGES
 from mqks.protocol.replies import key_of
 
 FREE_ENOUGH: Final = 1024
@@ -154,6 +153,7 @@ class Keys:
     def returned(self, number: int, line: bytes) -> None:
         """A message is ready again in its old place."""
         if number >= self.frontier:
+            self._let_go(number)
             return
         key = key_of(line)
         numbers = self._waiting.get(key)
@@ -215,8 +215,8 @@ class Keys:
         self._queue.fetch(wanted, partial(self._came, key))
 
     def _came(self, key: bytes, lines: Mapping[int, bytes]) -> None:
-        runs = [Run(number, [line]) for number, line in sorted(lines.items())]
-        self._lane.blocks.fill(runs, SEQ_MAX)
+        for number, line in lines.items():
+            self._lane.blocks.put(number, line)
         if key in self._fetched:
             self._fetched.remove(key)
             if key in self._waiting:
@@ -283,8 +283,9 @@ class Keys:
         if held:
             if isinstance(numbers, range) and len(held) < len(numbers):
                 numbers = [number for number in held if number in numbers]
-            if any([self._let_go(number) for number in numbers]):
-                self._queue.shared.turns.due[self._queue] = None
+            for number in numbers:
+                if self._let_go(number):
+                    self._queue.shared.turns.due[self._queue] = None
 
     def _let_go(self, number: int) -> bool:
         """A message no longer holds its key; return whether it did."""

@@ -1,12 +1,14 @@
 """The numbered messages of a queue: which are ready, and what the journal must learn about them.
 
-The one rule: numbers from `cursor` up to `next_seq` have never been delivered. Those that are not
-ready are scheduled, or were taken out of order. Ready messages below the cursor have been returned.
+The one rule: below `cursor` every message has been delivered once, or has left. From the cursor on
+none was delivered but those that have a mark from then. What is not ready there is with a consumer,
+if its mark says so, scheduled, dying, or settled.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Protocol
+from typing import Protocol, cast
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.ranges import (
@@ -137,7 +139,7 @@ class Lane:
 
     @property
     def fresh(self) -> int:
-        """Number of ready messages that have never been delivered."""
+        """Number of ready messages from the cursor on."""
         return self.blocks.count - self.returned
 
     @property
@@ -146,8 +148,12 @@ class Lane:
         return self.next_seq - self.cursor > self.fresh
 
     def is_hole(self, number: int) -> bool:
-        """Whether this message, from the cursor on, is not ready."""
-        return self.cursor <= number < self.next_seq and number not in self.blocks
+        """Whether this message, from the cursor on, is neither ready nor with a consumer."""
+        return (
+            self.cursor <= number < self.next_seq
+            and number not in self.blocks
+            and not self.marks.get(number, NO_MARK).redelivered
+        )
 
     @property
     def is_next_in_memory(self) -> bool:
@@ -208,7 +214,7 @@ class Lane:
         self.keep_returned(number, line)
 
     def keep_returned(self, number: int, line: bytes) -> None:
-        self.returned += 1
+        self.returned += number < self.cursor
         self.blocks.add(number, line)
         if self.watcher is not None:
             self.watcher.returned(number, line)
@@ -235,6 +241,23 @@ class Lane:
     def delivered(self, end: int) -> None:
         """Messages with numbers below `end` have been delivered."""
         self.cursor = max(self.cursor, end)
+
+    def pick(self, numbers: Sequence[int]) -> list[bytes]:
+        """Take out ready messages in memory, wherever they are, by increasing numbers. Those not
+        delivered must be returned by `keep_returned`; then the caller calls `picked`."""
+        self.returned -= bisect_left(numbers, self.cursor)
+        return [cast(bytes, self.blocks.pop(number)) for number in numbers]
+
+    def picked(self, numbers: Sequence[int], held: Iterable[int]) -> None:
+        """These were delivered, to consumers that must ack those that are `held`."""
+        self._advance()
+        cursor = self.cursor
+        if numbers and numbers[-1] >= cursor:
+            self.owner.become_sparse()
+            # A start must see that they were delivered.
+            for number in held:
+                if number >= cursor and number not in self.marks:
+                    self.mark(number, self.mark_of(number).delivered())
 
     # -- taking messages out of order
 
@@ -274,9 +297,11 @@ class Lane:
             self.owner.become_sparse()
 
     def _advance(self) -> None:
-        """Set the cursor to the first message that was never delivered."""
-        self.cursor = self.blocks.from_number(self.cursor) or self.next_seq
-        self.tell_cursor()
+        """Set the cursor to the first ready message from it on."""
+        cursor = self.blocks.from_number(self.cursor) or self.next_seq
+        if cursor > self.cursor:
+            self.cursor = cursor
+            self.tell_cursor()
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Settle these messages: the journal may delete them."""
@@ -338,7 +363,6 @@ class Lane:
         if oldest < self.cursor:
             self.returned -= len(gone)
         else:
-            self.cursor = gone[-1] + 1
             self._advance()
         self.settle(gone)
         return len(gone)
@@ -397,6 +421,7 @@ class Lane:
                 for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
             acks, moved = below(acks, boundary), below(moved, boundary)
+        if gone and marks:
             marks = {number: mark for number, mark in marks.items() if not has_number(gone, number)}
         cursor_moved = self.cursor_moved
         self.dirty = self.cursor_moved = False
@@ -448,8 +473,11 @@ class Lane:
         blocks.disk_bytes = round(mean_bytes * len(blocks))
 
     def restore_marks(self, marks: Iterable[tuple[int, Mark]]) -> None:
-        """Marks of messages from the cursor on."""
+        """Marks of messages from the cursor on. Also there a consumer may have held some."""
         for number, mark in marks:
+            if mark.redelivered:
+                mark = mark.returned()
+                self.tell_mark(number, mark)
             self._restore_mark(number, mark)
 
     def _restore_mark(self, number: int, mark: Mark) -> None:

@@ -7,6 +7,7 @@ slow connection or a full budget, are detected at the consumer's turn.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 from zlib import crc32
@@ -25,8 +26,10 @@ from mqks.broker.queue.lane import Delivery, Lane, let_go
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
+from mqks.errors import MqksError
 from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
+from mqks.protocol.requests import shown
 
 
 class Terms(NamedTuple):
@@ -201,7 +204,8 @@ class Queue:
             and (ids is not None or not self.shared.withholds)
             and not self._postponed()
         ):
-            taken = self._dispatch(first, lines, ids, stored=False)
+            taken = self._dispatch(range(first, lane.next_seq), lines, ids, stored=False)
+            lane.delivered(first + taken)
             if taken == len(lines):
                 return
             if taken:
@@ -488,7 +492,8 @@ class Queue:
         # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
         first, lines = lane.front(most)
-        taken = self._dispatch(first, lines, None, stored=True)
+        taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
+        lane.delivered(first + taken)
         if taken < len(lines):
             lane.put_front(first + taken, lines[taken:])
         if not lane.fresh:
@@ -513,10 +518,17 @@ class Queue:
             shared.turns.later(self._drop_surplus())
 
     def _dispatch(
-        self, first: int, lines: list[bytes], ids: Sequence[bytes] | None, *, stored: bool
+        self,
+        all_numbers: Sequence[int],
+        lines: list[bytes],
+        ids: Sequence[bytes] | None,
+        *,
+        stored: bool,
+        held: list[int] | None = None,
     ) -> int:
-        """Distribute messages with consecutive numbers over the ring; return how many were taken:
-        not all if the ring is empty, or if a large one has used up the turn.
+        """Distribute messages, by increasing numbers, over the ring; return how many were taken:
+        not all if the ring is empty, or if a large one has used up the turn. `held` gets the
+        numbers that must be acked.
 
         Consumers take turns message by message; each gets its share of the batch in one piece.
         `stored`: the messages are pending or in the journal already. Others that go only to
@@ -538,9 +550,9 @@ class Queue:
             manual = any(taker.manual_ack for taker in takers)
             start, end = taken, taken + count
             if manual and not stored:
-                lane.remember(first + start, lines[start:end])
+                lane.remember(all_numbers[start], lines[start:end])
             for index, taker in enumerate(takers):
-                numbers = range(first + start + index, first + end, turns)
+                numbers = all_numbers[start + index : end : turns]
                 share = lines[start + index : end : turns]
                 share_ids = ids and ids[start + index : end : turns]
                 taker.take(numbers, share, share_ids)
@@ -549,20 +561,21 @@ class Queue:
                     counters.consumed += len(share)
                     if manual or stored:
                         lane.settle(numbers)
-            if stored and manual and first >= lane.cursor:
+                elif held is not None:
+                    held += numbers
+            if stored and manual and held is None and all_numbers[0] >= lane.cursor:
                 lane.tell_cursor()
             taken = end
             for taker in takers[: count % len(ring)]:
                 ring.move_to_end(taker)
             if taken < total and self.shared.turns.over:
                 break
-        lane.delivered(first + taken)
         return taken
 
     def _deliver_by_key(self, keys: Keys) -> None:
         """Each consumer gets one message at its turn."""
-        ring, lane, counters = self.ring, self.lane, self.shared.counters
-        room, given, size = dict[Taker, int](), dict[Taker, list[int]](), 0
+        ring, size = self.ring, 0
+        room, given = dict[Taker, int](), dict[Taker, list[int]]()
         for _ in range(STEP_MESSAGES):
             taker = keys.taker(ring)
             if taker is None:
@@ -582,20 +595,51 @@ class Queue:
                 if size >= DELIVERY_BYTES:
                     break
         for taker, numbers in given.items():
-            numbers.sort()
-            taker.take(numbers, lane.pick(numbers), None)
-            counters.delivered += len(numbers)
-            if not taker.manual_ack:
-                counters.consumed += len(numbers)
+            self.deliver_these(sorted(numbers), taker)
+
+    def deliver_these(self, numbers: Sequence[int], to: Taker | None = None) -> int:
+        """Deliver ready messages out of order, by increasing numbers, all of them in memory: to
+        this consumer, or to all in turns. Return how many were taken, the first ones."""
+        lane, held = self.lane, list[int]()
+        if to is not None:
+            numbers = numbers[: max(0, to.room())]
+        lines = lane.pick(numbers)
+        if to is None:
+            taken = self._dispatch(numbers, lines, None, stored=True, held=held)
+            for number, line in zip(numbers[taken:], lines[taken:], strict=True):
+                lane.keep_returned(number, line)
+        elif taken := len(numbers):
+            to.take(numbers, lines, None)
+            self.shared.counters.delivered += taken
+            if to.manual_ack:
+                held += numbers
+            else:
+                self.shared.counters.consumed += taken
                 lane.settle(numbers)
-        held = [numbers for taker, numbers in given.items() if taker.manual_ack]
-        lane.picked(sorted(chain.from_iterable(given.values())), chain.from_iterable(held))
+        lane.picked(numbers[:taken], held)
+        return taken
+
+    def bring(self, numbers: list[int]) -> None:
+        """Read ready messages that are only on disk, and deliver. Until then nothing else is read
+        ahead."""
+        self.lane.paging = True
+        self.fetch(numbers, partial(self._brought, numbers))
+
+    def _brought(self, numbers: list[int], lines: dict[int, bytes]) -> None:
+        lane = self.lane
+        lane.paging = False
+        for number in numbers:
+            if number in lines:
+                lane.blocks.put(number, lines[number])
+            elif lane.is_waiting(number) and lane.body(number) is None:
+                raise MqksError(f"message {number} of queue {shown(self.name)} is missing")
+        self.deliver()
 
     # -- reading
 
     @property
     def hides_some(self) -> bool:
-        """Whether some of its living messages are not ready: scheduled, or dying."""
+        """Whether some of its living messages may be scheduled, or dying."""
         return self.lane.has_holes or self.scheduled > 0
 
     def hides(self, number: int) -> bool:
