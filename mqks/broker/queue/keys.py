@@ -104,7 +104,7 @@ class Keys:
         lane = self._lane
         if self._count > 2 * lane.ready + STALE_MAX:
             self._begin_anew()
-        if self.frontier >= lane.next_seq or self._count >= KEYED_MAX:
+        if self.frontier >= lane.next_seq or not self._wants_more:
             return False
         found, stop = lane.blocks.held_from(self.frontier, STEP_MESSAGES)
         for number, line in found:
@@ -115,11 +115,13 @@ class Keys:
     @property
     def wants_page(self) -> bool:
         """Whether to read the keys of more messages from disk."""
-        return (
-            len(self._free) < FREE_ENOUGH
-            and self._count < KEYED_MAX
-            and self._lane.page_first is not None
-        )
+        return self._wants_more and self._lane.page_first is not None
+
+    @property
+    def _wants_more(self) -> bool:
+        """Whether to learn the keys of more messages: all of them, as one key may have a million
+        messages before those of others, but not more than is of use."""
+        return len(self._free) < FREE_ENOUGH and self._count < KEYED_MAX
 
     def _add(self, key: bytes, number: int) -> None:
         """A message is ready; its number is above those known of this key."""
@@ -240,7 +242,6 @@ class Keys:
 
     def taker(self, ring: Mapping[Taker, None]) -> Taker | None:
         """The next consumer for which there may be a message."""
-        self.has_next = self.learn() or bool(self._free or self._able)
         if self._free:
             return next(iter(ring), None)
         while self._able:
@@ -248,6 +249,7 @@ class Keys:
             if taker in ring:
                 return taker
             del self._able[taker]
+        self.has_next = self.learn()
         return None
 
     def give(self, taker: Taker) -> Delivery | None:

@@ -574,6 +574,7 @@ class Queue:
 
     def _deliver_by_key(self, keys: Keys) -> None:
         """Each consumer gets one message at its turn."""
+        keys.learn()
         ring, size = self.ring, 0
         room, given = dict[Taker, int](), dict[Taker, list[int]]()
         for _ in range(STEP_MESSAGES):
