@@ -111,7 +111,7 @@ def parse(line: bytes) -> Any:
         (
             b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
-            b"--ack-timeout=30",
+            b"--ack-timeout=30 --ordered=key --fair=key",
             SetQueue(
                 b"q",
                 {
@@ -125,6 +125,8 @@ def parse(line: bytes) -> Any:
                     "overflow": "drop",
                     "single_consumer": True,
                     "ack_timeout_s": 30.0,
+                    "ordered": "key",
+                    "fair": "key",
                 },
                 False,
             ),

@@ -422,6 +422,8 @@ class Policy(TypedDict, total=False):
     overflow: Literal["reject", "drop"] | None
     single_consumer: bool | None
     ack_timeout_s: float | None
+    ordered: Literal["key"] | None
+    fair: Literal["key"] | None
 
 
 def set_queue(queue: str, policy: Policy, reset: bool = False) -> bytes:

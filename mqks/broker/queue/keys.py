@@ -83,8 +83,8 @@ class Keys:
         """Consumers with offers that may have room for them."""
 
     def __len__(self) -> int:
-        """Number of keys with messages, as far as they are known."""
-        return len(self._waiting) + sum(key not in self._waiting for key in self._holds)
+        """Number of known keys with ready messages."""
+        return len(self._waiting)
 
     @property
     def held(self) -> int:

@@ -117,7 +117,10 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int | None) -> Work[
         for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    return queue_row(broker, found) | {"policy": broker.policies.told(found)} | lists
+    row = queue_row(broker, found) | {"policy": broker.policies.told(found)}
+    if (keys := found.keys) is not None:
+        row |= {"keys": len(keys), "keys_held": keys.held}
+    return row | lists
 
 
 def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
