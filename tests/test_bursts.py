@@ -75,7 +75,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
         (
             *(b"--retries=3", b"--losses=3", b"--backoff=1", b"--dead-letters=dead", b"--ttl=9"),
             *(b"--messages-max=9", b"--bytes-max=99", b"--overflow=drop", b"--reset"),
-            *(b"--single-consumer=yes", b"--ack-timeout=9"),
+            *(b"--single-consumer=yes", b"--ack-timeout=9", b"--ordered=key", b"--fair=key"),
         ),
         b"",
     ),

@@ -185,3 +185,40 @@ Ordered.TestCase.settings = settings(
     max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestOrdered = Ordered.TestCase
+
+
+def test_so_many_messages_are_known_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "KEYED_MAX", 4)
+    lab = Lab(1 << 20)
+    lab.send("p", b"s set_queue q --ordered=key", b"s subscribe q e")
+    lab.send("p", *(b"m%d publish --key=a e x" % n for n in range(6)), b"m6 publish --key=b e x")
+    lab.send("a", b"a consume q --manual-ack --prefetch=1")
+    lab.send("b", b"b consume q --manual-ack --prefetch=1")
+    lab.rest()
+    assert lab.replies[-1] == b"a ok m0 event=e x"
+    lab.send("p", b"s ack a m0", b"r stats queue q")
+    lab.rest()
+    assert b'"keys": 1, "keys_held": 1' in b"".join(lab.replies)
+    for n in range(1, 6):
+        lab.send("p", b"s ack a m%d" % n, b"s ack b m%d" % n)
+        lab.rest()
+    assert lab.replies[-1].split()[1:] == [b"ok", b"m6", b"event=e", b"x"]
+    lab.check()
+
+
+def test_a_purge_forgets_the_keys() -> None:
+    lab = Lab(1 << 20)
+    lab.send("p", b"s set_queue q --ordered=key", b"s subscribe q e")
+    lab.send("a", b"a consume q --manual-ack --prefetch=1")
+    for n in range(5_000):
+        lab.send("p", b"m%d publish --key=k%d e x" % (n, n % 7))
+    lab.rest()
+    lab.send("p", b"s purge --confirm q")
+    lab.rest()
+    lab.send("p", b"m publish --key=k1 e x", b"s ack a m0")
+    lab.rest()
+    assert lab.replies[-1] == b"a ok m event=e x"
+    known = lab.broker.queues[b"q"].keys
+    assert known is not None
+    assert len(known) == 0
+    lab.check()

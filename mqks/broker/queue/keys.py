@@ -106,7 +106,8 @@ class Keys:
             self._begin_anew()
         if self.frontier >= lane.next_seq or not self._wants_more:
             return False
-        found, stop = lane.blocks.held_from(self.frontier, STEP_MESSAGES)
+        count = min(STEP_MESSAGES, KEYED_MAX - self._count)
+        found, stop = lane.blocks.held_from(self.frontier, count)
         for number, line in found:
             self._add(key_of(line), number)
         self.frontier = lane.page_from = lane.next_seq if stop is None else stop
