@@ -49,6 +49,10 @@ ESCAPED: Final = b",escaped=1"
 """The first of the traits of a message whose data are escaped."""
 
 
+PRIORITY: Final = b",priority="
+"""Among the traits, which have commas only between them, and attributes none."""
+
+
 class Parts(NamedTuple):
     """A message in its stored form: text, attributes, and internal facts, each after a tab."""
 
@@ -71,6 +75,15 @@ def parts(message: bytes) -> Parts:
 def traits_of(message: bytes) -> bytes:
     """The traits of a message, `Parts.traits`."""
     return parts(message).traits if ATTRIBUTES in message else b""
+
+
+def priority_of(message: bytes) -> int:
+    """The priority of a message, from its traits."""
+    traits = message.rfind(ATTRIBUTES + b",")
+    found = -1 if traits < 0 else message.find(PRIORITY, traits)
+    if found < 0:
+        return 0
+    return int(message[found + len(PRIORITY) :].partition(b",")[0])
 
 
 def plain(message: bytes) -> bytes:

@@ -117,7 +117,10 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int | None) -> Work[
         for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    return queue_row(broker, found) | {"policy": broker.policies.told(found)} | lists
+    levels = found.lane.levels
+    priorities = {} if levels is None else {"priorities": levels.counts()}
+    row = queue_row(broker, found)
+    return row | priorities | {"policy": broker.policies.told(found)} | lists
 
 
 def bindings(broker: Broker, event: bytes | None, after: Key, limit: int) -> Rows:
