@@ -28,6 +28,10 @@ class Message:
     """For a dead letter: the queue."""
     is_away: bool = False
     """It is only on disk, and the disk is slow."""
+    priority: int = 0
+
+    def rank(self) -> tuple[int, int]:
+        return -self.priority, self.place
 
     @property
     def unacked_bytes(self) -> int:
@@ -83,11 +87,13 @@ class Model:
 
     # -- what a client asks for
 
-    def publish(self, message_id: str, event: str, data: str, queues: list[str]) -> None:
+    def publish(
+        self, message_id: str, event: str, data: str, queues: list[str], priority: int = 0
+    ) -> None:
         """`queues` are those bound to the event, in whatever order they are served."""
         assert sorted(queues) == sorted(name for name in self.queues if self.leads(event, name))
         for name in queues:
-            self._append(name, Message(0, message_id, event, data))
+            self._append(name, Message(0, message_id, event, data, priority=priority))
             self.deliver(name)
 
     def publish_with(
@@ -117,9 +123,9 @@ class Model:
     def trim(self, name: str, count: int) -> int:
         """Drop the first waiting messages; return how many there were."""
         ready = self.queues[name].ready if name in self.queues else []
-        dropped = len(ready[:count])
-        del ready[:count]
-        return dropped
+        oldest = sorted(ready, key=lambda message: message.place)[:count]
+        ready[:] = [message for message in ready if message not in oldest]
+        return len(oldest)
 
     def messages(self, name: str) -> list[Message]:
         """Everything that is not settled, in order."""
@@ -237,7 +243,7 @@ class Model:
                 queue.scheduled.append((self.now + delay, message))
             elif event not in APPENDS:
                 queue.ready.append(message)
-                queue.ready.sort(key=lambda each: each.place)
+                queue.ready.sort(key=Message.rank)
             else:
                 self._append(name, message)
         if settled:
@@ -256,7 +262,7 @@ class Model:
 
     def redrive(self, name: str) -> int:
         letters = self.queues[name].ready if name in self.queues else []
-        moved = [message for message in letters if message.died_in]
+        moved = sorted((m for m in letters if m.died_in), key=lambda message: message.place)
         for message in moved:
             letters.remove(message)
             self._make(message.died_in)
@@ -316,7 +322,7 @@ class Model:
                 if message.keeps_place:
                     message.keeps_place = False
                     queue.ready.append(message)
-                    queue.ready.sort(key=lambda each: each.place)
+                    queue.ready.sort(key=Message.rank)
                 else:
                     self._append(name, message)
             self.deliver(name)
@@ -421,6 +427,7 @@ class Model:
         self.places += 1
         message.place = self.places
         self.queues[name].ready.append(message)
+        self.queues[name].ready.sort(key=Message.rank)
 
     def _make(self, name: str) -> ModelQueue:
         if name not in self.queues:
@@ -504,7 +511,7 @@ class Model:
                 queue.ready.append(message)
         consumer.unacked.clear()
         if queue:
-            queue.ready.sort(key=lambda message: message.place)
+            queue.ready.sort(key=Message.rank)
 
     def _unused(self, name: str) -> None:
         rule = self.queues[name].rule

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mqks.broker.log import pending as pending_module
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message import expiry
-from mqks.broker.queue import blocks, deaths, delays, keys, lane, moves, queue
+from mqks.broker.queue import blocks, deaths, delays, keys, lane, levels, moves, queue
 from mqks.broker.queue.taker import Rest
 from mqks.broker.requests import scheduled
 from tests.fuzz.invariants import require, waiting
@@ -27,6 +27,7 @@ POLICIES = [
 KEEPING = [each for each in POLICIES if "dead" not in each and "reset" not in each]
 MESSAGE_FLAGS = ["", "--delay=2", "--ttl=1", "--delay=1 --ttl=2", "--meta=a=1", "--at=1790001002"]
 MESSAGE_FLAGS += ["--key=a", "--key=b", "--key=a --delay=1", "--key=c --ttl=1"]
+PRIORITIES = ["", "", " --priority=5", " --priority=-3"]
 REDRIVES = [
     *(b"redrive d", b"redrive d --limit=2", b"redrive d --to=r", b"redrive d --event=e"),
     *(b"move q r", b"move r q --limit=2", b"move q d", b"move d r"),
@@ -35,7 +36,8 @@ REDRIVES = [
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 40},
     keys: {"STEP_MESSAGES": 2, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
-    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100},
+    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100, "AHEAD": 2},
+    levels: {"BLOCK": 3},
     moves: {"STEP_MESSAGES": 2},
     delays: {"STEP_MESSAGES": 2, "STEP_BODIES": 2, "NEAR_MAX": 3, "GONE_MIN": 1},
     expiry: {"STEP_MESSAGES": 2, "STALE_MIN": 1},
@@ -146,8 +148,9 @@ class Kills(RuleBasedStateMachine):
         flags=st.sampled_from(MESSAGE_FLAGS),
         many=st.integers(1, 4),
         size=st.sampled_from([0, 1, 30]),
+        priority=st.sampled_from(PRIORITIES),
     )
-    def publish(self, event: bytes, flags: str, many: int, size: int) -> None:
+    def publish(self, event: bytes, flags: str, many: int, size: int, priority: str) -> None:
         lab = self.lab
         for _ in range(many):
             message = b"m%d" % next(self.ids)
@@ -158,7 +161,8 @@ class Kills(RuleBasedStateMachine):
             }.get(flags, 0)
             if life_us := {"--ttl=1": 1_000_000, "--delay=1 --ttl=2": 3_000_000}.get(flags):
                 self.dies_us[message] = lab.now_us + life_us + 50_000
-            words = [message, b"publish --confirm", flags.encode(), event, b"x" * size]
+            told = (flags + priority).strip().encode()
+            words = [message, b"publish --confirm", told, event, b"x" * size]
             lab.send("a", b" ".join(word for word in words if word != b""))
         self.look()
 

@@ -644,6 +644,43 @@ class MachineWithTimes(Machine):
         self.model.confirm(connection, "cl", self.model.cancel(queue, message_id))
 
 
+class MachineWithPriorities(MachineWithTimes):
+    """The same, of several priorities."""
+
+    @rule(
+        connection=CONNECTIONS,
+        publishes=st.lists(
+            st.tuples(MESSAGES, st.sampled_from([5, -1, 0])), min_size=1, max_size=5
+        ),
+    )
+    def publish_with_priority(self, connection: str, publishes: list[tuple[str, int]]) -> None:
+        datas = [f"d{next(self.requests)}" for _ in publishes]
+        told = [*zip(publishes, datas, strict=True)]
+        lines = [f"{m} publish --priority={p} e1 {d}" for (m, p), d in told]
+        self.send(connection, "\n".join(lines))
+        for (message_id, priority), data in told:
+            self.model.publish(message_id, "e1", data, self.bound_to("e1"), priority)
+
+    @rule(
+        connection=CONNECTIONS,
+        publishes=st.lists(
+            st.tuples(MESSAGES, st.sampled_from([5, -1, 0])), min_size=2, max_size=5
+        ),
+        crashes=st.booleans(),
+    )
+    def some_wait(self, connection: str, publishes: list[tuple[str, int]], crashes: bool) -> None:
+        """And are delivered then: chance seldom finds the way there."""
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self._flush()
+        self.crash()
+        self.publish_with_priority(connection, publishes)
+        if crashes:
+            self.commit()
+            self.crash()
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self._flush()
+
+
 class MachineInMemory(Machine):
     def __init__(self) -> None:
         super().__init__()
@@ -688,7 +725,13 @@ def test_broker_and_journal_in_postgresql_against_the_model(
 @pytest.mark.hypothesis
 @pytest.mark.timeout(900)  # Hypothesis makes a failure smaller for up to five minutes.
 @pytest.mark.parametrize(
-    "machine", [Machine, pytest.param(MachineWithTimes, marks=pytest.mark.slow), MachineInMemory]
+    "machine",
+    [
+        Machine,
+        pytest.param(MachineWithTimes, marks=pytest.mark.slow),
+        pytest.param(MachineWithPriorities, marks=pytest.mark.slow),
+        MachineInMemory,
+    ],
 )
 @patches_modules
 def test_broker_and_journal_against_the_model(

@@ -49,6 +49,10 @@ ESCAPED: Final = b",escaped=1"
 """The first of the traits of a message whose data are escaped."""
 
 
+PRIORITY: Final = b",priority="
+"""Among the traits, which have commas only between them, and attributes none."""
+
+
 class Parts(NamedTuple):
     """A message in its stored form: text, attributes, and internal facts, each after a tab."""
 
@@ -77,6 +81,15 @@ def key_of(message: bytes) -> bytes:
     """The key of a message, percent-encoded; empty if it has none."""
     at = message.rfind(b"\t,")
     return message[at:].partition(b",key=")[2] if at >= 0 else b""
+
+
+def priority_of(message: bytes) -> int:
+    """The priority of a message, from its traits."""
+    traits = message.rfind(ATTRIBUTES + b",")
+    found = -1 if traits < 0 else message.find(PRIORITY, traits)
+    if found < 0:
+        return 0
+    return int(message[found + len(PRIORITY) :].partition(b",")[0])
 
 
 def plain(message: bytes) -> bytes:

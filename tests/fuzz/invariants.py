@@ -76,8 +76,13 @@ def _check_queue(queue: Queue) -> None:
     require(lane.blocks.held == len(lines), f"{name!r}: {lane.blocks.held} in memory")
     require(lane.memory_bytes == _size(lines), f"{name!r}: memory_bytes")
     on_disk = [number for number, line in lane.blocks if line is None]
-    later = [number for number in on_disk if number >= lane.page_from]
-    require(lane.page_first == min(later, default=None), f"{name!r}: first on disk")
+    if lane.levels is None:
+        later = [number for number in on_disk if number >= lane.page_from]
+        require(lane.page_first == min(later, default=None), f"{name!r}: first on disk")
+    elif not lane.levels.is_learning:
+        listed = [number for level in lane.levels._levels.values() for number, _ in level]
+        require(lane.levels._count == len(listed) == len({*listed}), f"{name!r}: levels")
+        require({*in_order} <= {*listed}, f"{name!r}: ready messages in no level")
     held = [number for each in consumers_of(queue) for number, _ in _deliveries(each)]
     returned = [number for number in in_order if number < lane.cursor]
     require(lane.returned == len(returned), f"{name!r}: returned is {lane.returned}")

@@ -7,10 +7,13 @@ a new field needs no migration.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from mqks.errors import BadRequest
 from mqks.protocol.requests import POLICY_FIELDS, Backoff, DeleteRule, policy_value
+
+SEEN: Final = "is_sparse", "has_priorities"
+"""Fields that say what the queue has seen."""
 
 
 class UnknownField(ValueError):
@@ -48,13 +51,15 @@ class Policy:
     """Some of its messages were scheduled, expired or moved out of order: their numbers may be
     missing. Only the queue sets it, and it is never reset."""
 
+    has_priorities: bool = False
+    """Some of its messages had a priority. Only the queue sets it, and it is never reset."""
+
     def encode(self) -> str:
         """A JSON object with the fields that are set."""
         fields = self.fields()
         if self.delete_when_unused is not None:
             fields["delete_when_unused"] = {"delay_s": self.delete_when_unused.delay_s}
-        if self.is_sparse:
-            fields["is_sparse"] = True
+        fields |= {name: True for name in SEEN if getattr(self, name)}
         return json.dumps(fields)
 
     @classmethod
@@ -64,14 +69,14 @@ class Policy:
         try:
             fields = json.loads(text)
             rule = fields.pop("delete_when_unused", None)
-            is_sparse = fields.pop("is_sparse", False)
+            seen = {name: fields.pop(name, False) for name in SEEN}
             if unknown := fields.keys() - FLAGS:
                 raise UnknownField(", ".join(sorted(unknown)))
-            if not isinstance(is_sparse, bool):
-                raise ValueError(f"not a policy: is_sparse is {is_sparse!r}")
+            if not all(isinstance(value, bool) for value in seen.values()):
+                raise ValueError(f"not a policy: {seen}")
             return cls(
                 delete_when_unused=None if rule is None else DeleteRule(**rule),
-                is_sparse=is_sparse,
+                **seen,
                 **{name: policy_value(FLAGS[name], value) for name, value in fields.items()},
             )
         except (AttributeError, TypeError, BadRequest) as error:

@@ -141,6 +141,34 @@ class Blocks:
         lines = None if found is None else self._blocks[found[0]].lines
         return lines[found[1]] if found is not None and lines is not None else None
 
+    def among(self, numbers: Iterable[int]) -> list[tuple[int, bytes | None]]:
+        """Those of these increasing numbers that are there, with their bodies in memory."""
+        found = []
+        for at, place in self._places(numbers):
+            block = self._blocks[at]
+            found.append((block.numbers[place], block.lines[place] if block.lines else None))
+        return found
+
+    def _places(self, numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Of each of these increasing numbers that is there the index of its block, and its place
+        there."""
+        blocks, at, last = self._blocks, -1, -1
+        block_numbers: range | array[int] = range(0)
+        for number in numbers:
+            if number > last:
+                at = bisect_left(blocks, number, at + 1, key=_last)
+                if at == len(blocks):
+                    return
+                block_numbers = blocks[at].numbers
+                last = block_numbers[-1]
+            if isinstance(block_numbers, range):
+                if number >= block_numbers.start:
+                    yield at, number - block_numbers.start
+                continue
+            place = bisect_left(block_numbers, number)
+            if block_numbers[place] == number:
+                yield at, place
+
     def from_number(self, number: int) -> int | None:
         """The smallest number that is not below this one."""
         at = self._at(number)
@@ -173,6 +201,14 @@ class Blocks:
                     return found, numbers[place]
                 found.append((numbers[place], line))
         return found, None
+
+    def before(self, end: int) -> Sequence[int]:
+        """The last numbers below `end`, some of them."""
+        at = self._at(end)
+        for block in self._blocks[max(0, at - 1) : at + 1][::-1]:
+            if stop := block.place(end):
+                return block.numbers[max(0, stop - BLOCK) : stop]
+        return ()
 
     def _at(self, number: int) -> int:
         """Index of the first block that does not end below this number."""
@@ -229,6 +265,14 @@ class Blocks:
             if not (self._blocks and self._blocks[-1].is_open):
                 self._blocks.append(Block(range(first, first), [], 0, 0))
             self._blocks[-1].insert(first, [None] * count)
+
+    def append_numbers(self, other: "Blocks") -> None:
+        """Append the numbers of others, as messages that are only on disk."""
+        self.count += other.count
+        for block in other._blocks:
+            numbers = block.numbers[:]
+            lines = None if isinstance(numbers, range) else [None] * len(numbers)
+            self._blocks.append(Block(numbers, cast("list[bytes | None] | None", lines), 0, 0))
 
     def put_front(self, first: int, lines: list[bytes]) -> None:
         """Put these messages in front of all others."""
@@ -300,6 +344,29 @@ class Blocks:
         self._remove(at, place, place + 1)
         return line
 
+    def pop_all(self, numbers: Sequence[int]) -> list[bytes]:
+        """Take out these messages, in memory, by increasing numbers; return the bodies."""
+        taken = list[bytes]()
+        by_block: dict[int, list[int]] = {}
+        for at, place in self._places(numbers):
+            by_block.setdefault(at, []).append(place)
+        for at, places in by_block.items():
+            lines = cast(list[bytes], self._blocks[at].lines)
+            taken += [lines[place] for place in places]
+        for at, places in reversed(by_block.items()):
+            if places[-1] - places[0] == len(places) - 1:
+                self._remove(at, places[0], places[-1] + 1)
+                continue
+            block = self._blocks[at]
+            lines = cast(list[bytes], block.lines)
+            self.count -= len(places)
+            self._counted(block, -len(places), -sum(len(lines[place]) for place in places))
+            left = block.numbers
+            left = block.numbers = array("q", left) if isinstance(left, range) else left
+            for place in reversed(places):
+                del lines[place], left[place]
+        return taken
+
     def pop_first(self, end: int, count: int) -> "range | array[int]":
         """Take out some of the first messages, below `end`, at most so many; return the numbers."""
         block = self._blocks[0]
@@ -354,6 +421,16 @@ class Blocks:
             if start:
                 break
         return False
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Remove these bodies from memory, where they are there; they are on disk."""
+        for number in numbers:
+            found = self._find(number)
+            lines = None if found is None else self._blocks[found[0]].lines
+            if found is not None and lines and (line := lines[found[1]]) is not None:
+                lines[found[1]] = None
+                self._counted(self._blocks[found[0]], -1, -len(line))
+                self.disk_bytes += len(line)
 
     def _close(self, at: int) -> None:
         """A block of consecutive messages on disk needs no list, and grows with the next ones."""

@@ -8,7 +8,7 @@ if its mark says so, scheduled, dying, or settled.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Protocol, cast
+from typing import Final, Protocol
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.ranges import (
@@ -23,8 +23,10 @@ from mqks.broker.base.turns import GOES_ON, Work, emptied
 from mqks.broker.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
 from mqks.broker.message.expiry import Expiry
 from mqks.broker.queue.blocks import Blocks
+from mqks.broker.queue.levels import Levels
 from mqks.errors import MqksError
 from mqks.limits import (
+    DELIVERY_BYTES,
     READ_AHEAD_BYTES,
     SCARCE_BYTES,
     SEQ_MAX,
@@ -34,6 +36,8 @@ from mqks.limits import (
 from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
+AHEAD: Final = 64
+"""So many messages that are next by priority are looked at for those on disk."""
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
 
@@ -57,6 +61,9 @@ class Owner(Protocol):
     def become_sparse(self) -> None:
         """Numbers of its ready messages may be missing from now on."""
 
+    def become_ranked(self) -> None:
+        """Its messages may have priorities from now on."""
+
 
 class Watcher(Protocol):
     """Who must know which messages are delivered and not settled."""
@@ -73,8 +80,8 @@ class Lane:
 
     __slots__ = (
         *("acked", "acked_ranges", "blocks", "boundary", "cursor", "cursor_moved", "deleted"),
-        *("dirty", "expiry", "has_attributes", "id", "marked", "marks", "memory", "moved"),
-        *("next_seq", "owner", "page_from", "paging", "pending", "returned"),
+        *("dirty", "expiry", "has_attributes", "id", "levels", "marked", "marks", "memory"),
+        *("moved", "next_seq", "owner", "page_from", "paging", "pending", "returned"),
         *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
@@ -88,6 +95,8 @@ class Lane:
         self.cursor = 1
         self.blocks = Blocks(memory)
         """Ready messages."""
+        self.levels: Levels | None = None
+        """Their priorities, if any has one."""
         self.returned = 0
         """How many of them are below the cursor."""
         self.paging = False
@@ -158,13 +167,32 @@ class Lane:
     @property
     def is_next_in_memory(self) -> bool:
         """Whether the next message can be delivered without reading the disk."""
+        if self.levels is not None:
+            first = [] if self.levels.is_learning else self.levels.first(1)
+            return bool(first) and first[0][1] is not None
         return self.blocks.is_first_held
 
     # -- adding messages
 
+    def see(self, lines: Iterable[bytes]) -> None:
+        """Messages that may have attributes join, or are delivered at once."""
+        for line in lines:
+            if replies.ATTRIBUTES in line:
+                self.has_attributes = True
+                if self.levels is None and replies.PRIORITY in line and replies.priority_of(line):
+                    self.rank()
+
+    def rank(self) -> None:
+        """Deliver by priority from now on, unless it is done by key."""
+        if self.watcher is None:
+            self.levels = Levels(self.blocks, self.memory)
+        self.owner.become_ranked()
+
     def append(self, first: int, lines: list[bytes]) -> None:
         """Append messages with numbers from `first` up to `next_seq`; they must be written."""
         self.blocks.append(first, lines)
+        if self.levels is not None:
+            self.levels.append(first, lines)
         self.remember(first, lines)
 
     def append_aside(self, lines: list[bytes], marks: list[Mark]) -> int:
@@ -181,7 +209,8 @@ class Lane:
 
     def append_all(self, lines: list[bytes]) -> None:
         """Append messages that have attributes and no mark."""
-        first, self.has_attributes = self.next_seq, True
+        first = self.next_seq
+        self.see(lines)
         self.next_seq = first + len(lines)
         if self.expiry is not None:
             self.expiry.joined(first)
@@ -189,7 +218,7 @@ class Lane:
 
     def append_marked(self, line: bytes, mark: Mark) -> None:
         """Append a message with its mark."""
-        self.has_attributes = self.has_attributes or replies.ATTRIBUTES in line
+        self.see([line])
         number = self.next_seq
         self.next_seq = number + 1
         if self.expiry is not None:
@@ -216,6 +245,8 @@ class Lane:
     def keep_returned(self, number: int, line: bytes) -> None:
         self.returned += number < self.cursor
         self.blocks.add(number, line)
+        if self.levels is not None:
+            self.levels.add(number, line)
         if self.watcher is not None:
             self.watcher.returned(number, line)
 
@@ -246,7 +277,20 @@ class Lane:
         """Take out ready messages in memory, wherever they are, by increasing numbers. Those not
         delivered must be returned by `keep_returned`; then the caller calls `picked`."""
         self.returned -= bisect_left(numbers, self.cursor)
-        return [cast(bytes, self.blocks.pop(number)) for number in numbers]
+        return self.blocks.pop_all(numbers)
+
+    def ranked(self, most: int) -> list[int]:
+        """Take the first numbers out of the highest level, whose bodies are in memory: at most
+        `most`, or as many as one delivery takes. They are delivered or returned at once."""
+        assert self.levels is not None
+        found, size = list[int](), 0
+        for number, line in self.levels.first(min(most, STEP_MESSAGES)):
+            if line is None or size >= DELIVERY_BYTES:
+                break
+            found.append(number)
+            size += len(line)
+        self.levels.take(len(found))
+        return found
 
     def picked(self, numbers: Sequence[int], held: Iterable[int]) -> None:
         """These were delivered, to consumers that must ack those that are `held`."""
@@ -255,9 +299,14 @@ class Lane:
         if numbers and numbers[-1] >= cursor:
             self.owner.become_sparse()
             # A start must see that they were delivered.
-            for number in held:
-                if number >= cursor and number not in self.marks:
-                    self.mark(number, self.mark_of(number).delivered())
+            old = self.marks
+            new = [number for number in held if number >= cursor and number not in old]
+            if self.expiry is None:
+                marks = dict.fromkeys(new, NO_MARK.delivered())
+            else:
+                marks = {number: self.mark_of(number).delivered() for number in new}
+            self.marks.update(marks)
+            self.tell_marks(marks)
 
     # -- taking messages out of order
 
@@ -470,6 +519,8 @@ class Lane:
         self.returned = len(blocks)
         for first, count in subtract(cursor, next_seq, holes):
             blocks.append_on_disk(first, count)
+        if self.levels is not None:
+            self.levels.unknown_end = next_seq if len(blocks) else 0
         blocks.disk_bytes = round(mean_bytes * len(blocks))
 
     def restore_marks(self, marks: Iterable[tuple[int, Mark]]) -> None:
@@ -496,19 +547,43 @@ class Lane:
 
         A lane that is being consumed keeps its next page in memory.
         """
-        while self.blocks.spill(committed, SCARCE_BYTES if self.owner.is_served else 0):
+        keep_bytes = SCARCE_BYTES if self.owner.is_served else 0
+        if self.levels is not None:
+            for numbers in self.levels.from_last():
+                if self.blocks.memory_bytes <= keep_bytes or self.deleted:
+                    break
+                self.blocks.forget(number for number in numbers if number < committed)
+                yield GOES_ON
+            return
+        while self.blocks.spill(committed, keep_bytes):
             yield GOES_ON
 
     @property
     def page_first(self) -> int | None:
         """Number of the first message that is only on disk; None if there is none."""
+        if self.levels is not None:
+            found = self.blocks.after(self.levels.learned, self.levels.unknown_end, 1)
+            return found[0] if found else None
         return self.blocks.first_on_disk(self.page_from)
+
+    def wanted_bodies(self) -> list[int]:
+        """Numbers of messages on disk that are next by priority."""
+        assert self.levels is not None
+        size = SCARCE_BYTES if self.memory.is_short else DELIVERY_BYTES * 4
+        most = size * self.blocks.on_disk // (self.blocks.disk_bytes + 1)
+        next_ones = self.levels.ahead(max(1, min(most, STEP_MESSAGES)))
+        return sorted(n for n in next_ones if n in self.blocks and self.blocks.get(n) is None)
 
     @property
     def wants_page(self) -> bool:
         """Whether to read a page: ahead of the consumers while there is memory for it."""
         if self.paging or not self.blocks.on_disk:
             return False
+        if self.levels is not None:
+            return self.levels.is_learning or any(
+                number in self.blocks and self.blocks.get(number) is None
+                for number in self.levels.ahead(AHEAD)
+            )
         enough = 1 if self.memory.is_short else READ_AHEAD_BYTES
         return self.blocks.memory_ahead(enough) < enough
 
@@ -525,15 +600,31 @@ class Lane:
         if wanted == first and not (runs and runs[0].first == first):
             name = shown(self.owner.name)
             raise MqksError(f"messages of queue {name} from {first} are missing")
+        if self.levels is not None:
+            return
         # There may be many queues with slow consumers.
         self.blocks.fill(runs, SCARCE_BYTES if self.memory.is_short else SEQ_MAX)
+
+    def learn(self, runs: list[Run]) -> Work[None]:
+        """Learn the priorities of a page from disk. Its bodies stay while there is memory."""
+        for first, lines in runs:
+            for start in range(0, len(lines), STEP_MESSAGES):
+                if self.deleted or self.levels is None:
+                    return
+                some = lines[start : start + STEP_MESSAGES]
+                self.levels.learn(first + start, some)
+                if not self.memory.is_short:
+                    self.blocks.fill([Run(first + start, some)], SEQ_MAX)
+                yield GOES_ON
+        if self.levels is not None and self.page_first is None:
+            self.levels.learned = self.levels.unknown_end
 
     def delete(self) -> Iterator[object]:
         """Forget all messages at once. The memory is freed step by step by the returned
         iterator."""
         self.deleted = True
         self.returned = 0
-        self.expiry = None
+        self.expiry = self.levels = None
         gone = [self.blocks.emptied()]
         gone += [
             emptied(items)

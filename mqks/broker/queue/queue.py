@@ -19,7 +19,7 @@ from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import REJECT, Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.capacity import Capacity
-from mqks.broker.queue.deaths import kill_oldest, step_parts
+from mqks.broker.queue.deaths import kill_oldest, kill_waiting, step_parts
 from mqks.broker.queue.delays import Due
 from mqks.broker.queue.keys import Keys
 from mqks.broker.queue.lane import Delivery, Lane, let_go
@@ -27,8 +27,7 @@ from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
 from mqks.errors import MqksError
-from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_MESSAGES, TAKERS_MAX
-from mqks.protocol.replies import ATTRIBUTES
+from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, TAKERS_MAX
 from mqks.protocol.requests import shown
 
 
@@ -154,6 +153,9 @@ class Queue:
         self.keys = self.lane.watcher = Keys(self, is_ordered=is_ordered) if wanted else None
         if old is not None:
             self.shared.turns.later(let_go(old.delete()))
+        self.lane.levels = None
+        if self.policy.has_priorities:
+            self.lane.rank()
         self._hold_back()
 
     def _hold_back(self) -> None:
@@ -225,7 +227,7 @@ class Queue:
         if self.deleted:
             return
         lane = self.lane
-        lane.has_attributes = lane.has_attributes or ATTRIBUTES in lines[0]
+        lane.see(lines)
         if terms.due_us:
             self._schedule(ids, lines, terms)
         elif terms.expires_us:
@@ -297,9 +299,15 @@ class Queue:
         return count
 
     def _drop_surplus(self) -> Work[None]:
-        """Kill messages above the limits, the oldest first."""
+        """Kill messages above the limits, the oldest of the lowest priority first."""
         while (surplus := self._surplus()) and not self.deleted:
-            kill_oldest(self, SEQ_MAX, Event.OVERFLOW, min(surplus, STEP_MESSAGES))
+            most = min(surplus, STEP_MESSAGES)
+            if self.lane.levels is None:
+                kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
+            else:
+                fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
+                gone = self.lane.levels.last(min(most, fitting))
+                kill_waiting(self, [number for number, _ in gone], Event.OVERFLOW)
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -346,8 +354,7 @@ class Queue:
     def join(self, due: Sequence[Due]) -> None:
         """These scheduled messages are due."""
         lane = self.lane
-        if not lane.has_attributes:  # They may come from before the start.
-            lane.has_attributes = any(ATTRIBUTES in line for _, line, _ in due)
+        lane.see(line for _, line, _ in due)  # They may come from before the start.
         if lane.marks or lane.expiry:
             fates.join(self, due)
         else:
@@ -386,6 +393,12 @@ class Queue:
         """Record in the journal that numbers of its ready messages may be missing from now on."""
         if not self.policy.is_sparse:
             self.policy = replace(self.policy, is_sparse=True)
+            self.shared.pending.entry.queues[self.id] = QueueState(self.name, self.policy)
+
+    def become_ranked(self) -> None:
+        """Record in the journal that its messages may have priorities from now on."""
+        if not self.policy.has_priorities:
+            self.policy = replace(self.policy, has_priorities=True)
             self.shared.pending.entry.queues[self.id] = QueueState(self.name, self.policy)
 
     # -- attaching and detaching consumers
@@ -467,14 +480,29 @@ class Queue:
 
     def want_page(self) -> None:
         """Request the next messages that are only on disk."""
-        if not self.lane.paging:
-            self.lane.paging = True
-            self.shared.page_requests.append(self)
+        lane = self.lane
+        if lane.paging:
+            return
+        if lane.levels is not None and not lane.levels.is_learning:
+            self.bring(lane.wanted_bodies())
+            return
+        lane.paging = True
+        self.shared.page_requests.append(self)
 
     def page_in(self, first: int | None, runs: list[Run]) -> None:
         """See `Lane.page_in`. Raises MqksError."""
         self.shared.turns.begin()
+        levels = self.lane.levels
         self.lane.page_in(first, runs)
+        if levels is not None and levels.is_learning:
+            self.lane.paging = True
+            self.shared.turns.add(self._learn(runs))
+            return
+        self.deliver()
+
+    def _learn(self, runs: list[Run]) -> Work[None]:
+        yield from self.lane.learn(runs)
+        self.lane.paging = False
         self.deliver()
 
     @property
@@ -491,6 +519,12 @@ class Queue:
         lane = self.lane
         # Messages beyond what one consumer can take need not be taken and put back each time.
         most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
+        if lane.levels is not None:
+            if len(self.ring) > 1:
+                takers = islice(self.ring, TAKERS_MAX)
+                most = sum(max(0, taker.room()) for taker in takers)
+            self.deliver_these(lane.ranked(max(1, most)))
+            return
         first, lines = lane.front(most)
         taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
         lane.delivered(first + taken)
@@ -667,6 +701,8 @@ class Queue:
         lane, aside = self.lane, list[int]()
         lane.restore_marks(self._unscheduled(waiting, aside))
         holes = union([*holes, *compress(aside)])
+        if self.policy.has_priorities:
+            lane.rank()
         lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
         if self.times is not None:
             self.times.restored(mean_bytes)

@@ -118,6 +118,8 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int | None) -> Work[
             texts += map(_text, some)
             yield GOES_ON
     row = queue_row(broker, found) | {"policy": broker.policies.told(found)}
+    if (levels := found.lane.levels) is not None:
+        row["priorities"] = levels.counts()
     if (keys := found.keys) is not None:
         row |= {"keys": len(keys), "keys_held": keys.held}
     return row | lists
