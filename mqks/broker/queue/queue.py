@@ -198,7 +198,7 @@ class Queue:
         if self.deleted:
             return
         lane = self.lane
-        lane.has_attributes = lane.has_attributes or ATTRIBUTES in lines[0]
+        lane.has_attributes = lane.has_attributes or any(ATTRIBUTES in line for line in lines)
         if terms.due_us:
             self._schedule(ids, lines, terms)
         elif terms.expires_us:
