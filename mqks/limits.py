@@ -36,6 +36,9 @@ META_BYTES_MAX: Final = 4096
 KEY_BYTES_MAX: Final = 256
 """Longest key of a message, percent-encoded."""
 
+ESCAPED_STEP_BYTES: Final = 1024 * 1024
+"""Escaped data that are checked before the time is looked at: 8 ms at most."""
+
 PRIORITY_MIN: Final = -128
 """Lowest priority of a message; higher ones are delivered first."""
 PRIORITY_MAX: Final = 127

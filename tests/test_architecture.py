@@ -42,7 +42,7 @@ ARROWS = {
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
-    "transfer": {"inspection", "client", "errors"},
+    "transfer": {"inspection", "client", "protocol", "errors"},
     "bench": {"client", "protocol", "errors"},
     "testing": {"server", "journal", "settings"},
     "commands": {"*"},

@@ -33,7 +33,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
         b"",
         (
             *(b"--once", b"--mandatory", b"--delay=5", b"--at=1005", b"--ttl=60"),
-            *(b"--meta=a=b", b"--to=q"),
+            *(b"--meta=a=b", b"--to=q", b"--escaped", b"--priority=5", b"--key=k"),
         ),
         b"e x",
     ),

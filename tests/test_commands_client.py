@@ -126,14 +126,28 @@ def test_one_message_once(shell: Shell) -> None:
     assert shell.rest("q") == [b"first"]
 
 
-@pytest.mark.parametrize("data", ["a\tb", "a\nb", "a\r"])
-def test_data_the_wire_cannot_carry(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str], data: str
-) -> None:
-    code, out, err = run(capsys, "publish", "e", data, "--url", server.url)
+def test_a_file_goes_there_and_back(shell: Shell) -> None:
+    shell.subscribe()
+    sent = [bytes(range(256)) * 100, b"", b"text\n"]
+    for number, data in enumerate(sent):
+        (shell.directory / f"{number}.bin").write_bytes(data)
+        words = "--id", f"../{number}", "--key", "k", "--priority", "-3"
+        assert shell("publish", "e", "--file", f"{number}.bin", *words)[0] == 0
 
-    assert (code, out) == (65, "")
-    assert err == "mqks: data must not contain a tab or a newline, or end with a carriage return\n"
+    code, told, _ = shell("peek", "q", "--json")
+    assert (code, [json.loads(line)["key"] for line in told.splitlines()]) == (0, ["k"] * 3)
+    code, told, _ = shell("consume", "q", "--count", "3", "--out", "there/deep")
+
+    assert code == 0
+    names = told.decode().splitlines()
+    assert names == [f"there/deep/{number + 1:06}-..%2F{number}" for number in range(3)]
+    assert [(shell.directory / name).read_bytes() for name in names] == sent
+    assert shell.ready("q") == 0
+    shell("publish", "e", "a\tb\n", "--id", "../0")
+    code, told, _ = shell("consume", "q", "--count", "1", "--out", "there/deep")
+    assert (shell.directory / told.decode().strip()).read_bytes() == b"a\tb\n"
+    assert (shell.directory / names[0]).read_bytes() == sent[0]
+    assert shell("publish", "e", "--file", "not-there.bin")[0] != 0
 
 
 @pytest.mark.parametrize(
@@ -146,6 +160,8 @@ def test_data_the_wire_cannot_carry(
         ["publish", "e", "x", "--timeout", "nan"],
         ["publish"],
         ["publish", "e"],
+        ["publish", "e", "x", "--file", "y"],
+        ["consume", "q", "--out", "x", "--json"],
         ["consume", "q", "--count", "1", "--auto-ack"],
         ["consume", "q", "--timeout", "0"],
         ["requeue", "c"],

@@ -173,6 +173,30 @@ def test_names_of_any_bytes_round_trip(
     assert filed == rows
 
 
+def test_traits_and_any_bytes_are_imported(
+    server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for words in (b"--escaped e a\\nb", b"--escaped --key=%20k e x", b"--priority=-5 e \\x"):
+            assert client.ask(b"m publish --confirm " + words) == b"m ok "
+    rows = tool.exported("--url", server.url, "--messages")
+    found = [row for row in rows if row["kind"] == "message"]
+    told = [
+        {name: row.get(name) for name in ("data", "escaped", "key", "priority")} for row in found
+    ]
+    assert told == [
+        {"data": "a\nb", "escaped": True, "key": None, "priority": None},
+        {"data": "x", "escaped": True, "key": " k", "priority": None},
+        {"data": "\\x", "escaped": None, "key": None, "priority": -5},
+    ]
+    assert tool.imported(rows, other) == 0, tool.err
+    again = tool.exported("--url", other.url, "--messages")
+    assert without(again, "time", "seq") == without(rows, "time", "seq")
+    server.kill()
+    assert tool.exported("--db", tmp_path / "mqks.db", "--messages") == rows
+
+
 def test_a_file_tells_the_same_and_the_retry(
     server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
 ) -> None:
@@ -380,7 +404,8 @@ def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool
         ([HEADER, queue("q") | {"policy": {"dead_letters": "a b"}}], 2),
         ([HEADER, queue("q"), queue("q")], 3),
         ([HEADER, queue("q"), message("other", "m")], 3),
-        ([HEADER, queue("q"), message("q", "m", data="a\nb")], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"priority": 128}], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"key": 7}], 3),
         ([HEADER, queue("q"), {"kind": "message", "queue": "q", "id": "m", "event": "e"}], 3),
         ([HEADER, queue("q"), message("q", "m") | {"data_base64": "?"}], 3),
         ([HEADER, queue("q"), message("q", "m"), queue("late")], 4),

@@ -5,6 +5,7 @@ import pytest
 from tests.lab import Lab
 
 FLAGS = [b"--ttl=5", b"--delay=2", b"--at=1790001002"]
+TRAITS = [b"--escaped", b"--key=a", b"--escaped --key=b", b"--key=c --escaped"]
 
 
 def lab_of(*lines: bytes) -> Lab:
@@ -36,6 +37,43 @@ def test_order_of_one_flag_and_two_events(flag: bytes, consume: bytes) -> None:
     lab.rest()
     lab.check()
     assert delivered(lab) == [b"m%d" % number for number in range(50)]
+
+
+@pytest.mark.parametrize("is_crash", [False, True])
+@pytest.mark.parametrize("consume", [b"c consume q", b"c consume q --manual-ack"])
+def test_messages_with_traits_gather_with_plain_ones(consume: bytes, is_crash: bool) -> None:
+    lab = lab_of()
+    flags = [b"", *TRAITS, b"--ttl=5", b"", *TRAITS[::-1], b"--key=d --ttl=5", b""]
+    lab.send("a", *published(*flags))
+    lab.rest()
+    if is_crash:
+        lab.crash()
+        lab.rest()
+    lab.send("b", consume)
+    lab.rest()
+    lab.check()
+    told = [line for line in lab.replies if line.startswith(b"c ok m")]
+    assert told == [
+        b"c ok m%d event=%b%b x"
+        % (number, b"ef"[number % 2 :][:1], b",escaped=1" if b"--escaped" in flag else b"")
+        for number, flag in enumerate(flags)
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(b"--key=", b"--key", b"--key=a,b", b"--priority=128", b"--priority=+1", b"--escaped=1"),
+        *(b"--key=a --key=b", b"--escaped --escaped", b"--key=a --no", b"--escaped e \\x y"),
+    ],
+)
+def test_what_is_wrong_with_traits_is_told_of_one_alone(flags: bytes) -> None:
+    lab = lab_of()
+    flagged = b"m%d publish --escaped --key=a e x"
+    lab.send("a", flagged % 1, b"m2 publish %b e x" % flags, flagged % 3)
+    lab.rest()
+    assert [line[:8] for line in lab.replies if line.startswith(b"m")] == [b"m2 error"]
+    assert lab.broker.queues[b"q"].ready == 2
 
 
 def test_order_of_plain_ones_and_those_with_a_ttl() -> None:

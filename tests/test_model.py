@@ -59,7 +59,9 @@ SETTLED = st.sampled_from(["m1", "m2", "m3", "--all"])
 RULES = st.sampled_from([None, None, "", "5"])
 DELAYS = st.sampled_from([1.0, 2.0, 4.0])
 FLAGS = st.sets(
-    st.sampled_from(["--once", "--mandatory", "--confirm", "--meta=a=b", "--ttl=1000000"])
+    st.sampled_from(
+        ["--once", "--mandatory", "--confirm", "--meta=a=b", "--key=k", "--ttl=1000000"]
+    )
 )
 BOUND_MASKS = st.lists(st.sampled_from(["a.*", "a.**", "*.*b", "**"]), max_size=1)
 MASKS = st.lists(st.sampled_from(["a.*", "*.b", "*", "a.*.*", "a*.b", "a.**", "**"]), max_size=2)

@@ -243,7 +243,7 @@ def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) ->
         client.subscribe("orders", ["order.new"])
         page.goto("/publish")
         page.get_by_label("Event", exact=True).fill("order.new")
-        page.get_by_label("Data").fill('{"no": 17}')
+        page.get_by_label("Data").fill('{"no":\n17}')
         page.get_by_label("Attributes").fill("trace=7")
         page.get_by_role("button", name="Publish", exact=True).click()
         page.locator("button.sure").click()
@@ -254,7 +254,14 @@ def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) ->
         page.locator("button.sure").click()
         expect(page.locator(".notice")).to_contain_text("Published as ")
         first, second = client.peek("orders")
-    assert (first.data, first.meta) == (second.data, second.meta) == (b'{"no": 17}', {"trace": "7"})
+    assert (
+        (first.data, first.meta)
+        == (second.data, second.meta)
+        == (
+            b'{"no":\n17}',
+            {"trace": "7"},
+        )
+    )
     assert first.id != second.id
 
 

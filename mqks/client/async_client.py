@@ -262,6 +262,8 @@ class AsyncClient:
         - `ttl_s`: the time to live in a queue, in seconds.
         - `meta`: attributes. Consumers get them if they ask for them.
         - `to`: put the message only into the queue of this name, whatever its bindings.
+        - `priority`: from -128 to 127; consumers get it if they ask for `meta`. So with `key`, a
+          text of at most 256 bytes, percent-encoded.
         """
         session, flags = self._session, b""
         if terms:

@@ -14,13 +14,18 @@ from urllib.parse import unquote
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.client.keywords import strict
 from mqks.client.requests import Backoff, decoded, flags, is_number, reject
+from mqks.protocol.escapes import unescape
 from mqks.protocol.meta import split_letter
+from mqks.protocol.replies import ESCAPED, read_traits
 
 Settle = Callable[["Message", bytes], None]
 
+_TRAITS = rb"((?:,escaped=1)?(?:,priority=-?\d{1,3})?(?:,key=[^ ,]+)?)"
 _PEEKED = re.compile(
-    rb"event=(.*?)(?:,retry=(\d+))?(?:,meta=([^ ,]+))?,seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?"
+    rb"event=(.*?)(?:,retry=(\d+))?" + _TRAITS + rb"(?:,meta=([^ ,]+))?"
+    rb",seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?"
 )
+_TOLD_ALL = re.compile(rb"event=(.*),retry=(\d+)" + _TRAITS + rb",meta=[^ ,]*")
 
 
 class DeadLetter(NamedTuple):
@@ -54,9 +59,9 @@ class Message:
         self.consumer_id = consumer_id
         """The id of the consumer that got it; each reconnect has a new one."""
         self.data = data
-        """The bytes as they were published."""
+        """The bytes as they were published, whether or not they went escaped."""
         self._id = message_id
-        self._event = event  # as on the wire: event=NAME[,retry=N]
+        self._event = event  # as on the wire: event=NAME[,retry=N][,escaped=1]
         self._settle = settle
 
     @property
@@ -72,9 +77,25 @@ class Message:
         """How often it was redelivered."""
         return self._split_event()[1]
 
+    @classmethod
+    def unescaped(cls, event: bytes, data: bytes) -> bytes:
+        """The original data of a delivery with this event on the wire."""
+        return unescape(data) if event.endswith(ESCAPED) else data
+
     def _split_event(self) -> tuple[bytes, int]:
-        name, comma, retry = self._event[len(b"event=") :].rpartition(b",retry=")
-        return (name, int(retry)) if comma and is_number(retry) else (self._event[6:], 0)
+        told = self._event[len(b"event=") :].removesuffix(ESCAPED)
+        name, comma, retry = told.rpartition(b",retry=")
+        return (name, int(retry)) if comma and is_number(retry) else (told, 0)
+
+    @property
+    def priority(self) -> int:
+        """The priority it was published with; 0 if the consumer has no `meta`."""
+        return 0
+
+    @property
+    def key(self) -> str | None:
+        """The key it was published with; None without one, or if the consumer has no `meta`."""
+        return None
 
     @property
     def meta(self) -> dict[str, str]:
@@ -174,12 +195,42 @@ class MetaMessage(Message):
 
     __slots__ = ()
 
+    @classmethod
+    def unescaped(cls, event: bytes, data: bytes) -> bytes:
+        return original(_told_all(event)[2], data)
+
     def _split_event(self) -> tuple[bytes, int]:
-        name, _, retry = self._event[6:].rpartition(b",meta=")[0].rpartition(b",retry=")
+        name, retry, _ = _told_all(self._event)
         return name, int(retry)
+
+    @property
+    def priority(self) -> int:
+        return read_traits(_told_all(self._event)[2]).priority
+
+    @property
+    def key(self) -> str | None:
+        return key_of(_told_all(self._event)[2])
 
     def _raw_meta(self) -> bytes:
         return self._event.rpartition(b",meta=")[2]
+
+
+def _told_all(event: bytes) -> tuple[bytes, bytes, bytes]:
+    """Event, retry and traits of a delivery with `meta`. Raises ProtocolViolation."""
+    found = _TOLD_ALL.fullmatch(event)
+    if found is None:
+        raise ProtocolViolation(f"the peer sent {event[:80]!r} instead of an event")
+    return found[1], found[2], found[3]
+
+
+def original(traits: bytes, data: bytes) -> bytes:
+    """The bytes of a message with these traits whose data are these on the wire."""
+    return unescape(data) if traits.startswith(ESCAPED) else data
+
+
+def key_of(traits: bytes) -> str | None:
+    raw = read_traits(traits).key
+    return unquote(decoded(raw), errors="surrogateescape") if raw else None
 
 
 class Peeked(NamedTuple):
@@ -197,6 +248,8 @@ class Peeked(NamedTuple):
     letter: DeadLetter | None
     due: float | None
     """When a scheduled message is added to the queue."""
+    priority: int = 0
+    key: str | None = None
 
     @property
     def text(self) -> str:
@@ -206,24 +259,41 @@ class Peeked(NamedTuple):
     @classmethod
     def parse(cls, line: bytes) -> "Peeked":
         """From a line of the reply to `peek`. Raises ProtocolViolation."""
-        message_id, event, data, retry, raw_meta, seq, time_us, due_us = peeked(line)
-        meta, letter = _attributes(raw_meta)
-        due_s = due_us / 1e6 if due_us else None
-        names = decoded(message_id), decoded(event)
-        return cls(seq, time_us / 1e6, *names, data, retry, meta, letter, due_s)
+        told = peeked(line)
+        meta, letter = _attributes(told.meta)
+        due_s = told.due_us / 1e6 if told.due_us else None
+        names = decoded(told.id), decoded(told.event)
+        data = original(told.traits, told.data)
+        what = *names, data, told.retry, meta, letter, due_s
+        traits = read_traits(told.traits).priority, key_of(told.traits)
+        return cls(told.seq, told.time_us / 1e6, *what, *traits)
 
 
-def peeked(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes, int, int, int]:
-    """Id, event, data, retry, meta, number, time and due time (in microseconds) of a line of
-    `peek`. Raises ProtocolViolation."""
+class _Peek(NamedTuple):
+    """A line of `peek`."""
+
+    id: bytes
+    event: bytes
+    data: bytes
+    retry: int
+    traits: bytes
+    """As in `replies.Parts`."""
+    meta: bytes
+    seq: int
+    time_us: int
+    due_us: int
+
+
+def peeked(line: bytes) -> _Peek:
+    """Raises ProtocolViolation."""
     message_id, _, rest = line.partition(b" ")
     attributes, _, data = rest.partition(b" ")
     found = _PEEKED.fullmatch(attributes)
     if found is None:
         raise ProtocolViolation(f"the peer sent {line[:80]!r} instead of a message")
-    event, retry, meta, seq, time_us, due_s = found.groups()
-    due_us = round(float(due_s or 0) * 1e6)
-    return message_id, event, data, int(retry or 0), meta or b"", int(seq), int(time_us), due_us
+    event, retry, traits, meta, seq, time_us, due_s = found.groups()
+    numbers = int(seq), int(time_us), round(float(due_s or 0) * 1e6)
+    return _Peek(message_id, event, data, int(retry or 0), traits, meta or b"", *numbers)
 
 
 def _attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:

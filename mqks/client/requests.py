@@ -24,6 +24,7 @@ from mqks.limits import (
     SEQ_MAX,
     STATS_ROWS_DEFAULT,
 )
+from mqks.protocol.escapes import escape
 from mqks.protocol.meta import check_meta
 from mqks.protocol.requests import (
     ACTIONS,
@@ -68,6 +69,10 @@ class Terms(TypedDict, total=False):
     """Its attributes."""
     to: str | None
     """The queue that gets it; by default, the queues that are bound to the event."""
+    priority: int | None
+    """From -128 to 127; 0 by default."""
+    key: str | None
+    """What it belongs to, as a customer's number."""
 
 
 class Many(Terms, total=False):
@@ -120,21 +125,29 @@ def line(*words: bytes) -> bytes:
     return b" ".join(words) + (b"\r\n" if last.endswith(b"\r") else b"\n")
 
 
-def payload(data: Data) -> bytes:
-    """The bytes of data. Text and bytes must not contain a tab or a newline, or end with a carriage
-    return; JSON escapes them."""
+def published(data: Data) -> tuple[bytes, bytes]:
+    """The flag of these data, after a space, and the data on the wire: escaped where they do not
+    fit into a line as they are."""
     if isinstance(data, bytes):
         raw = data
     elif isinstance(data, str):
         raw = encoded(data)
     else:
         try:
-            return encoded(_json(data))
+            return b"", encoded(_json(data))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the data cannot be written as JSON: {error}") from None
     if b"\n" in raw or b"\t" in raw or raw.endswith(b"\r"):
+        return b" --escaped", escape(raw)
+    return b"", raw
+
+
+def payload(data: Data) -> bytes:
+    """The bytes of data that cannot be escaped. Raises InvalidRequest."""
+    flag, raw = published(data)
+    if flag:
         raise InvalidRequest(
-            "data must not contain a tab or a newline, or end with a carriage return"
+            "this text must not contain a tab or a newline, or end with a carriage return"
         )
     return raw
 
@@ -167,8 +180,10 @@ def _checked(what: str, value: Any, read: Reader) -> bytes:
         text = _seconds(what, _since_1970_s(value) if what == "at" else value)
     elif what in ("retries", "backoff"):
         text = _policy_text(f"--{what}".encode(), value)
-    elif what in ("after", "limit", "prefetch"):
+    elif what in ("after", "limit", "prefetch", "priority"):
         text = b"%d" % _whole(what, value)
+    elif what == "key" and isinstance(value, str):
+        text = quote(encoded(value), safe="").encode()
     else:
         text = name(value)
     try:
@@ -226,13 +241,14 @@ def bodies(
     """The part after the id of confirmed publishes, in pieces."""
     some: list[bytes] = []
     some_bytes = 0
-    form = PUBLISH[True, once, mandatory] + flags.replace(b"%", b"%%") + b" %b %b\n"
+    form = PUBLISH[True, once, mandatory] + flags.replace(b"%", b"%%") + b"%b %b %b\n"
     if isinstance(messages, str | bytes | Mapping):
         raise TypeError(f"messages must be pairs of event and data, not {shortly(messages)}")
     for message in messages:
         try:
             event, data = message
-            body = form % (_name(event), payload(data))
+            flag, raw = published(data)
+            body = form % (flag, _name(event), raw)
         except (TypeError, ValueError, AttributeError):
             _check_pair(message)
             raise

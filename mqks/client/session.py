@@ -35,6 +35,7 @@ from mqks.client.messages import Message, MetaMessage, QueueUpdate, Settle, sett
 from mqks.client.options import Options
 from mqks.client.outages import Outages
 from mqks.protocol.lines import LineSplitter
+from mqks.protocol.replies import ESCAPED
 
 _log = logging.getLogger("mqks.client")
 
@@ -231,8 +232,8 @@ class Session:
         """Publish one message and give its id; with a `call`, ask for a confirm."""
         id_ = self.new_id() if message_id is None else requests.name(message_id)
         form = requests.PUBLISH[call is not None, once, mandatory]
-        name, payload = requests.name(event), requests.payload(data)
-        line = b"%b%b%b %b %b\n" % (id_, form, flags, name, payload)
+        escaped, raw = requests.published(data)
+        line = b"%b%b%b%b %b %b\n" % (id_, form, flags, escaped, requests.name(event), raw)
         if call is not None:
             self._ask(id_, line, call)
             return id_
@@ -649,7 +650,10 @@ class ConsumerSession(Session):
                 and words[2] != b"--update"
                 and words[0] == mine
             ):
-                ready(message(mine, words[2], words[3], words[4], settle))
+                data = words[4]
+                if ESCAPED in words[3]:
+                    data = message.unescaped(words[3], data)
+                ready(message(mine, words[2], words[3], data, settle))
             else:
                 super()._replies([line])
                 mine = self.consumer_id

@@ -53,7 +53,9 @@ CONNECTION = (
 )
 UNACKED = ("queue", "seq", "consumer", "delivered", "id", "event", "retry", "data_bytes")
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
-MORE_OF_A_MESSAGE = ("meta", "due", "expires", "rejects", "losses", "letter")
+MORE_OF_A_MESSAGE = (
+    *("meta", "due", "expires", "rejects", "losses", "letter", "escaped", "priority", "key"),
+)
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 

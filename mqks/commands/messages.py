@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import datetime
 from itertools import chain
+from itertools import count as count_from
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Unpack
+from urllib.parse import quote
 
 import typer
 
@@ -73,7 +76,11 @@ Quiet = Annotated[float | None, "SECONDS", "End after this time without a messag
 def publish(
     server: Server,
     event: Annotated[str, "EVENT", "The event; each queue bound to it gets a copy."],
-    data: Annotated[str, "DATA", "The data, or - for one message per line of stdin."],
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="The data, or - for one message per line of stdin."),
+    ] = None,
+    file: Annotated[str | None, "PATH", "Publish the bytes of this file as one message."] = None,
     confirm: Annotated[
         bool,
         "--confirm/--no-confirm",
@@ -91,11 +98,15 @@ def publish(
     ] = None,
     ttl: Annotated[float | None, "SECONDS", "Its time to live in a queue."] = None,
     meta: Annotated[Names, "KEY=VALUE", "An attribute. Repeatable."] = None,
+    priority: Annotated[int | None, "N", "Its priority, from -128 to 127."] = None,
+    key: Annotated[str | None, "KEY", "Its key."] = None,
 ) -> Told:
-    """Publish one message, or each line of stdin.
+    """Publish one message, each line of stdin, or a file.
 
     With --once and --id or --id-prefix, a repeated run publishes only what is missing.
     """
+    if (data is None) == (file is None):
+        raise typer.BadParameter("give either DATA or --file")
     many = data == "-"
     if (id if many else id_prefix) is not None:
         raise typer.BadParameter("--id is for one message, --id-prefix for those of stdin")
@@ -106,13 +117,15 @@ def publish(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": _pairs(meta or ())}
+    terms |= {"priority": priority, "key": key}
+    content = Path(file).read_bytes() if file is not None else data or ""
     with server.connected() as client:
         if many:
             count = _publish_lines(client, event, confirm, id_prefix, once, mandatory, terms)
             line = f"{count} {'confirmed' if confirm else 'sent'}"
             return {"messages": count, "confirmed": confirm}, line
         given = client.publish(
-            event, data, confirm=confirm, id=id, once=once, mandatory=mandatory, **terms
+            event, content, confirm=confirm, id=id, once=once, mandatory=mandatory, **terms
         )
         return {"id": given, "confirmed": confirm}, printable(given)
 
@@ -270,14 +283,18 @@ def consume(
         "NAME",
         r"The name shown in mqks inspect connections. \[default: mqks-consume and the user]",
     ] = None,
+    out: Annotated[str | None, "DIR", "Write the data of each message into a file there."] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print and ack the messages of a queue, one per line, until Ctrl-C.
 
     The data is printed unchanged; on a terminal, control characters are escaped. With --json, a
-    line has id, event, retry and data, or data_base64 if the data is not UTF-8. --meta adds meta
-    and letter.
+    line has id, event, retry and data, or data_base64 if the data is not UTF-8. --meta adds meta,
+    priority, key and letter. With --out, the name of the file is printed: the place of the message
+    and its id.
     """
+    if out is not None and as_json:
+        raise typer.BadParameter("--out and --json exclude each other")
     if count is not None and not manual_ack:
         raise typer.BadParameter(
             "--count with --auto-ack would lose messages that the server has already sent"
@@ -287,6 +304,8 @@ def consume(
     if meta and not as_json:
         raise typer.BadParameter("--meta needs --json: otherwise only the data is printed")
     _check_quiet(timeout)
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
     with ExitStack() as stack:
         client = stack.enter_context(connected(url, client_name=client_name))
@@ -309,7 +328,11 @@ def consume(
         note_stars(events, add)
         plain = _shown if sys.stdout.isatty() else _raw
 
+        numbers = count_from(1)
+
         def form(message: "Message") -> bytes:
+            if out is not None:
+                return _saved(Path(out), next(numbers), message)
             return _json(message, meta=meta) if as_json else plain(message.data)
 
         _Output(consumer).run(form, count, timeout, consumer.ack if manual_ack else None)
@@ -481,12 +504,26 @@ def _shown(data: bytes) -> bytes:
     return printable(os.fsdecode(data)).encode() + b"\n"
 
 
+def _saved(directory: Path, number: int, message: "Message") -> bytes:
+    """Write the data of a message into a new file, and tell its name. Raises OSError."""
+    name = quote(message.id, safe="", errors="surrogateescape")[:200]
+    while True:
+        path = directory / f"{number:06}-{name}"
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(message.data)
+            file.flush()
+            os.fsync(file.fileno())
+            return os.fsencode(path) + b"\n"
+        number += 1
+
+
 def _json(message: "Message", *, meta: bool) -> bytes:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
     told |= data_as_text(message.data)
     if meta:
         letter = message.letter
         told |= {"meta": message.meta, "letter": None if letter is None else letter._asdict()}
+        told |= {"priority": message.priority, "key": message.key}
     return json.dumps(told).encode() + b"\n"
 
 

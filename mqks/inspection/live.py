@@ -125,8 +125,9 @@ class Live:
 
 
 def _row(line: bytes) -> Row:
-    message_id, event, data, retry, meta, seq, time_us, due_us = peeked(line)
-    return message_row(seq, time_us, message_id, event, data, retry, meta=meta, due_us=due_us)
+    told = peeked(line)
+    message = told.seq, told.time_us, told.id, told.event, told.data, told.retry
+    return message_row(*message, meta=told.meta, due_us=told.due_us, traits=told.traits)
 
 
 def _given(name: str | None) -> list[bytes]:

@@ -9,8 +9,10 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from urllib.parse import unquote
 
 from mqks.client import requests
+from mqks.client.messages import key_of, original
 from mqks.inspection.text import time_text
 from mqks.protocol.meta import LETTER, split_letter
+from mqks.protocol.replies import read_traits
 
 Row = dict[str, Any]
 Note = Callable[[str], object]
@@ -65,16 +67,19 @@ def message_row(
     expires_us: int | None = None,
     rejects: int | None = None,
     losses: int | None = None,
+    traits: bytes = b"",
 ) -> Row:
-    """`data` are bytes. Values that the source does not know are None, and so are missing times.
-    `letter` says why a dead message died; `meta` has its own attributes."""
+    """`data` are bytes as stored; the row has the original ones. Values that the source does not
+    know are None, and so are missing times. `letter` says why a dead message died; `meta` has its
+    own attributes."""
     own, letter = letter_of(meta)
+    told = read_traits(traits)
     return {
         "seq": seq,
         "time": time_text(time_us),
         "id": requests.decoded(id),
         "event": requests.decoded(event),
-        "data": data,
+        "data": original(traits, data),
         "retry": retry,
         "doubtful": doubtful,
         "meta": own,
@@ -83,6 +88,9 @@ def message_row(
         "rejects": rejects,
         "losses": losses,
         "letter": letter,
+        "escaped": told.escaped,
+        "priority": told.priority,
+        "key": key_of(traits),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mqks.client import requests
+from mqks.client.messages import original
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
@@ -187,7 +188,7 @@ class Stopped:
                         "event": requests.decoded(message.event),
                         "seq": message.seq,
                         "retry": message.retry,
-                        "data_bytes": len(message.data),
+                        "data_bytes": len(original(message.traits, message.data)),
                         "delivered_us": None,
                     }
 
@@ -235,6 +236,7 @@ class Stopped:
                 expires_us=message.expires_us,
                 rejects=message.rejects,
                 losses=message.losses,
+                traits=message.traits,
             )
 
 

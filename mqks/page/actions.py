@@ -64,8 +64,7 @@ async def _publish(client: AsyncClient, form: Form) -> str:
         terms["ttl_s"] = ttl_s
     if meta := dict(parse_qsl(form.get("meta", ""), keep_blank_values=True)):
         terms["meta"] = meta
-    # Browsers send line ends as CR LF, and the wire has neither.
-    data = form.get("data", "").replace("\r\n", " ").replace("\n", " ")
+    data = form.get("data", "").replace("\r\n", "\n")  # Browsers send line ends as CR LF.
     mandatory = "mandatory" in form
     given = await client.publish(form["event"], data, confirm=True, mandatory=mandatory, **terms)
     return f"Published as {printable(given)}."

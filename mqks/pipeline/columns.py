@@ -1,6 +1,7 @@
 """The columns of `format("mqks")`, and how the text of a `read` reply is split into them.
 
-The one rule: no Python code runs per message; numpy finds the edges, Arrow copies.
+The one rule: no Python code runs per message but for escaped ones; numpy finds the edges, Arrow
+copies.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from mqks.protocol import replies
+from mqks.protocol.escapes import unescape
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -31,10 +36,11 @@ SCHEMA = pa.schema(list(FIELDS.items()))
 
 _NEWLINE, _SPACE = b"\n "
 _EVENT_BYTES = len(b"event=")
+_ESCAPED = replies.ESCAPED
 
 
 def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    r"""Messages `{id} event={event} {data}\n` as columns.
+    r"""Messages `{id} event={event}[,escaped=1] {data}\n` as columns, with their original data.
 
     Each row of `runs` has the first number, the count and the arrival (microseconds since 1970) of
     consecutive messages. Raises ValueError if the text is something else.
@@ -45,15 +51,24 @@ def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa
     rows = int(counts.sum())
     pieces = _pieces(text, rows)
     take = np.arange(0, 6 * rows, 6, dtype=np.int32)
+    events = pieces.take(pa.array(take + 2))
+    escaped = pc.ends_with(events, _ESCAPED)
+    has_escaped = pc.any(escaped).as_py()
     made: dict[str, Any] = {}
     for name in schema.names:
         match name:
             case "key":
                 column = pieces.take(pa.array(take))
             case "topic":
-                column = _text(pieces.take(pa.array(take + 2)))
+                if has_escaped:
+                    plain = pc.binary_slice(events, 0, -len(_ESCAPED))
+                    events = pc.if_else(escaped, plain, events)
+                column = _text(events)
             case "value":
                 column = pieces.take(pa.array(take + 4))
+                if has_escaped:
+                    originals = [unescape(each) for each in column.filter(escaped).to_pylist()]
+                    column = pc.replace_with_mask(column, escaped, pa.array(originals, pa.binary()))
             case "partition":
                 column = pa.array(np.zeros(rows, dtype=np.int32))
             case "offset":

@@ -29,16 +29,15 @@ from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
 from mqks.pipeline.options import WriteOptions, near
 from mqks.pipeline.wire import Connection, Server
+from mqks.protocol.escapes import escape
 
 WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
 """Sent before their confirms are read. The confirms fit into what the server buffers for a slow
 reader, so that the two sides never wait for each other."""
 
 _BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
-_BAD_IN_DATA = r"[\t\n]"
 _REASONS = {
     _BAD_IN_NAME: "must not be empty, begin with two dashes, or contain spaces or control bytes",
-    _BAD_IN_DATA: "must not contain a tab or newline",
 }
 
 
@@ -83,11 +82,12 @@ def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
             )
 
 
-def _lines(first: int, ids: Any, events: Any, values: Any) -> memoryview:
-    """The requests, one after the other, in Arrow's own memory."""
+def _lines(first: int, ids: Any, events: Any, values: Any, escaped: Any = b" ") -> memoryview:
+    """The requests, one after the other, in Arrow's own memory. `escaped` is the flag of those
+    whose values are escaped."""
     # One carriage return belongs to the end of a line: behind data that end in one, another goes.
     ends = pc.if_else(pc.ends_with(values, b"\r"), b"\r\n", b"\n")
-    words = [ids, b" publish --confirm --once ", events, b" ", values, ends, b""]
+    words = [ids, b" publish --confirm --once", escaped, events, b" ", values, ends, b""]
     lines = pc.binary_join_element_wise(
         *[pa.scalar(word, pa.binary()) if isinstance(word, bytes) else word for word in words]
     )
@@ -98,11 +98,15 @@ def _lines(first: int, ids: Any, events: Any, values: Any) -> memoryview:
     ]
     text = memoryview(lines.buffers()[2])[edges[0] : edges[-1]]
     raw = np.frombuffer(text, np.uint8)
-    # What would end a line too early, or not be there at its end, shows in the whole at once.
-    if np.count_nonzero(raw == 10) > len(lines) or (raw == 9).any():
-        _check(values, _BAD_IN_DATA, "value", first)
     _check(ids, _BAD_IN_NAME, "key", first)
     _check(events, _BAD_IN_NAME, "topic", first)
+    # What would end a line too early, or not be there at its end, shows in the whole at once.
+    if np.count_nonzero(raw == 10) > len(lines) or (raw == 9).any():
+        is_escaped = pc.match_substring_regex(values, r"[\t\n]")
+        raws = values.filter(is_escaped).to_pylist()
+        some = pa.array(map(escape, raws), pa.binary())
+        values = pc.replace_with_mask(values, is_escaped, some)
+        return _lines(first, ids, events, values, pc.if_else(is_escaped, b" --escaped ", b" "))
     return text
 
 

@@ -68,6 +68,19 @@ class Parts(NamedTuple):
         return ATTRIBUTES.join(self).rstrip(ATTRIBUTES)
 
 
+class Traits(NamedTuple):
+    escaped: bool
+    priority: int
+    key: bytes
+    """Percent-encoded; empty without one."""
+
+
+def read_traits(traits: bytes) -> Traits:
+    """What `Parts.traits` say."""
+    told = dict(each.split(b"=", 1) for each in traits.split(b",")[1:])
+    return Traits(b"escaped" in told, int(told.get(b"priority", 0)), told.get(b"key", b""))
+
+
 def parts(message: bytes) -> Parts:
     return Parts(*message.split(ATTRIBUTES)) if ATTRIBUTES in message else Parts(message)
 

@@ -19,6 +19,7 @@ from mqks.limits import (
     CREDENTIALS_BYTES_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
+    ESCAPED_STEP_BYTES,
     MASK_BYTES_MAX,
     MASKS_MAX,
     PEEK_ROWS_DEFAULT,
@@ -419,9 +420,29 @@ def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
         return action.made([rest], found)
     if head[:2] == b"--":
         action.take(head, found)
-    if "escaped" in found and not is_escaped(data):
+    if "escaped" in found and len(data) > ESCAPED_STEP_BYTES:
+        return _long_escaped(action, head, data, found)
+    return _publish(action, head, data, found, "escaped" not in found or is_escaped(data))
+
+
+def _publish(
+    action: Action, head: bytes, data: bytes, found: dict[str, Any], is_valid: bool
+) -> Any:
+    if not is_valid:
         raise action.error(r"the data have a backslash that is not one of \\, \n, \r and \t")
     return action.made([head, data] if head else [], found)
+
+
+def _long_escaped(action: Action, head: bytes, data: bytes, found: dict[str, Any]) -> Parsing[Any]:
+    start, is_valid = 0, True
+    while start < len(data) and is_valid:
+        piece = data[start : start + ESCAPED_STEP_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece += data[start + len(piece) : start + len(piece) + 1]
+        is_valid = is_escaped(piece)
+        start += len(piece)
+        yield False
+    return _publish(action, head, data, found, is_valid)
 
 
 def _with_names(action: Action, rest: bytes, names_max: int) -> Parsing[Any]:

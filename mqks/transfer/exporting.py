@@ -10,7 +10,8 @@
 
 All queues come first, then the messages of each in order, then all bindings, so that an import can
 fill queues that get no other messages meanwhile. A message has more fields if they have a value:
-`meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, and for a dead
+`meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, its `priority`
+and `key`, whether it was published `escaped` (its data here are the original ones), and for a dead
 letter the `letter`: its reason, queue, tries, and when it was published and died. Data that are not
 UTF-8 are in `data_base64` instead. Names that are not UTF-8 contain surrogates, which JSON can
 write.
@@ -26,7 +27,10 @@ from mqks.inspection.source import Row, Source
 from mqks.inspection.text import data_as_text
 
 VERSION = 1
-_OFTEN_EMPTY = {"doubtful", "meta", "due", "expires", "rejects", "losses", "letter"}
+_OFTEN_EMPTY = {
+    *("doubtful", "meta", "due", "expires", "rejects", "losses", "letter"),
+    *("escaped", "priority", "key"),
+}
 """Fields that are omitted if they have no value."""
 
 

@@ -25,6 +25,7 @@ from mqks.client.errors import InvalidRequest
 from mqks.client.requests import Policy
 from mqks.client.wire import Wire, rows
 from mqks.errors import ImportFailed
+from mqks.protocol.escapes import escape
 from mqks.transfer.exporting import VERSION
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -49,37 +50,41 @@ class Line(NamedTuple):
         return value
 
     def raw(self, field: str) -> bytes:
-        """Text as bytes that a protocol line can contain."""
         try:
-            raw = self.text(field).encode("utf-8", "surrogateescape")
+            return self.text(field).encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise self.wrong(f"{field} holds half a surrogate pair") from None
-        return self._whole(raw, field)
 
     def name(self, field: str) -> bytes:
         raw = self.raw(field)
+        if b"\n" in raw or b"\t" in raw:
+            raise self.wrong(f"{field} must not hold a newline or a tab")
         if not raw or b" " in raw or (raw.startswith(b"--") and field != "id"):
             raise self.wrong(f"{field} is not a valid name: {self.text(field)[:80]!r}")
         return raw
 
-    def data(self) -> bytes:
+    def data(self) -> tuple[bytes, bytes]:
+        """The flag of the data, followed by a space, and the data of a request."""
         if "data_base64" not in self.row:
-            return self.raw("data")
-        try:
-            raw = b64decode(self.text("data_base64"), validate=True)
-        except ValueError as error:
-            raise self.wrong(f"data_base64: {error}") from None
-        return self._whole(raw, "data_base64")
-
-    def _whole(self, raw: bytes, field: str) -> bytes:
-        if b"\n" in raw or b"\t" in raw:
-            raise self.wrong(f"{field} must not hold a newline or a tab")
-        return raw
+            raw = self.raw("data")
+        else:
+            try:
+                raw = b64decode(self.text("data_base64"), validate=True)
+            except ValueError as error:
+                raise self.wrong(f"data_base64: {error}") from None
+        if self.row.get("escaped") or b"\n" in raw or b"\t" in raw:
+            return b"--escaped ", escape(raw)
+        return b"", raw
 
     def flags(self, now_s: float) -> bytes:
-        """The flags of a publish with the same attributes, due time and expiry, each followed by a
-        space."""
+        """The flags of a publish with the same attributes, priority, key, due time and expiry, each
+        followed by a space."""
         flags = [b"--meta=%b " % self.name("meta")] if self.row.get("meta") else []
+        try:
+            told = {name: self.row.get(name) or None for name in ("priority", "key")}
+            flags += [b"%b " % flag for flag in requests.flags("publish", told)]
+        except (InvalidRequest, TypeError) as error:
+            raise self.wrong(str(error)) from None
         due_s, expires_s = self._time_s("due"), self._time_s("expires")
         if due_s:
             flags.append(b"--at=%.6f " % due_s)
@@ -248,9 +253,9 @@ class Import:
         for line in lines:
             if name not in self._queues:
                 raise line.wrong("there is no queue line before it for its queue")
-            message_id, data = line.name("id"), line.data()
+            message_id, (escaped, data) = line.name("id"), line.data()
             event = self._event or line.name("event")
-            flags = line.flags(time.time())
+            flags = escaped + line.flags(time.time())
             request = b"%b publish --confirm --to=%b %b%b %b"
             self._put(line, request % (message_id, name, flags, event, data))
             self._counts["messages"] += 1

@@ -29,7 +29,8 @@ FLAGS: Final = b"""
 --single-consumer --ack-timeout --meta --delay --dead --prefetch --scheduled --event --fate
 """.split()
 PUBLISH_FLAGS: Final = b"""
---once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta= --x
+--once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta=
+--escaped --priority=0 --key=k --x
 """.split()
 NAMES: Final = [
     *b"""q q1 q2 e e1 e2 a.b a.c.b m1 m2 m3 c1 c2 * *.b a.* ** *.*.* . .. event=x = ok error

@@ -23,7 +23,7 @@ NO_GROUP: Final[Group] = None, b"", [], []
 class Gathering:
     """`publish` takes groups when they end."""
 
-    __slots__ = ("_by_queue", "_groups", "_publish", "groups", "width")
+    __slots__ = ("_by_queue", "_groups", "_publish", "groups", "has_traits", "width")
 
     def __init__(
         self, publish: Callable[[Queues, list[bytes], list[bytes], Publish | None], None]
@@ -35,6 +35,8 @@ class Gathering:
         self._by_queue: dict[Queue, Gathered] = {}
         self.width = 1
         """One plus the number of queues of the groups."""
+        self.has_traits = False
+        """Whether some of the messages have traits."""
 
     def open(
         self, event: bytes, queues: Queues, key: bytes = b"", wanted: Publish | None = None
@@ -70,4 +72,4 @@ class Gathering:
         self._groups.clear()
         self.groups.clear()
         self._by_queue.clear()
-        self.width = 1
+        self.width, self.has_traits = 1, False

@@ -5,7 +5,8 @@ with `--once` only the first with an id.
 """
 
 from collections import deque
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from mqks.broker.base.turns import WAITS, Work, slices
 from mqks.broker.clients.connection import Connection
@@ -17,14 +18,24 @@ from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.gathering import NO_GROUP, Gathering, Group
 from mqks.broker.routing.masks import Queues
 from mqks.errors import BadRequest, Unwritable
-from mqks.limits import COPIES_MAX, GROUPS_QUEUES, ROUTE_QUEUES, STEP_COPIES
+from mqks.limits import (
+    COPIES_MAX,
+    ESCAPED_STEP_BYTES,
+    GROUPS_QUEUES,
+    ROUTE_QUEUES,
+    STEP_COPIES,
+)
 from mqks.protocol import replies
+from mqks.protocol.escapes import is_escaped
 from mqks.protocol.requests import ACTIONS, Publish, shown
 from mqks.settings import Settings
 from mqks.users import Permissions
 
 _GATHERED: Final = b"--ttl=", b"--delay=", b"--at="
 """Flags that many messages have with the same value, so that they share their terms."""
+_TRAITS: Final = b"--escaped", b"--priority=", b"--key="
+"""Flags of single messages, which gather with those of their event that have none."""
+_TRAITED: Final = Terms()
 
 
 class Single(NamedTuple):
@@ -77,6 +88,11 @@ class Publishing:
         self, permissions: Permissions | None, flag: bytes, rest: bytes
     ) -> tuple[Group, bytes]:
         """The same for a message with a flag; return the message's data, too."""
+        if flag.startswith(_TRAITS) and (found := _traited(flag, rest)) is not None:
+            event, data = found
+            group = self.gathering.groups.get(event) or self.group(permissions, event)
+            self.gathering.has_traits = True
+            return group, data
         event, _, data = rest.partition(b" ")
         key = flag + b" " + event
         return self.gathering.groups.get(key) or self._flagged(permissions, key, event), data
@@ -116,7 +132,7 @@ class Publishing:
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
     ) -> None:
         if wanted is None:
-            self._publish(queues, ids, bodies)
+            self._publish(queues, ids, bodies, _TRAITED if self.gathering.has_traits else None)
             return
         terms, attributes = self._terms(wanted)
         if attributes:
@@ -276,6 +292,35 @@ class Publishing:
         """Raise if these queues of an event are none."""
         if all(queue.deleted for queue in queues):
             raise BadRequest(f"publish: no queue is bound to {shown(event)}")
+
+
+def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
+    """The event of a publish with no other flags than these, and its data followed by its traits;
+    None if it must be parsed singly."""
+    words = []
+    for _ in _TRAITS:
+        words.append(flag)
+        flag, _, rest = rest.partition(b" ")
+        if not flag.startswith(_TRAITS):
+            break
+    try:
+        traits = _traits(b" ".join(words))
+    except BadRequest:
+        return None
+    if traits.startswith(replies.ESCAPED) and (
+        len(rest) > ESCAPED_STEP_BYTES or not is_escaped(rest)
+    ):
+        return None
+    return flag, b"%b\t\t\t%b" % (rest, traits) if traits else rest
+
+
+@lru_cache(maxsize=1024)
+def _traits(flags: bytes) -> bytes:
+    """The traits of these flags, `replies.Parts.traits`. Raises BadRequest."""
+    found: dict[str, Any] = {}
+    for flag in flags.split(b" "):
+        ACTIONS[b"publish"].take(flag, found)
+    return Publish(b"", b"", **found).traits
 
 
 def _append(queue: Queue, ids: list[bytes], bodies: list[bytes], terms: Terms | None) -> None:
