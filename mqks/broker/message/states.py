@@ -30,7 +30,7 @@ class Event(StrEnum):
     RELEASE = "release"
     LOSS = "loss"
     """Its consumer was lost, or did not ack it in time."""
-    END = "end of the consumer"
+    END = "end of the consumer, touch --for=0"
     DELAY = "reject --delay, release --delay"
     BACKOFF = "backoff"
     REJECTS = "rejects"
