@@ -27,7 +27,7 @@ class DeadLetter(NamedTuple):
     """Why a message is in a dead-letter queue."""
 
     reason: str
-    """rejects, losses, ttl, overflow or dead."""
+    """rejects, losses, deliveries, ttl, overflow or dead."""
     queue: str
     """Where it died."""
     tries: int

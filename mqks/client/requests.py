@@ -421,6 +421,7 @@ class Policy(TypedDict, total=False):
 
     retries: int | None
     losses: int | None
+    deliveries: int | None
     backoff: Backoff | None
     dead_letters: str | None
     ttl_s: float | None

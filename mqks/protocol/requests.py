@@ -710,6 +710,13 @@ POLICY = (
         "losses", b"--losses", _COUNT, "N", "Lost consumers after which a message is dead."
     ),
     PolicyField(
+        "deliveries",
+        b"--deliveries",
+        _COUNT,
+        "N",
+        "Deliveries after which a message is dead, however they end.",
+    ),
+    PolicyField(
         "backoff",
         BACKOFF,
         _backoff,
@@ -845,7 +852,7 @@ _TABLE = (
     Action("delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN),
     Action(
         "set_queue",
-        "{queue} [--retries={n}] [--losses={n}] [--backoff={first}[,{max}]] "
+        "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] [--reset]",
         _set_queue,

@@ -35,6 +35,7 @@ class Event(StrEnum):
     BACKOFF = "backoff"
     REJECTS = "rejects"
     LOSSES = "losses"
+    DELIVERIES = "deliveries"
     TTL = "ttl"
     OVERFLOW = "overflow"
     KILL = "dead"
@@ -62,6 +63,7 @@ AFTER: Final = {
     (State.READY, Event.DELIVERY): State.UNACKED,
     (State.READY, Event.DELIVERY_ACKED): State.NONE,
     (State.READY, Event.MOVE): State.READY,
+    (State.READY, Event.DELIVERIES): State.DEAD,
     (State.READY, Event.TTL): State.DEAD,
     (State.READY, Event.OVERFLOW): State.DEAD,
     (State.READY, Event.PURGE): State.NONE,
@@ -74,6 +76,7 @@ AFTER: Final = {
     (State.UNACKED, Event.BACKOFF): State.SCHEDULED,
     (State.UNACKED, Event.REJECTS): State.DEAD,
     (State.UNACKED, Event.LOSSES): State.DEAD,
+    (State.UNACKED, Event.DELIVERIES): State.DEAD,
     (State.UNACKED, Event.KILL): State.DEAD,
     (State.UNACKED, Event.TTL): State.DEAD,
     (State.UNACKED, Event.ACK): State.NONE,

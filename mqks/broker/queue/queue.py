@@ -18,7 +18,7 @@ from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import REJECT, Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.capacity import Capacity
-from mqks.broker.queue.deaths import kill_oldest
+from mqks.broker.queue.deaths import kill_oldest, kill_waiting
 from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Delivery, Lane, let_go
 from mqks.broker.queue.shared import Fetch, Place, Shared
@@ -289,6 +289,7 @@ class Queue:
         return (
             rules.retries is not None
             or rules.losses is not None
+            or rules.deliveries is not None
             or rules.backoff is not None
             or rules.dead_letters is not None
             or self.times is not None
@@ -577,6 +578,11 @@ class Queue:
             ttl_us = self.times.expiry.ttl_us
             self._set_ttl(None)
             self._set_ttl(ttl_us)
+        if (most := self.rules.deliveries) is not None:
+            # Those that consumers held when the server ended have been counted since.
+            is_waiting, marks = self.lane.is_waiting, self.lane.marks.items()
+            spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
+            kill_waiting(self, filter(is_waiting, sorted(spent)), Event.DELIVERIES)
         self.deliver()
 
     def delete(self) -> Work[None]:
