@@ -223,11 +223,12 @@ class Model:
             self.queues[name].scheduled.append((self.now + delay, message))
 
     def give_up(self, consumer_id: str, message_id: str, how: str, delay: float) -> None:
-        """`how` is reject, reject --dead or release."""
+        """`how` is reject, reject --dead, release or touch --for=0."""
         settled = self._settle(consumer_id, message_id)
         if settled:
             self._go_on(self.consumers[consumer_id])
-        event = Event.KILL if how == "reject --dead" else Event(how)
+        named = {"reject --dead": Event.KILL, "touch --for=0": Event.END}
+        event = named.get(how) or Event(how)
         if delay and event is not Event.KILL:
             event = Event.DELAY
         after = AFTER[State.UNACKED, event]
@@ -237,7 +238,7 @@ class Model:
             if after is State.DEAD:
                 self._kill(name, message)
                 continue
-            message.retry += how == "reject"
+            message.retry += how != "release"
             if after is State.SCHEDULED:
                 message.keeps_place = how == "release"
                 queue.scheduled.append((self.now + delay, message))

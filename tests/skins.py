@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from mqks import BlockingConsumer, BlockingTail, Options, connect, connect_blocking
 
-_AT_ONCE = {"consume", "tail", "ack", "stop"}
+_AT_ONCE = {"consume", "tail", "ack", "set_prefetch", "stop"}
 """What the async client does without an await."""
 
 

@@ -283,6 +283,11 @@ x%d ack c m
 x%d reject c m
 x%d release c m
 x%d touch c m
+x%d touch c m --for=9
+x%d touch c m --for=0
+x%d touch c --all --for=9
+x%d set_prefetch c 9
+x%d set_prefetch c 0
 x%d cancel q m
 x%d promote q m
 x%d move q dead --limit=1
@@ -340,6 +345,8 @@ ROWS: Final = [
             (b"reject c --all --event=none.*", unacked),
             (b"release c --all", unacked),
             (b"touch c --all", unacked),
+            (b"touch c --all --for=9", unacked),
+            (b"touch c --all --for=0", unacked),
             (b"delete_consumer c", unacked),
             (b"delete_queue q", unacked),
             (b"delete_queue q", ready),

@@ -278,6 +278,55 @@ async def test_touch_keeps_a_message(connect: Any, mqks_broker: Broker) -> None:
         assert await client.peek("q") == []
 
 
+async def test_a_lease_of_one_message(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", losses=2, deliveries=3)
+        async with client.consume("q", ["e"], ack_timeout_s=HOUR_S) as consumer:
+            await client.publish("e", "x")
+            message = await consumer.receive(WAIT_S)
+            message.touch(for_s=HOUR_S)
+            message.touch(for_s=0.05)
+            again = await consumer.receive(WAIT_S)
+            assert again.retry == 1
+            again.touch(for_s=0)
+            again.ack()
+            last = await consumer.receive(WAIT_S)
+            assert last.retry == 2
+            last.touch(for_s=0)
+            with pytest.raises(TimeoutError):
+                await consumer.receive(0.05)
+            assert await client.peek("q") == []
+            with pytest.raises(InvalidRequest):
+                message.touch(for_s=-1)
+        for options in ({"ack_timeout_s": 2, "auto_ack": True}, {"ack_timeout_s": 0.0}):
+            with pytest.raises(InvalidRequest):
+                client.consume("q", **options)
+
+
+async def test_a_prefetch_that_changes(connect: Any, proxy: Proxy) -> None:
+    async with connect(proxy.url, QUICK) as client:
+        async with client.consume("q", ["e"], prefetch=1) as consumer:
+            await client.publish_many(("e", n) for n in range(5))
+            held = [await consumer.receive(WAIT_S)]
+            consumer.set_prefetch(3)
+            held += [await consumer.receive(WAIT_S) for _ in range(2)]
+            consumer.set_prefetch(1)
+            held[0].ack()
+            with pytest.raises(TimeoutError):
+                await consumer.receive(0.05)
+            consumer.ack(held)
+            assert (await consumer.receive(WAIT_S)).json() == 3
+            consumer.set_prefetch(2)
+            assert (await consumer.receive(WAIT_S)).json() == 4
+            proxy.cut()
+            assert [(await consumer.receive(WAIT_S)).json() for _ in range(2)] == [3, 4]
+            with pytest.raises(InvalidRequest):
+                consumer.set_prefetch(-1)
+        async with client.consume("q", auto_ack=True) as consumer:
+            with pytest.raises(InvalidRequest):
+                consumer.set_prefetch(1)
+
+
 async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broker) -> None:
     began = time.time() - 1
     async with connect(mqks_broker.url) as client:

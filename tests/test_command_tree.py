@@ -100,8 +100,9 @@ def test_its_example_parses(told: Told, tmp_path: Path, monkeypatch: pytest.Monk
 NO_DEFAULT = """
     --event --id --id-prefix --delay --at --ttl --count --timeout --queue --older --limit --to
     --delete-queue-when-unused --when-unused --password-file --schema --start --end --sent-field
-    --html --parquet --retries --losses --backoff --dead-letters --messages-max --bytes-max
-    --overflow --single-consumer --ack-timeout --ordered --fair --file --out --priority --key
+    --html --parquet --retries --losses --deliveries --backoff --dead-letters --messages-max
+    --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --file --out
+    --priority --key
 """
 """Without them there is nothing that another value could stand for."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from mqks.broker.clients.consumer import Consumer
+from mqks.broker.queue.deadlines import STALE_MIN
 from mqks.limits import STEP_MESSAGES
 from tests.bare import BareWorld
 
@@ -68,3 +69,45 @@ def test_a_message_that_comes_again_has_its_whole_time() -> None:
     assert world.received("c") == b""
     world.advance(2)
     assert b"m1 event=e,retry=1" in world.received("c"), "now it is"
+
+
+def test_a_lease_that_changes_very_often_takes_no_memory() -> None:
+    world = holding(10)
+    consumer = world.broker.consumers[b"c"]
+    for number in range(COUNT):
+        world.send("other", b"t touch c m1 --for=%d\nt touch c --all\n" % (COUNT - number))
+    world.advance(1)
+    assert consumer.deadlines is not None
+    assert consumer.deadlines._count <= 2 * STALE_MIN
+    world.send("other", b"t touch c m1 --for=2\n")
+    world.received("c")
+    world.advance(1.9)
+    assert world.received("c") == b""
+    world.advance(0.2)
+    assert world.received("c") == b"c ok m1 event=e,retry=1 x\n"
+    world.advance(96)
+    assert world.received("c") == b""
+    world.advance(3)
+    assert world.received("c").count(b"retry=1") == 9
+
+
+def test_leases_are_tidied_while_all_are_touched() -> None:
+    world = holding(COUNT, timeout_s=5)
+    consumer = world.broker.consumers[b"c"]
+    for _ in range(4):
+        world.send("other", b"t touch c --all --for=1\nt touch c --all\n")
+        world.advance(1)
+    assert consumer.unacked_count == COUNT
+    world.advance(3.9)
+    assert b"retry=1" not in world.received("c")
+    world.advance(0.2)
+    assert world.received("c").count(b"retry=1") == COUNT
+
+
+def test_without_a_timeout_no_lease_outlives_its_delivery() -> None:
+    world = holding(3)
+    world.send("c", b"s set_queue q --reset\nr release c --all\nt touch c m1 --for=5\n")
+    world.send("c", b"r release c m1\n")
+    world.received("c")
+    world.advance(200)
+    assert world.received("c") == b""

@@ -120,7 +120,7 @@ def test_what_died_and_what_is_scheduled(server: ServerProcess, web: Web) -> Non
         totals, rows = stats(client), stats(client, b"queues")
         consumers = stats(client, b"consumers")
 
-    dead = {"rejects": 3, "losses": 0, "ttl": 0, "overflow": 0, "dead": 1}
+    dead = {"rejects": 3, "losses": 0, "deliveries": 0, "ttl": 0, "overflow": 0, "dead": 1}
     assert {reason: values["mqks_messages_dead_total", reason] for reason in dead} == dead
     assert values["mqks_messages_dropped_total", ""] == totals["dropped"] == 2
     assert values["mqks_messages_scheduled", ""] == totals["messages_scheduled"] == 2

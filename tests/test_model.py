@@ -573,7 +573,7 @@ class MachineWithTimes(Machine):
         connection=CONNECTIONS,
         consumer_id=CONSUMERS,
         message_id=SETTLED,
-        how=st.sampled_from(["reject", "reject --dead", "release"]),
+        how=st.sampled_from(["reject", "reject --dead", "release", "touch --for=0"]),
         delay=st.just(0.0) | DELAYS,
     )
     def give_up(

@@ -415,8 +415,8 @@ def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> 
             consumer.receive()
             page.goto("/consumers")
             expect(page.get_by_role("link", name="orders")).to_be_visible()
-            expect(page.locator("#rows td:nth-child(8)")).to_have_text("1")
-            since = page.locator("#rows td:nth-child(9)")
+            expect(page.locator("#rows td:nth-child(9)")).to_have_text("1")
+            since = page.locator("#rows td:nth-child(10)")
             expect(since).to_have_text(re.compile(r"^\d+(\.\d)? s$"))
             # It grows while the message is held.
             expect(since).not_to_have_text(since.text_content() or "?")

@@ -22,6 +22,7 @@ POLICIES = [
         *(
             1,
             2,
+            3,
             Backoff(1e-6, 1 / 3),
             b"dead\xff,=%",
             1e9,
@@ -30,8 +31,7 @@ POLICIES = [
             "drop",
             True,
             0.1,
-            "key",
-            "key",
+            *2 * ["key"],
             True,
         ),
     ),

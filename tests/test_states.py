@@ -34,7 +34,12 @@ RETURNS = {Event.REJECT, Event.KILL, Event.RELEASE, Event.LOSS, Event.END}
 @pytest.mark.parametrize("event", sorted(RETURNS, key=str))
 def test_whatever_a_consumer_does_the_table_has_what_follows(event: Event) -> None:
     marks = Mark(), Mark(3, 2, 1, 1, True), Mark(9, 8, 4, 4)
-    rules = Policy(), Policy(retries=2, losses=2), Policy(backoff=Backoff(1, 60))
+    rules = (
+        Policy(),
+        Policy(retries=2, losses=2),
+        Policy(backoff=Backoff(1, 60)),
+        Policy(deliveries=3),
+    )
     for mark, each, is_overdue, delay_us in product(marks, rules, (False, True), (0, 5)):
         found = fate(event, mark, each, b"m event=e x", 0, is_overdue=is_overdue, delay_us=delay_us)
         after = AFTER[State.UNACKED, found.event]

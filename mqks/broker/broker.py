@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from typing import get_args
+from typing import TypeVar, get_args
 
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.turns import GOES_ON, Places, Work, finish, ordered, slices
@@ -48,6 +48,7 @@ from mqks.protocol.masks import MASK
 from mqks.protocol.requests import ALL, Answer, DeleteRule, SetQueue, shown
 from mqks.settings import Settings
 
+T = TypeVar("T")
 GiveUp = Callable[[Queue, Sequence[Delivery]], object]
 """What to do with deliveries that a consumer gives back."""
 CALM_S = 60.0
@@ -318,11 +319,32 @@ class Broker:
             how(consumer.queue, deliveries)
         return None
 
-    def touch(self, consumer_id: bytes, message_id: bytes) -> None:
-        """A consumer still works on one or all of its messages."""
+    def touch(
+        self, consumer_id: bytes, message_id: bytes, for_us: int | None = None
+    ) -> Work[None] | None:
+        """A consumer still works on one or all of its messages: restart their ack timeout, or set
+        it to `for_us`."""
         consumer = self.consumers.get(consumer_id)
-        if consumer is not None:
-            consumer.touch(None if message_id == ALL else message_id)
+        if consumer is None:
+            return None
+        if message_id != ALL:
+            consumer.touch(message_id, for_us)
+        elif for_us is not None:
+            return self._looking(consumer_id, consumer.touch_each(for_us))
+        else:
+            consumer.touch_all()
+        return None
+
+    def _looking(self, consumer_id: bytes, work: Work[T]) -> Work[T]:
+        """Do a work that looks at all that a consumer holds, one at a time."""
+        places = self._looked_at.setdefault(consumer_id, Places(1))
+        place = yield from places.take()
+        try:
+            return (yield from work)
+        finally:
+            places.leave(place)
+            if not places:
+                del self._looked_at[consumer_id]
 
     def ack_all(self, consumer_id: bytes, *, confirm: bool = False) -> Work[None]:
         """Settle all messages of a consumer. With `confirm` it raises as `ack_surely`."""
@@ -355,14 +377,7 @@ class Broker:
 
     def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
         """The same with those that are chosen of all that a consumer holds; return how many."""
-        places = self._looked_at.setdefault(consumer_id, Places(1))
-        place = yield from places.take()
-        try:
-            return (yield from self._give_up_some(consumer_id, how, chosen))
-        finally:
-            places.leave(place)
-            if not places:
-                del self._looked_at[consumer_id]
+        return self._looking(consumer_id, self._give_up_some(consumer_id, how, chosen))
 
     def _give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
         consumer, count = self.consumers.get(consumer_id), 0
@@ -493,6 +508,10 @@ class Broker:
             return
         self._outdate(queue)
         yield from self._tell(queue, [each for each in consumers_of(queue) if each is not but])
+
+    def tell_one(self, consumer: Consumer) -> Work[None]:
+        """Send the bindings of its queue to a consumer of which a flag has changed."""
+        return self._tell(consumer.queue, [consumer])
 
     def _outdate(self, queue: Queue) -> None:
         """The bindings or rule that its consumers know have changed."""

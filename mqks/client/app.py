@@ -58,6 +58,7 @@ class _Service:
     prefetch: int
     retries: int | None
     backoff: Backoff | None
+    ack_timeout_s: float | None
 
 
 @strict()
@@ -103,6 +104,7 @@ class App:
         prefetch: int | None = None,
         retries: int | None = RETRIES,
         backoff: Backoff | None = BACKOFF_S,
+        ack_timeout_s: float | None = None,
     ) -> Callable[[F], F]:
         """Let a function handle the messages of a queue, at most `concurrency` at a time. One
         without `async` runs in threads, so that it may block. Raises TypeError for anything that
@@ -116,7 +118,8 @@ class App:
         server allows. If the policy of the queue does not set them, `retries` is the number of
         failures after which a message is dead (None: no limit), and `backoff` the pause in seconds
         before it is redelivered (or a pair: first and largest; None: no pause), also after the
-        second and later processes that have died with it.
+        second and later processes that have died with it. `ack_timeout_s` is the ack timeout of
+        this service, instead of that of the queue.
         """
 
         # What is wrong raises now, not when it runs or at the first failure.
@@ -126,6 +129,7 @@ class App:
         if not isinstance(events, str | bytes):
             events = tuple(events)
         requests.consume(queue, events, add, False, delete_when_unused, add_mask, held)
+        requests.flags("consume", {"ack_timeout_s": ack_timeout_s})
 
         def register(function: F) -> F:
             service = _Service(
@@ -138,7 +142,7 @@ class App:
                     replace,
                 ),
                 *(delete_when_unused, concurrency, held),
-                *(retries, backoff),
+                *(retries, backoff, ack_timeout_s),
             )
             self._services.append(service)
             return function
@@ -205,6 +209,7 @@ class App:
             delete_when_unused=service.delete_when_unused,
             prefetch=service.prefetch,
             backoff=service.backoff,
+            ack_timeout_s=service.ack_timeout_s,
             meta=True,
         ) as consumer:
             _log.info("consuming from %s", service.queue)

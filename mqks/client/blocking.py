@@ -431,6 +431,7 @@ class BlockingClient:
         delete_when_unused: float | bool = False,
         prefetch: int | None = None,
         backoff: requests.Backoff | None = None,
+        ack_timeout_s: float | None = None,
         meta: bool = False,
         **bindings: Unpack[requests.Bindings],
     ) -> "BlockingConsumer":
@@ -446,6 +447,7 @@ class BlockingClient:
           the server allows: faster, but other consumers of the queue may get nothing.
         - `backoff`: the pause after the second and later losses of a message, if the policy of the
           queue has no `backoff`: seconds, or a pair of first and largest. Not with `auto_ack`.
+        - `ack_timeout_s`: its ack timeout, instead of that of the queue. Not with `auto_ack`.
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
           True: immediately.
         - `meta`: messages include their attributes.
@@ -457,6 +459,7 @@ class BlockingClient:
             delete_when_unused=delete_when_unused,
             prefetch=prefetch,
             backoff=backoff,
+            ack_timeout_s=ack_timeout_s,
             meta=meta or self._tracing is not None,  # It has the trace.
             **bindings,
         )
@@ -827,6 +830,12 @@ class BlockingConsumer(BlockingMessages):
             span = self._tracing.ack_many(self.queue, messages)
         with span, self._connection.lock:
             self._session.ack_all(messages)
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """Change the most unacked messages from now on, while it holds some; 0: as many as the
+        server allows."""
+        with self._connection.lock:
+            self._session.set_prefetch(prefetch)
 
     def rebind(
         self, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]

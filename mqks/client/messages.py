@@ -32,7 +32,7 @@ class DeadLetter(NamedTuple):
     """Why a message is in a dead-letter queue."""
 
     reason: str
-    """rejects, losses, ttl, overflow or dead."""
+    """rejects, losses, deliveries, ttl, overflow or dead."""
     queue: str
     """Where it died."""
     tries: int
@@ -166,11 +166,17 @@ class Message:
         Otherwise as `ack`."""
         self._settle_once(b" ".join([b"release", *flags("release", {"delay_s": delay_s})]))
 
-    def touch(self) -> None:
-        """Start its ack timeout again; it stays unacked."""
-        if self._settle is None:
+    def touch(self, *, for_s: float | None = None) -> None:
+        """Start its ack timeout again, or set it to `for_s` seconds from now, also where there is
+        none. It stays unacked; but with 0 it returns to its old place at once, which counts as a
+        try, not as a loss."""
+        action = b" ".join([b"touch", *flags("touch", {"for_s": for_s})])
+        if for_s == 0:
+            self._settle_once(action)
+        elif self._settle is None:
             raise InvalidRequest("this consumer was started with auto_ack")
-        self._settle(self, b"touch")
+        else:
+            self._settle(self, action)
 
     def _settle_once(self, action: bytes) -> None:
         settle, self._settle = self._settle, settled

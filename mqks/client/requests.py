@@ -357,6 +357,7 @@ def consume(
     replace: bool = False,
     create: bool | None = None,
     backoff: Backoff | None = None,
+    ack_timeout_s: float | None = None,
     manual_ack: bool | None = None,
 ) -> bytes:
     """The arguments of a consume."""
@@ -372,14 +373,20 @@ def consume(
         words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
     if not auto_ack:
         words.append(b"--manual-ack")
-    elif prefetch or backoff:
+    elif prefetch or backoff or ack_timeout_s:
         raise InvalidRequest(
-            "prefetch and backoff are for unacked messages, and auto_ack leaves none"
+            "prefetch, backoff and ack_timeout_s are for unacked messages, and auto_ack leaves none"
         )
     if prefetch is None:
         prefetch = 0 if auto_ack else PREFETCH
-    words += flags("consume", {"prefetch": prefetch or None, "backoff": backoff, "meta": meta})
-    return b" ".join(words)
+    more = {"prefetch": prefetch or None, "backoff": backoff, "ack_timeout_s": ack_timeout_s}
+    return b" ".join([*words, *flags("consume", {**more, "meta": meta})])
+
+
+def with_prefetch(arguments: bytes, prefetch: int) -> bytes:
+    """The same consume with another prefetch."""
+    words = [word for word in arguments.split(b" ") if not word.startswith(b"--prefetch=")]
+    return b" ".join([*words, *flags("consume", {"prefetch": prefetch or None})])
 
 
 def consume_again(arguments: bytes, told: bytes | None) -> bytes:
@@ -430,6 +437,7 @@ class Policy(TypedDict, total=False):
 
     retries: int | None
     losses: int | None
+    deliveries: int | None
     backoff: Backoff | None
     dead_letters: str | None
     ttl_s: float | None

@@ -566,6 +566,15 @@ class ConsumerSession(Session):
         else:
             call.settle()
 
+    def set_prefetch(self, prefetch: int) -> None:
+        """Change the prefetch, also for the lives that follow. 0: as many as the server allows."""
+        if self._settle is None:
+            raise InvalidRequest("this consumer was started with auto_ack")
+        self._arguments = requests.with_prefetch(self._arguments, prefetch)
+        self._prefetch = prefetch
+        if self.state is State.UP:
+            self._put(b"a set_prefetch %b %d\n" % (self.consumer_id, prefetch))
+
     def disown(self, failure: ClientError) -> None:
         super().disown(failure)
         self.ready.clear()
@@ -611,6 +620,8 @@ class ConsumerSession(Session):
         arguments = self._arguments
         if self.is_consuming:
             arguments = requests.consume_again(arguments, self._told)
+            # A change may not have been told before the connection ended.
+            arguments = requests.with_prefetch(arguments, self._prefetch)
         self._put(requests.line(self.consumer_id, b"consume --confirm", arguments))
         if self._earlier_id:
             # The server may not have noticed yet that the connection of the earlier one is dead.

@@ -44,7 +44,8 @@ REASON_S = 0.2
 QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
-    *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch", "meta"),
+    *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch"),
+    *("ack_timeout_s", "meta"),
     *("unacked", "unacked_bytes", "oldest", "blocked"),
 )
 CONNECTION = (

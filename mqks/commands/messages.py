@@ -277,6 +277,12 @@ def consume(
             f"[default: {PREFETCH}]",
         ),
     ] = None,
+    ack_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Ack timeout of this consumer, instead of that of the queue."
+        ),
+    ] = None,
     meta: Annotated[bool, "With --json, print attributes, and why dead letters died."] = False,
     client_name: Annotated[
         str | None,
@@ -322,6 +328,7 @@ def consume(
                 auto_ack=not manual_ack,
                 delete_when_unused=rule,
                 prefetch=prefetch,
+                ack_timeout_s=ack_timeout,
                 meta=meta,
             )
         )

@@ -208,6 +208,7 @@ CONSUMERS: Final = Table(
         Column("address", "Address", "text"),
         Column("manual_ack", "Manual ack", "yes"),
         Column("prefetch", "Prefetch", "count"),
+        Column("ack_timeout_s", "Ack timeout", "age"),
         Column("unacked", "Unacked", "count"),
         Column("oldest_age_s", "Held for", "age"),
         Column("unacked_bytes", "Unacked bytes", "bytes"),

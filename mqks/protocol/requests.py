@@ -115,6 +115,14 @@ class Answer(NamedTuple):
     selection: Selection | None = None
     fate: bool = False
     """The confirm tells what became of the message."""
+    for_us: int | None = None
+    """A touch: the lease ends after this time; None: after the ack timeout."""
+
+
+class SetPrefetch(NamedTuple):
+    consumer: bytes
+    prefetch: int
+    """0: as many as the server allows."""
 
 
 class Scheduled(NamedTuple):
@@ -232,6 +240,8 @@ class Consume(Rebind):
     """The maximum of unacked messages; 0: as many as the server allows."""
     backoff: Backoff | None = None
     """For losses, where its queue has none."""
+    ack_timeout_s: float | None = None
+    """None: that of its queue."""
     meta: bool = False
     existing: bool = False
     """The queue must exist already."""
@@ -637,8 +647,9 @@ def _subscribe(queue: bytes, **bindings: Any) -> Rebind:
 
 def _consume(queue: bytes, **values: Any) -> Consume:
     request = Consume(queue, **values)
-    if (request.prefetch or request.backoff) and not request.manual_ack:
-        raise BadRequest("--prefetch and --backoff need --manual-ack")
+    wants_acks = request.prefetch or request.backoff or request.ack_timeout_s
+    if wants_acks and not request.manual_ack:
+        raise BadRequest("--prefetch, --backoff and --ack-timeout need --manual-ack")
     return request
 
 
@@ -687,11 +698,13 @@ def _only(value: Any = None, worker: int = 0) -> Any:
 
 
 BACKOFF = b"--backoff"
+ACK_TIMEOUT = b"--ack-timeout"
 CLOSING = frozenset({b"--manual-ack", b"--delete-queue-when-unused"})
 """Flags of consume that no names follow."""
 WORDS: dict[str, Reader] = {
     "seq": sequence_number,
     "number": sequence_number,
+    "n": _number(0, COUNT_MAX),
     "expression": _source,
 }
 """How words are parsed that are not names."""
@@ -717,6 +730,13 @@ POLICY = (
     PolicyField("retries", b"--retries", _COUNT, "N", "Rejects after which a message is dead."),
     PolicyField(
         "losses", b"--losses", _COUNT, "N", "Lost consumers after which a message is dead."
+    ),
+    PolicyField(
+        "deliveries",
+        b"--deliveries",
+        _COUNT,
+        "N",
+        "Deliveries after which a message is dead, however they end.",
     ),
     PolicyField(
         "backoff",
@@ -745,7 +765,7 @@ POLICY = (
     ),
     PolicyField(
         "ack_timeout_s",
-        b"--ack-timeout",
+        ACK_TIMEOUT,
         _duration_s,
         "SECONDS",
         "Ack timeout, after which a message is redelivered.",
@@ -765,6 +785,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--delete-queue-when-unused": ("rule", _rule),
     "--epoch": ("epoch", bytes),
     "--event": ("event_mask", _mask),
+    "--for": ("for_us", _delay_us),
     "--from": ("first", sequence_number),
     "--id": ("message_id", _message_id),
     "--key": ("key", check_key),
@@ -821,7 +842,7 @@ _TABLE = (
         "consume",
         f"{{queue}} [{{event}} ...] {ADD} "
         "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] "
-        "[--backoff={first}[,{max}]] [--meta] [--existing] [--keep]",
+        "[--backoff={first}[,{max}]] [--ack-timeout={seconds}] [--meta] [--existing] [--keep]",
         _consume,
         {**BINDS, "id": "consumer"},
         parser=_with_names,
@@ -845,7 +866,8 @@ _TABLE = (
     Action(
         "release", ONE_OR_ALL + " [--delay={seconds}]", Answer, OF_CONSUMER, confirm_anywhere=True
     ),
-    Action("touch", ONE_OR_ALL, Answer, OF_CONSUMER, confirm_anywhere=True),
+    Action("touch", ONE_OR_ALL + " [--for={seconds}]", Answer, OF_CONSUMER, confirm_anywhere=True),
+    Action("set_prefetch", "{consumer_id} {n}", SetPrefetch, OF_CONSUMER, confirm_anywhere=True),
     Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True),
@@ -854,7 +876,7 @@ _TABLE = (
     Action("delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN),
     Action(
         "set_queue",
-        "{queue} [--retries={n}] [--losses={n}] [--backoff={first}[,{max}]] "
+        "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--reset]",

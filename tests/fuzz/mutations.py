@@ -25,8 +25,9 @@ NUMBERS: Final = [
 FLAGS: Final = b"""
 --confirm --once --mandatory --add --remove --remove-mask --add-mask --all --manual-ack --then
 --delete-queue-when-unused --when-unused --limit --after --from --to --at --epoch --worker -- --- -
---x --retries --losses --backoff --dead-letters --ttl --messages-max --bytes-max --overflow --reset
---single-consumer --ack-timeout --meta --delay --dead --prefetch --scheduled --event --fate
+--x --retries --losses --deliveries --backoff --dead-letters --ttl --messages-max --bytes-max
+--overflow --reset --single-consumer --ack-timeout --meta --delay --dead --prefetch --for
+--scheduled --event --fate
 """.split()
 PUBLISH_FLAGS: Final = b"""
 --once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta=

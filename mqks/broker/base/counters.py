@@ -2,7 +2,7 @@
 
 from typing import Final
 
-REASONS: Final = ("rejects", "losses", "ttl", "overflow", "dead")
+REASONS: Final = ("rejects", "losses", "deliveries", "ttl", "overflow", "dead")
 """Why a message is dead."""
 
 

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Final, cast
 
 from mqks.broker.base.budget import Budget
-from mqks.broker.base.turns import emptied
+from mqks.broker.base.turns import GOES_ON, Work, emptied, ordered, slices
 from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.policy import DEFAULT, Policy
@@ -20,8 +20,9 @@ from mqks.broker.queue.held_since import HeldSince
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.taker import UNLIMITED, Rest, Taker
+from mqks.limits import STEP_MESSAGES
 from mqks.protocol import replies
-from mqks.protocol.requests import BACKOFF, policy_text
+from mqks.protocol.requests import ACK_TIMEOUT, BACKOFF, policy_text
 
 UNACKED_OVERHEAD_BYTES: Final = 288
 """Memory of a delivery besides the length of its message: four objects and a dict entry (measured),
@@ -32,7 +33,16 @@ than `name_bytes_max`."""
 class Consumer(Taker):
     __slots__ = (
         *("budget", "connection", "prefix", "queue", "repeated"),
-        *("deadlines", "defaults", "meta", "prefetch", "separator", "since"),
+        *(
+            "ack_timeout_us",
+            "deadlines",
+            "defaults",
+            "meta",
+            "prefetch",
+            "prefetch_max",
+            "separator",
+            "since",
+        ),
         *("unacked", "unacked_bytes", "unacked_max", "update_due"),
     )
 
@@ -53,13 +63,18 @@ class Consumer(Taker):
         self.queue = queue
         self.prefetch = prefetch
         """Requested maximum of unacked messages; 0: none requested."""
+        self.prefetch_max = unacked_max
+        """What the server allows."""
         self.unacked_max = min(prefetch or unacked_max, unacked_max)
         self.meta = meta
         """Its deliveries have attributes."""
         self.defaults = defaults
         """What applies to its losses where its queue has no rule."""
+        timeout_s = defaults.ack_timeout_s
+        self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
+        """Its own ack timeout, instead of that of its queue."""
         self.deadlines: Deadlines | None = None
-        """When it must have acked what it holds, if its queue has an ack timeout."""
+        """When it must have acked what it holds, once there is an ack timeout or a touch."""
         self.budget: Budget = connection.flow.unacked
         self.prefix = consumer_id + b" ok "
         self.separator = b"\n" + self.prefix
@@ -113,6 +128,15 @@ class Consumer(Taker):
                 self.rest(Rest.ALL_UNACKED)
                 self.budget.wait(self, self._has_budget)
 
+    def set_prefetch(self, prefetch: int) -> None:
+        """Hold at most so many unacked messages from now on; those that it has stay."""
+        self.prefetch = prefetch
+        self.unacked_max = min(prefetch or self.prefetch_max, self.prefetch_max)
+        if self.unacked_count < self.unacked_max:
+            self.resume(Rest.UNACKED)
+        else:
+            self.rest(Rest.UNACKED)
+
     def _has_budget(self) -> None:
         self.resume(Rest.ALL_UNACKED)
 
@@ -143,8 +167,9 @@ class Consumer(Taker):
             if is_long:
                 self.since.keep([number for number, _ in self.held()])
             size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
-            if self.queue.ack_timeout_us is not None:
-                self._await_acks([*zip(ids, numbers, strict=True)], self.queue.ack_timeout_us)
+            timeout_us = self.timeout_us
+            if timeout_us is not None or self.deadlines is not None:
+                self._awaited().add([*zip(ids, numbers, strict=True)], timeout_us)
             self.unacked_bytes += size
             self.budget.used += size
         self.connection.write(self.prefix + self.separator.join(told) + b"\n")
@@ -173,10 +198,16 @@ class Consumer(Taker):
             for number, line in zip(numbers, lines, strict=True)
         ]
 
-    def _await_acks(self, delivered: list[tuple[bytes, int]], timeout_us: int) -> None:
+    @property
+    def timeout_us(self) -> int | None:
+        """The ack timeout of new deliveries."""
+        own_us = self.ack_timeout_us
+        return self.queue.ack_timeout_us if own_us is None else own_us
+
+    def _awaited(self) -> Deadlines:
         if self.deadlines is None:
             self.deadlines = Deadlines(self.queue.shared.schedule, self.queue.shared.turns, self)
-        self.deadlines.add(delivered, timeout_us)
+        return self.deadlines
 
     def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
         if message_id in self.unacked:
@@ -257,15 +288,24 @@ class Consumer(Taker):
             return False
         return number == held[0] or (number > held[0] and message_id in self.repeated)
 
-    def touch(self, message_id: bytes | None) -> None:
-        """Restart the ack timeout of this message, or of all."""
-        timeout_us = self.queue.ack_timeout_us
-        if self.deadlines is None or timeout_us is None:
-            return
-        if message_id is None:
-            self.deadlines.touch_all(timeout_us)
-        elif message_id in self.unacked:
-            self.deadlines.touch(self.unacked[message_id][0], timeout_us)
+    def touch(self, message_id: bytes, for_us: int | None) -> None:
+        """Restart the ack timeout of this message, or set it to `for_us`."""
+        timeout_us = self.timeout_us if for_us is None else for_us
+        if timeout_us is not None and message_id in self.unacked:
+            self._awaited().touch([(message_id, self.unacked[message_id][0])], timeout_us)
+
+    def touch_all(self) -> None:
+        """Restart the ack timeout of all its messages that have one."""
+        if self.deadlines is not None and self.timeout_us is not None:
+            self.deadlines.touch_all(self.timeout_us)
+
+    def touch_each(self, for_us: int) -> Work[None]:
+        """Set the ack timeout of all that it holds now, whether or not they have one."""
+        for some in slices((yield from ordered(self.held())), STEP_MESSAGES):
+            ids = ((line[: line.index(b" ")], number) for number, line in some)
+            if held := [each for each in ids if self.holds(*each)]:
+                self._awaited().touch(held, for_us)
+            yield GOES_ON
 
     def too_late(self, late: list[tuple[bytes, int]]) -> None:
         """Return these to the queue, as if the consumer were lost."""
@@ -327,6 +367,8 @@ class Consumer(Taker):
             flags += b" --prefetch=%d" % self.prefetch
         if (backoff := self.defaults.told("backoff")) is not None:
             flags += b" --backoff=" + policy_text(BACKOFF, backoff)
+        if (timeout_s := self.defaults.ack_timeout_s) is not None:
+            flags += b" --ack-timeout=" + policy_text(ACK_TIMEOUT, timeout_s)
         if self.meta:
             flags += b" --meta"
         return replies.update(self.id, about, flags)

@@ -7,7 +7,7 @@ marks only grow. Those who wait are kept separately.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.base.ranges import Range
 from mqks.broker.base.turns import Work
@@ -23,11 +23,16 @@ class Run(NamedTuple):
     lines: list[bytes]
 
 
+RELEASE: Final = 1 << 32
+"""Added to the version of a mark by a release that counts."""
+
+
 class Mark(NamedTuple):
     """The state of a message besides its body. Times are microseconds since 1970, 0 for none."""
 
     version: int = 0
-    """Grows with each change: of two marks of one message the higher version counts."""
+    """Grows with each change: of two marks of one message the higher version counts. The part from
+    `RELEASE` on is the number of releases that were counted."""
     retry: int = 0
     """How often it was returned."""
     rejects: int = 0
@@ -64,6 +69,15 @@ class Mark(NamedTuple):
     def released(self) -> "Mark":
         """The mark after a consumer has released it: nothing is counted."""
         return self.changed(redelivered=False)
+
+    def release_counted(self) -> "Mark":
+        """The mark where that counts as a delivery."""
+        return self._replace(version=self.version + RELEASE)
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered and has returned; releases only where they were counted."""
+        return self.retry + self.version // RELEASE
 
     def rejected(self) -> "Mark":
         """The mark after it was rejected once more."""

@@ -15,9 +15,9 @@ from mqks.protocol.replies import Parts, parts
 
 
 class Letter(NamedTuple):
-    """The broker's data of a dead letter. `reason`: rejects, losses, ttl, overflow or dead;
-    `queue`: where it died; `tries`: how often it was delivered there. Times in microseconds since
-    1970."""
+    """The broker's data of a dead letter. `reason`: rejects, losses, deliveries, ttl, overflow or
+    dead; `queue`: where it died; `tries`: how often it was delivered there. Times in microseconds
+    since 1970."""
 
     reason: str
     queue: bytes

@@ -28,6 +28,8 @@ class Policy:
     """A message rejected this often is dead."""
     losses: int | None = None
     """A message whose consumer was lost this often while holding it is dead."""
+    deliveries: int | None = None
+    """A message delivered this often is dead when the last delivery ends without an ack."""
     backoff: Backoff | None = None
     """How long a message that was rejected, or lost again, waits before it is delivered again."""
     dead_letters: bytes | None = None

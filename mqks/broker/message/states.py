@@ -30,11 +30,12 @@ class Event(StrEnum):
     RELEASE = "release"
     LOSS = "loss"
     """Its consumer was lost, or did not ack it in time."""
-    END = "end of the consumer"
+    END = "end of the consumer, touch --for=0"
     DELAY = "reject --delay, release --delay"
     BACKOFF = "backoff"
     REJECTS = "rejects"
     LOSSES = "losses"
+    DELIVERIES = "deliveries"
     TTL = "ttl"
     OVERFLOW = "overflow"
     KILL = "dead"
@@ -62,6 +63,7 @@ AFTER: Final = {
     (State.READY, Event.DELIVERY): State.UNACKED,
     (State.READY, Event.DELIVERY_ACKED): State.NONE,
     (State.READY, Event.MOVE): State.READY,
+    (State.READY, Event.DELIVERIES): State.DEAD,
     (State.READY, Event.TTL): State.DEAD,
     (State.READY, Event.OVERFLOW): State.DEAD,
     (State.READY, Event.PURGE): State.NONE,
@@ -74,6 +76,7 @@ AFTER: Final = {
     (State.UNACKED, Event.BACKOFF): State.SCHEDULED,
     (State.UNACKED, Event.REJECTS): State.DEAD,
     (State.UNACKED, Event.LOSSES): State.DEAD,
+    (State.UNACKED, Event.DELIVERIES): State.DEAD,
     (State.UNACKED, Event.KILL): State.DEAD,
     (State.UNACKED, Event.TTL): State.DEAD,
     (State.UNACKED, Event.ACK): State.NONE,

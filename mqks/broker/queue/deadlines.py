@@ -1,10 +1,12 @@
 """When the deliveries of one consumer must be acked.
 
-The one rule: an entry is a batch of deliveries. Acked deliveries are removed when the entries are
-checked, at the latest when there are more than twice as many as the consumer holds.
+The one rule: an entry is a batch of deliveries. What is touched is in a later batch, which counts.
+Others and acked deliveries are removed when the entries are checked, at the latest when there are
+more than twice as many as the consumer holds.
 """
 
 import heapq
+from collections import deque
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
@@ -14,8 +16,7 @@ from mqks.broker.queue.lane import let_go
 from mqks.limits import STEP_MESSAGES
 
 STALE_MIN: Final = 4096
-TICK_US: Final = 10_000
-"""Those that were touched within this time are one batch again."""
+NEVER_US: Final = 1 << 62
 
 
 class Batch(NamedTuple):
@@ -40,8 +41,8 @@ class Holder(Protocol):
 
 class Deadlines:
     __slots__ = (
-        *("_alarm", "_batches", "_count", "_holder", "_last", "_order", "_schedule"),
-        *("_touched", "_touched_all", "_turns"),
+        *("_again", "_alarm", "_all", "_all_us", "_batches", "_count", "_holder", "_last"),
+        *("_order", "_schedule", "_tidying", "_turns", "_unlooked"),
     )
 
     def __init__(self, schedule: Schedule, turns: Turns, holder: Holder) -> None:
@@ -51,95 +52,120 @@ class Deadlines:
         self._holder = holder
         self._batches: list[Batch] = []
         """A heap."""
+        self._unlooked: list[Batch] = []
+        """Those that are not tidied yet."""
+        self._all: deque[Batch] = deque()
+        self._all_us = NEVER_US
+        """Batches whose deliveries are due at this time instead, in no order."""
+        self._tidying = False
         self._count = self._order = 0
         """Deliveries in all of them, and batches so far."""
         self._last = 0
-        """The greatest number that was delivered."""
-        self._touched: dict[int, int] = {}
-        """Number → when it is due instead, if that is later."""
-        self._touched_all = (0, 0)
-        """The same of all batches up to this one."""
+        """The greatest number that was delivered or touched."""
+        self._again: dict[int, int] = {}
+        """Number → the order of the batch that counts, if it is not the only one."""
 
-    def add(self, delivered: list[tuple[bytes, int]], timeout_us: int) -> None:
-        """Add deliveries that were just made, by ascending numbers."""
-        due_us = self._schedule.clock_us() + timeout_us
-        self._push(Batch(due_us, self._next, delivered))
+    def add(self, delivered: list[tuple[bytes, int]], timeout_us: int | None) -> None:
+        """Add deliveries that were just made, or touched, by ascending numbers. None: they are
+        never due."""
+        due_us = NEVER_US if timeout_us is None else self._schedule.clock_us() + timeout_us
+        self._order += 1
+        self._push(Batch(due_us, self._order, delivered))
         if delivered[0][1] <= self._last:  # It may be in an earlier batch, too.
-            self._touched.update((number, due_us) for _, number in delivered)
+            self._again.update((number, self._order) for _, number in delivered)
         self._last = max(self._last, delivered[-1][1])
-        if self._count > 2 * self._holder.unacked_count + STALE_MIN:
+        spare = self._count - STALE_MIN
+        if spare > 0 and not self._tidying and spare > 2 * self._holder.unacked_count:
+            self._tidying = True
             self._turns.later(self._tidy())
         self._set_alarm()
-
-    @property
-    def _next(self) -> int:
-        self._order += 1
-        return self._order
 
     def _push(self, batch: Batch) -> None:
         self._count += len(batch.delivered)
         heapq.heappush(self._batches, batch)
 
-    def touch(self, number: int, timeout_us: int) -> None:
-        """Restart the timeout of an unacked delivery."""
-        self._touched[number] = self._schedule.clock_us() + timeout_us
+    def touch(self, held: list[tuple[bytes, int]], timeout_us: int) -> None:
+        """Restart the timeout of unacked deliveries, whether or not they were added before."""
+        self._last = max(self._last, held[-1][1])
+        self.add(held, timeout_us)
 
     def touch_all(self, timeout_us: int) -> None:
-        self._touched_all = self._order, self._schedule.clock_us() + timeout_us
+        """Restart the timeout of all that were added."""
+        self._all += self._batches
+        self._all += self._unlooked
+        self._batches, self._unlooked = [], []
+        self._all_us = self._schedule.clock_us() + timeout_us
+        self._set_alarm()
 
     def clear(self) -> None:
-        gone, touched = self._batches, self._touched
-        self._batches, self._touched, self._count = [], {}, 0
+        gone, again = [*self._batches, *self._unlooked, *self._all], self._again
+        self._batches, self._unlooked, self._all = [], [], deque()
+        self._again, self._count = {}, 0
         self._alarm.set(None)
         each = (each for batch in emptied(gone) for each in emptied(batch.delivered))
-        self._turns.add(let_go(chain(each, emptied(touched))))
+        self._turns.add(let_go(chain(each, emptied(again))))
 
     def _look(self) -> None:
         """Look at some of those that are due: they may have been settled or touched."""
-        late, again = dict[int, bytes](), dict[int, list[tuple[bytes, int]]]()
+        late = dict[int, bytes]()
         now_us, room = self._schedule.clock_us(), STEP_MESSAGES
-        last, all_us = self._touched_all
-        while room > 0 and self._batches and self._batches[0].due_us <= now_us:
-            due_us, order, delivered = heapq.heappop(self._batches)
-            self._count -= len(delivered)
-            if len(delivered) > room:
-                self._push(Batch(due_us, order, delivered[room:]))
-                del delivered[room:]
-            room -= len(delivered)
-            for message_id, number in delivered:
-                if not self._holder.holds(message_id, number):
-                    self._touched.pop(number, None)
-                    continue
-                due_us = max(self._touched.get(number, 0), all_us if order <= last else 0)
-                if due_us > now_us:
-                    again.setdefault(-(-due_us // TICK_US), []).append((message_id, number))
-                else:
-                    late[number] = message_id
-                    self._touched.pop(number, None)
-        for tick, some in again.items():
-            self._push(Batch(tick * TICK_US, self._next, some))
+        while room > 0 and self._next_us <= now_us:
+            is_of_all = bool(self._all) and self._all_us <= now_us
+            batch = self._all.pop() if is_of_all else heapq.heappop(self._batches)
+            self._count -= len(batch.delivered)
+            if rest := batch.delivered[room:]:
+                del batch.delivered[room:]
+                self._push(batch._replace(due_us=now_us, delivered=rest))
+            room -= len(batch.delivered)
+            late |= {number: message_id for message_id, number in self._held(batch)}
+        for number in late:
+            self._again.pop(number, None)
         self._set_alarm()
         if late:
             self._holder.too_late([(message_id, number) for number, message_id in late.items()])
 
+    def _held(self, batch: Batch) -> list[tuple[bytes, int]]:
+        """Those deliveries of a batch that are unacked, and in no later one."""
+        counts, order = self._again, batch.order
+        held = list[tuple[bytes, int]]()
+        for message_id, number in batch.delivered:
+            if counts.get(number, order) == order:
+                if self._holder.holds(message_id, number):
+                    held.append((message_id, number))
+                else:
+                    counts.pop(number, None)
+        return held
+
     def _tidy(self) -> Work[None]:
         """Remove those that are settled. What is not looked at yet is late by so long."""
-        batches, self._batches, self._count = self._batches, [], 0
-        while batches:
+        self._unlooked += self._batches
+        self._batches = []
+        of_all = len(self._all)
+        while self._unlooked or of_all:
             room = STEP_MESSAGES
-            while batches and room > 0:
-                due_us, order, delivered = batches.pop()
-                room -= len(delivered)
-                held = [each for each in delivered if self._holder.holds(*each)]
-                if len(held) < len(delivered):
-                    numbers = {number for _, number in held}
-                    for _, number in delivered:
-                        if number not in numbers:
-                            self._touched.pop(number, None)
-                if held:
-                    self._push(Batch(due_us, order, held))
+            while room > 0:
+                is_of_all = of_all > 0 and bool(self._all)
+                of_all = of_all - 1 if is_of_all else 0
+                if not (is_of_all or self._unlooked):
+                    break
+                batch = self._all.popleft() if is_of_all else self._unlooked.pop()
+                room -= len(batch.delivered)
+                held = self._held(batch)
+                self._count += len(held) - len(batch.delivered)
+                kept = batch._replace(delivered=held)
+                if held and is_of_all:
+                    self._all.append(kept)
+                elif held:
+                    heapq.heappush(self._batches, kept)
             yield GOES_ON
+        self._tidying = False
         self._set_alarm()
 
+    @property
+    def _next_us(self) -> int:
+        first_us = self._batches[0].due_us if self._batches else NEVER_US
+        return min(first_us, self._all_us) if self._all else first_us
+
     def _set_alarm(self) -> None:
-        self._alarm.set(self._batches[0].due_us if self._batches else None)
+        next_us = self._next_us
+        self._alarm.set(None if next_us == NEVER_US else next_us)

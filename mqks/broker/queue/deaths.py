@@ -58,7 +58,7 @@ def _kill_waiting(
         if line is None:
             on_disk.append(number)
         else:
-            dead.append(Dead(number, line, lane.mark_of(number).retry))
+            dead.append(Dead(number, line, lane.mark_of(number).deliveries))
     if dead:
         _kill(queue, target, dead, reason)
     for some in step_parts(queue, on_disk):
@@ -82,7 +82,7 @@ def _kill_read(queue: Place, numbers: list[int], reason: Event, lines: dict[int,
     if missing := [number for number in numbers if number not in lines]:
         raise MqksError(f"messages of queue {shown(queue.name)} are missing: {missing[:5]}")
     mark_of = queue.lane.mark_of
-    kill(queue, [Dead(each, lines[each], mark_of(each).retry) for each in numbers], reason)
+    kill(queue, [Dead(each, lines[each], mark_of(each).deliveries) for each in numbers], reason)
 
 
 def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES) -> None:

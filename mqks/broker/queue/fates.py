@@ -74,10 +74,15 @@ def fate(
         failures = mark.losses - 1  # A consumer may be lost without a fault of the message.
         if rules.losses is not None and mark.losses >= max(1, rules.losses):
             return Fate(Event.LOSSES, mark)
+    if rules.deliveries is not None:
+        if event is Event.RELEASE:
+            mark = mark.release_counted()
+        if mark.deliveries >= max(1, rules.deliveries):
+            return Fate(Event.DELIVERIES, mark)
     if is_overdue:
         # Also a delivery that was released has been tried.
-        tries = mark.retry + (event is Event.RELEASE)
-        return Fate(Event.TTL, mark._replace(retry=tries))
+        is_uncounted = event is Event.RELEASE and rules.deliveries is None
+        return Fate(Event.TTL, mark._replace(retry=mark.retry + is_uncounted))
     keeps_place = event not in APPENDS or rules.ordered is not None
     if delay_us:
         return Fate(Event.DELAY, mark, keeps_place, delay_us)
@@ -143,7 +148,7 @@ def apply(
     for (number, line), (event, mark, keeps_place, wait_us) in zip(deliveries, fates, strict=True):
         after = AFTER[state, event]
         if after is State.DEAD:
-            dead.setdefault(event, []).append(Dead(number, line, mark.retry))
+            dead.setdefault(event, []).append(Dead(number, line, mark.deliveries))
         elif after is State.SCHEDULED:
             mark = mark._replace(
                 keeps_place=keeps_place,

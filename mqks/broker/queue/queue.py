@@ -324,6 +324,7 @@ class Queue:
         return (
             rules.retries is not None
             or rules.losses is not None
+            or rules.deliveries is not None
             or rules.backoff is not None
             or rules.dead_letters is not None
             or rules.ordered is not None
@@ -731,6 +732,11 @@ class Queue:
             ttl_us = self.times.expiry.ttl_us
             self._set_ttl(None)
             self._set_ttl(ttl_us)
+        if (most := self.rules.deliveries) is not None:
+            # Those that consumers held when the server ended have been counted since.
+            is_waiting, marks = self.lane.is_waiting, self.lane.marks.items()
+            spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
+            kill_waiting(self, filter(is_waiting, sorted(spent)), Event.DELIVERIES)
         self._hold_back()
         self.deliver()
 

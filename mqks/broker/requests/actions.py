@@ -21,6 +21,7 @@ _RUNS: dict[bytes, Run] = {
     b"reject": messages.reject,
     b"release": messages.release,
     b"touch": messages.touch,
+    b"set_prefetch": binding.set_prefetch,
     b"cancel": queues.cancel,
     b"promote": queues.promote,
     b"move": queues.move,

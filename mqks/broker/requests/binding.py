@@ -12,7 +12,7 @@ from mqks.broker.queue.taker import Rest
 from mqks.broker.requests.checks import Doing
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import STEP_NAMES
-from mqks.protocol.requests import Answer, Consume, Rebind, Request, shown
+from mqks.protocol.requests import Answer, Consume, Rebind, Request, SetPrefetch, shown
 
 
 def subscribe(
@@ -55,7 +55,7 @@ def consume(
         broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
-        defaults=Policy(backoff=wanted.backoff) if wanted.backoff else DEFAULT,
+        defaults=_defaults(wanted),
     )
     if request.confirm:
         consumer.rest(Rest.CONFIRM)
@@ -67,6 +67,26 @@ def consume(
         broker.hold(consumer)
     consumer.queue.deliver()
     yield from _warn_of_stars(broker, connection, request, wanted)
+
+
+def _defaults(wanted: Consume) -> Policy:
+    if wanted.backoff is None and wanted.ack_timeout_s is None:
+        return DEFAULT
+    return Policy(backoff=wanted.backoff, ack_timeout_s=wanted.ack_timeout_s)
+
+
+def set_prefetch(
+    broker: Broker, connection: Connection, request: Request, wanted: SetPrefetch
+) -> Doing:
+    consumer = broker.consumers.get(wanted.consumer)
+    if consumer is None:
+        return None
+    if not consumer.manual_ack:
+        raise BadRequest(f"set_prefetch: {shown(consumer.id)} has no manual ack")
+    if consumer.prefetch == wanted.prefetch:
+        return None
+    consumer.set_prefetch(wanted.prefetch)
+    return broker.tell_one(consumer)
 
 
 def _check_existing(broker: Broker, wanted: Consume) -> None:

@@ -113,5 +113,8 @@ def release(broker: Broker, connection: Connection, request: Request, wanted: An
     )
 
 
-def touch(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> None:
-    broker.touch(wanted.consumer, wanted.message)
+def touch(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+    if wanted.for_us != 0:
+        return broker.touch(wanted.consumer, wanted.message, wanted.for_us)
+    check_writable(broker, request)
+    return broker.give_up(wanted, partial(Queue.give_back, event=Event.END))

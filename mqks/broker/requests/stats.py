@@ -193,6 +193,7 @@ def _consumer_row(consumer: Consumer, now_us: int) -> Row:
         "client": consumer.connection.name,
         "manual_ack": consumer.manual_ack,
         "prefetch": consumer.prefetch or None,
+        "ack_timeout_s": consumer.defaults.ack_timeout_s,
         "meta": consumer.meta,
         "unacked": consumer.unacked_count,
         "unacked_bytes": consumer.unacked_bytes,
