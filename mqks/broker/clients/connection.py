@@ -6,6 +6,7 @@ The one rule: while its lines wait, for a login or for the next turn, they stay 
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Any
 
 from mqks.broker.base.turns import Work
 from mqks.broker.clients.consumer import Consumer
@@ -14,10 +15,40 @@ from mqks.broker.clients.tail import Tail
 from mqks.broker.evaluate.expression import Allowance
 from mqks.broker.log.pending import ErrorRecord
 from mqks.broker.queue.reads import Read
-from mqks.errors import BadRequest
-from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
+from mqks.errors import BadRequest, LimitExceeded
+from mqks.limits import (
+    ONCE_ID_BYTES_MAX,
+    STRANGER_LINE_BYTES_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_LINES_MAX,
+)
 from mqks.protocol.lines import LineSplitter
+from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Permissions
+
+
+class Transaction:
+    """What has come since `begin`, parsed. Nothing of it has any effect yet."""
+
+    __slots__ = ("_size", "failed", "kept")
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Request, Any]] = []
+        self._size = 0
+        self.failed = False
+        """A request was refused, and so will be `commit`."""
+
+    def keep(self, request: Request, wanted: Any) -> None:
+        """Keep a request until `commit`. Raises LimitExceeded."""
+        self._size += len(request.id) + len(request.rest)
+        if len(self.kept) >= TRANSACTION_LINES_MAX or self._size > TRANSACTION_BYTES_MAX:
+            raise LimitExceeded(
+                "transaction_max",
+                f"more than {TRANSACTION_LINES_MAX} requests or {TRANSACTION_BYTES_MAX} bytes "
+                "since begin",
+            )
+        if not self.failed:
+            self.kept.append((request._replace(rest=b""), wanted))
 
 
 class Connection(Outbox):
@@ -45,6 +76,7 @@ class Connection(Outbox):
         "stranger_errors",
         "stranger_lines",
         "tails",
+        "transaction",
         "user",
         "works",
     )
@@ -84,6 +116,8 @@ class Connection(Outbox):
         """Those of the current chunk, of which `handled` are done. A line with a tab has a space
         before it."""
         self.handled = 0
+        self.transaction: Transaction | None = None
+        """Between `begin` and `commit` or `rollback`."""
         self.chunks: list[bytes] = []
         """What has come in since, not split yet: after a login a line may be longer."""
         self.awaits_login = False
