@@ -47,6 +47,9 @@ TRANSACTION_LINES_MAX: Final = 1000
 TRANSACTION_BYTES_MAX: Final = 4 * 1024 * 1024
 """Length of these requests, which are kept for each connection until `commit`."""
 
+TRANSACTIONS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The same of all connections together."""
+
 TRANSACTION_COPIES_MAX: Final = 4096
 """Messages among them, times the queues of each."""
 

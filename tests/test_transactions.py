@@ -11,6 +11,7 @@ from mqks.limits import (
     TRANSACTION_BYTES_MAX,
     TRANSACTION_COPIES_MAX,
     TRANSACTION_LINES_MAX,
+    TRANSACTIONS_BYTES_MAX,
 )
 from tests.bare import BareWorld, ask, bare
 
@@ -58,6 +59,22 @@ def test_limits() -> None:
     replies = ask(world, b"b begin\n" + long * 8 + b"t commit")
     assert ERROR.findall(replies) == [b"x", b"t"]
     assert lengths(world) == b"ev ok [%d, 0]\n" % TRANSACTION_LINES_MAX
+
+
+def test_limit_of_all_connections() -> None:
+    world = bare()
+    long = b"x publish e " + b"1" * (TRANSACTION_BYTES_MAX // 8) + b"\n"
+    count = TRANSACTIONS_BYTES_MAX // (7 * TRANSACTION_BYTES_MAX // 8)
+    for number in range(count):
+        world.connect(f"n{number}")
+        world.send(f"n{number}", b"b begin\n" + long * 7)
+    world.connect("last")
+    world.send("last", b"b begin\n" + long * 7 + b"t commit\n")
+    assert b"t" in ERROR.findall(world.received("last"))
+    for number in range(count):
+        world.disconnect(f"n{number}")
+    assert not world.broker.flow.kept_bytes
+    assert ask(world, b"b begin\n" + long * 7 + b"t commit --confirm") == b"t ok \n"
 
 
 def test_limit_of_copies() -> None:

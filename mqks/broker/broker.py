@@ -183,6 +183,8 @@ class Broker:
     def disconnect(self, connection: Connection) -> None:
         """A client has disconnected, and its works are done."""
         connection.closed = True
+        if connection.transaction is not None:
+            connection.transaction.end()
         self.end(connection)
         self.connections.pop(connection.id, None)
 

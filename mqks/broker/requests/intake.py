@@ -282,9 +282,9 @@ class Intake:
             line = connection.lines[connection.handled]
             connection.handled += 1
             request = self._line(connection, line, room)
-            if request is None:
-                transaction.failed = transaction.failed or line != b""
-            elif request.confirm and request.action in AT_ONCE:
+            if request is None and line:
+                transaction.fail()
+            elif request is not None and request.confirm and request.action in AT_ONCE:
                 confirms.append(request.id)
             if connection.handled >= len(connection.lines):
                 connection.lines, connection.handled = [], 0

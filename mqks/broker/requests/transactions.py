@@ -30,7 +30,7 @@ def begin(broker: Broker, connection: Connection, request: Request, wanted: None
         raise NotAllowed("the connection is not authenticated; send auth first")
     if connection.transaction is not None:
         raise BadRequest("begin: there is a begin already, without a commit or rollback after it")
-    connection.transaction = Transaction()
+    connection.transaction = Transaction(connection.flow)
 
 
 def _ended(connection: Connection, action: str) -> Transaction:
@@ -41,7 +41,7 @@ def _ended(connection: Connection, action: str) -> Transaction:
 
 
 def rollback(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
-    _ended(connection, "rollback")
+    _ended(connection, "rollback").end()
 
 
 def commit(
@@ -50,7 +50,9 @@ def commit(
     transaction = _ended(connection, "commit")
     if transaction.failed:
         raise BadRequest("commit: nothing was done, because a request since begin was refused")
-    return _commit(broker, connection, transaction.kept)
+    kept = transaction.kept
+    transaction.end()
+    return _commit(broker, connection, kept)
 
 
 def _commit(
