@@ -1,7 +1,10 @@
 """Transactions: what the stories cannot tell of `begin`, `commit` and `rollback`."""
 
+import json
+import random
 import re
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,9 @@ from mqks.limits import (
     TRANSACTION_LINES_MAX,
     TRANSACTIONS_BYTES_MAX,
 )
+from mqks.testing import BrokerProcess
 from tests.bare import BareWorld, ask, bare
+from tests.line_client import LineClient
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 
@@ -174,3 +179,32 @@ def test_a_megabyte_of_its_own_words() -> None:
     for word in (b"begin ", b"commit ", b"rollback "):
         assert ERROR.fullmatch(ask(world, b"r " + word * (1_000_000 // len(word))))
     assert ask(world, b"p ping x") == b"p ok x\n"
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_kill(tmp_path: Path, round_: int) -> None:
+    """Whatever has been committed when it is killed: as many messages are gone as there are thrice
+    in the other queue, and all that were confirmed."""
+    count, chance = 1000, random.Random(round_)
+    with BrokerProcess(tmp_path / "mqks.db") as broker:
+        with LineClient(broker.address) as client:
+            client.send(b"s subscribe out e\nc consume --confirm in i --manual-ack\n")
+            assert client.line() == b"c ok "
+            client.send(b"".join(b"m%d publish i %d\n" % (n, n) for n in range(count)))
+            for _ in range(count):
+                client.line()
+            client.send(
+                b"".join(
+                    b"b begin\nx%d publish e 1\nx%d publish --ttl=99 e 2\na ack c m%d\n"
+                    b"x%d publish --once e 3\nt%d commit --confirm\n" % (n, n, n, n, n)
+                    for n in range(count)
+                )
+            )
+            confirmed = [client.line() for _ in range(chance.randrange(1, count // 2))]
+            broker.kill()
+        broker.start()
+        with LineClient(broker.address) as client:
+            told = client.ask(b"e _eval [len(state.queues[q]) for q in ('in', 'out')]")
+        left, done = json.loads(told.removeprefix(b"e ok "))
+    assert done == 3 * (count - left)
+    assert count - left >= len(confirmed)
