@@ -21,6 +21,9 @@ async def test_all_or_nothing(mqks_broker: Broker) -> None:
         async with client.consume("in") as consumer:
             message = await anext(aiter(consumer))
 
+            with pytest.raises(TypeError, match="did you mean mandatory"):
+                client.transaction().publish("e", "1", mandatry=True)  # type: ignore[call-arg]
+
             async def fail(event: str, failure: type[Exception] | None) -> None:
                 async with client.transaction() as step:
                     step.publish("done", "1")

@@ -817,7 +817,6 @@ class AsyncMessages:
                 yield batch
 
 
-@strict()
 class AsyncTransaction(Step):
     """See `AsyncClient.transaction`."""
 
@@ -843,6 +842,7 @@ class AsyncTransaction(Step):
             self._undo()
 
 
+@strict()
 class AsyncConsumer(AsyncMessages):
     """A consumer. `consume` creates it."""
 

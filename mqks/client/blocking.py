@@ -815,7 +815,6 @@ class BlockingMessages:
                 yield batch
 
 
-@strict()
 class BlockingTransaction(Step):
     """See `BlockingClient.transaction`."""
 
@@ -839,6 +838,7 @@ class BlockingTransaction(Step):
             self._undo()
 
 
+@strict()
 class BlockingConsumer(BlockingMessages):
     """A consumer. `consume` creates it."""
 

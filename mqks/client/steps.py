@@ -8,9 +8,11 @@ from typing import Any, Unpack
 
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest
+from mqks.client.keywords import strict
 from mqks.client.messages import Message, Settle, settled
 
 
+@strict("reject")
 class Step:
     """Requests that take effect together. `new_id` gives ids."""
 
