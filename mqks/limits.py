@@ -44,6 +44,18 @@ PRIORITY_MIN: Final = -128
 PRIORITY_MAX: Final = 127
 """Highest priority of a message."""
 
+TRANSACTION_LINES_MAX: Final = 1000
+"""Requests between `begin` and `commit`, which are done in one step."""
+
+TRANSACTION_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Length of these requests, which are kept for each connection until `commit`."""
+
+TRANSACTIONS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The same of all connections together."""
+
+TRANSACTION_COPIES_MAX: Final = 4096
+"""Messages among them, times the queues of each."""
+
 MASK_BYTES_MAX: Final = 1024
 """Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a
 name of 1 MiB."""

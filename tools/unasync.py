@@ -30,6 +30,7 @@ WORDS = {
     "AsyncConsumer": "BlockingConsumer",
     "AsyncMessages": "BlockingMessages",
     "AsyncTail": "BlockingTail",
+    "AsyncTransaction": "BlockingTransaction",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "StopAsyncIteration": "StopIteration",

@@ -184,6 +184,8 @@ class Broker:
     def disconnect(self, connection: Connection) -> None:
         """A client has disconnected, and its works are done."""
         connection.closed = True
+        if connection.transaction is not None:
+            connection.transaction.end()
         self.end(connection)
         self.connections.pop(connection.id, None)
 
@@ -282,11 +284,13 @@ class Broker:
         names = {tail.queue for tail in tails if tail.queue is not None}
         self.tails.end(tails, *map(self.queues.get, names))
 
-    def ack(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
-        """Settle these deliveries; unknown ids are ignored."""
+    def ack(
+        self, consumer_id: bytes, message_ids: Sequence[bytes], *, together: bool = False
+    ) -> None:
+        """Settle these deliveries; unknown ids are ignored. `together`: see `Queue.settle`."""
         consumer = self.consumers.get(consumer_id)
         if consumer is not None and (deliveries := consumer.settle(message_ids)):
-            consumer.queue.settle(deliveries)
+            consumer.queue.settle(deliveries, together=together)
 
     def ack_surely(self, consumer_id: bytes, message_id: bytes) -> None:
         """The same for one. Raises Unwritable if it will not be durable: what was moved while

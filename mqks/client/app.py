@@ -59,6 +59,7 @@ class _Service:
     retries: int | None
     backoff: Backoff | None
     ack_timeout_s: float | None
+    atomic: bool
 
 
 @strict()
@@ -105,6 +106,7 @@ class App:
         retries: int | None = RETRIES,
         backoff: Backoff | None = BACKOFF_S,
         ack_timeout_s: float | None = None,
+        atomic: bool = False,
     ) -> Callable[[F], F]:
         """Let a function handle the messages of a queue, at most `concurrency` at a time. One
         without `async` runs in threads, so that it may block. Raises TypeError for anything that
@@ -120,6 +122,10 @@ class App:
         before it is redelivered (or a pair: first and largest; None: no pause), also after the
         second and later processes that have died with it. `ack_timeout_s` is the ack timeout of
         this service, instead of that of the queue.
+
+        With `atomic`, what the function publishes by `message.publish`, the reply to a request, and
+        the ack are one transaction: all of it is stored, or nothing, and the message is redelivered
+        if the function raises, also a request.
         """
 
         # What is wrong raises now, not when it runs or at the first failure.
@@ -142,7 +148,10 @@ class App:
                     replace,
                 ),
                 *(delete_when_unused, concurrency, held),
-                *(retries, backoff, ack_timeout_s),
+                retries,
+                backoff,
+                ack_timeout_s,
+                atomic,
             )
             self._services.append(service)
             return function
@@ -222,7 +231,9 @@ class App:
     async def _work(self, service: _Service, consumer: AsyncConsumer) -> None:
         async for message in consumer:
             try:
-                if message.reply_to is None:
+                if service.atomic:
+                    await self._handle_atomically(service, message)
+                elif message.reply_to is None:
                     await self._handle(service, message)
                 else:
                     await self._answer(service, message)
@@ -231,7 +242,16 @@ class App:
                 what = message.id, service.queue, message.retry + 1, fate
                 _log.exception("message %s of %s failed, try %d%s", *what)
             else:
-                message.ack()
+                message.ack()  # Nothing, if that is done.
+
+    async def _handle_atomically(self, service: _Service, message: Message) -> None:
+        async with self.client.transaction() as step:
+            message._step = step
+            result = await self._handle(service, message)
+            if message.reply_to is not None:
+                event, meta = requests.reply(message.meta, None)
+                step.publish(event, cast(Data, result), meta=meta)
+            step.ack(message)
 
     async def _handle(self, service: _Service, message: Message) -> object:
         tracing = self.client._tracing

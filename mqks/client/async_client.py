@@ -40,6 +40,7 @@ from mqks.client.session import (
     State,
     TailSession,
 )
+from mqks.client.steps import Step
 
 if TYPE_CHECKING:
     from mqks.client.tracing import Tracing
@@ -356,6 +357,18 @@ class AsyncClient:
             except RequestFailed as failure:
                 await self._explain(failure)
                 raise
+
+    def transaction(self, timeout_s: float | None = None) -> "AsyncTransaction":
+        """Several requests in one commit, for `async with`: what is published, acked, rejected and
+        released through it is sent at the end of the block, and takes effect together or not at
+        all. Nothing is sent if the block raises.
+
+        The end waits until the server has stored it, and raises RequestFailed if the server refuses
+        it, for example because a consumer does not hold its message any more: then nothing was
+        done. After a reconnect it is sent again: what contains an ack is not done twice; other
+        messages may be stored twice, unless they have an `id` and `once`.
+        """
+        return AsyncTransaction(self, timeout_s)
 
     async def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -807,6 +820,31 @@ class AsyncMessages:
                 if self._tracing is not None:
                     self._tracing.consumed(self.queue, len(batch))
                 yield batch
+
+
+class AsyncTransaction(Step):
+    """See `AsyncClient.transaction`."""
+
+    def __init__(self, client: AsyncClient, timeout_s: float | None) -> None:
+        super().__init__(client._session.new_id)
+        self._client = client
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        client, lines = self._client, self._lines
+        try:
+            if kind is None and lines:
+                await client._ask(
+                    lambda call: client._session.transact(lines, call), self._timeout_s
+                )
+        except BaseException:
+            self._undo()
+            raise
+        if kind is not None:
+            self._undo()
 
 
 @strict()

@@ -38,6 +38,7 @@ from mqks.client.session import (
     State,
     TailSession,
 )
+from mqks.client.steps import Step
 
 if TYPE_CHECKING:
     from mqks.client.tracing import Tracing
@@ -354,6 +355,18 @@ class BlockingClient:
             except RequestFailed as failure:
                 self._explain(failure)
                 raise
+
+    def transaction(self, timeout_s: float | None = None) -> "BlockingTransaction":
+        """Several requests in one commit, for `with`: what is published, acked, rejected and
+        released through it is sent at the end of the block, and takes effect together or not at
+        all. Nothing is sent if the block raises.
+
+        The end waits until the server has stored it, and raises RequestFailed if the server refuses
+        it, for example because a consumer does not hold its message any more: then nothing was
+        done. After a reconnect it is sent again: what contains an ack is not done twice; other
+        messages may be stored twice, unless they have an `id` and `once`.
+        """
+        return BlockingTransaction(self, timeout_s)
 
     def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
@@ -805,6 +818,29 @@ class BlockingMessages:
                 if self._tracing is not None:
                     self._tracing.consumed(self.queue, len(batch))
                 yield batch
+
+
+class BlockingTransaction(Step):
+    """See `BlockingClient.transaction`."""
+
+    def __init__(self, client: BlockingClient, timeout_s: float | None) -> None:
+        super().__init__(client._session.new_id)
+        self._client = client
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        client, lines = self._client, self._lines
+        try:
+            if kind is None and lines:
+                client._ask(lambda call: client._session.transact(lines, call), self._timeout_s)
+        except BaseException:
+            self._undo()
+            raise
+        if kind is not None:
+            self._undo()
 
 
 @strict()

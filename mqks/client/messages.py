@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.client.keywords import strict
-from mqks.client.requests import Backoff, decoded, flags, is_number, reject
+from mqks.client.requests import Backoff, Data, Sent, decoded, flags, is_number, reject
 from mqks.protocol.escapes import unescape
 from mqks.protocol.meta import split_letter
 from mqks.protocol.replies import ESCAPED, read_traits
@@ -46,7 +46,7 @@ class DeadLetter(NamedTuple):
 class Message:
     """One delivery to a consumer."""
 
-    __slots__ = ("_event", "_id", "_settle", "consumer_id", "data")
+    __slots__ = ("_event", "_id", "_settle", "_step", "consumer_id", "data")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Message:
         self._id = message_id
         self._event = event  # as on the wire: event=NAME[,retry=N][,escaped=1]
         self._settle = settle
+        self._step: Any
 
     @property
     def id(self) -> str:
@@ -165,6 +166,15 @@ class Message:
         """Return it to its old place, as if it had not been delivered, after `delay_s` if given.
         Otherwise as `ack`."""
         self._settle_once(b" ".join([b"release", *flags("release", {"delay_s": delay_s})]))
+
+    def publish(self, event: str, data: Data, **options: Unpack[Sent]) -> str:
+        """In a service with `atomic=True`: publish a message together with the ack of this one, and
+        return its id. The options are those of `client.publish`. Raises InvalidRequest elsewhere.
+        """
+        step = getattr(self, "_step", None)
+        if step is None:
+            raise InvalidRequest("message.publish is for a service with atomic=True")
+        return str(step.publish(event, data, **options))
 
     def touch(self, *, for_s: float | None = None) -> None:
         """Start its ack timeout again, or set it to `for_s` seconds from now, also where there is

@@ -84,6 +84,14 @@ class Many(Terms, total=False):
     timeout_s: float | None
 
 
+class Sent(Terms, total=False):
+    """Options of a message that is sent with others."""
+
+    id: str | None
+    once: bool
+    mandatory: bool
+
+
 PIECE_MESSAGES, PIECE_BYTES = 500, 64 * 1024
 """The size of the pieces in which `publish_many` passes its messages on."""
 

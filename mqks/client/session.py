@@ -219,6 +219,19 @@ class Session:
         self._ask(request_id, requests.line(request_id, body), call)
         return request_id
 
+    def transact(self, lines: Sequence[bytes], call: Call) -> bytes:
+        """Send these lines as one transaction, and give the id of its commit. The call gets the
+        answer to that."""
+        for line in lines:
+            self._check(line)
+        request_id = self.new_id()
+        ends = (
+            requests.line(self.new_id(), b"begin"),
+            requests.line(request_id, b"commit --confirm"),
+        )
+        self._ask(request_id, b"".join([ends[0], *lines, ends[1]]), call, is_checked=True)
+        return request_id
+
     def publish(
         self,
         event: str,
@@ -277,8 +290,8 @@ class Session:
             if id_ in in_flight and in_flight[id_][1] is call:
                 self._in_flight_bytes -= len(in_flight.pop(id_)[0])
 
-    def _ask(self, request_id: bytes, line: bytes, call: Call) -> None:
-        if len(line) > self._options.line_bytes_max + 1:
+    def _ask(self, request_id: bytes, line: bytes, call: Call, *, is_checked: bool = False) -> None:
+        if not is_checked and len(line) > self._options.line_bytes_max + 1:
             self._check(line)
         if self.failure is not None:
             self.raise_if_closed()

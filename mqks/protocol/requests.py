@@ -314,6 +314,7 @@ class Action:
         apart: tuple[tuple[bytes, ...], ...] = (),
         parser: Parser | None = None,
         confirm_anywhere: bool = False,
+        is_kept: bool = False,
     ) -> None:
         self.name = name
         self.usage = usage
@@ -323,6 +324,8 @@ class Action:
         """The permission for each field of the request (`id`: its id; none: for the action)."""
         self.confirm_anywhere = confirm_anywhere
         """Whether `--confirm` may stand behind other arguments."""
+        self.is_kept = is_kept
+        """Whether it may stand between `begin` and `commit`."""
         self.flags: dict[bytes, Flag] = {}
         self._parse = parser or _plain
         self._apart = apart
@@ -351,7 +354,7 @@ class Action:
 
     @property
     def help(self) -> str:
-        return f"{self.name} [--confirm] {self.usage}"
+        return f"{self.name} [--confirm] {self.usage}".rstrip()
 
     def parse(self, rest: bytes, names_max: int) -> Any:
         """The request of these arguments, or Parsing of it. `names_max` is the maximum of each kind
@@ -836,6 +839,7 @@ _TABLE = (
         Publish,
         {"event": "publish", "to": "consume"},
         parser=_with_data,
+        is_kept=True,
     ),
     Action("subscribe", "{queue} [{event} ...] " + ADD, _subscribe, BINDS, parser=_with_names),
     Action(
@@ -854,7 +858,7 @@ _TABLE = (
         BINDS,
         parser=_with_names,
     ),
-    Action("ack", ONE_OR_ALL, Answer, OF_CONSUMER),
+    Action("ack", ONE_OR_ALL, Answer, OF_CONSUMER, is_kept=True),
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
@@ -862,12 +866,21 @@ _TABLE = (
         _reject,
         OF_CONSUMER,
         apart=((b"--dead", b"--delay", b"--retries", BACKOFF),),
+        is_kept=True,
     ),
     Action(
-        "release", ONE_OR_ALL + " [--delay={seconds}]", Answer, OF_CONSUMER, confirm_anywhere=True
+        "release",
+        ONE_OR_ALL + " [--delay={seconds}]",
+        Answer,
+        OF_CONSUMER,
+        confirm_anywhere=True,
+        is_kept=True,
     ),
     Action("touch", ONE_OR_ALL + " [--for={seconds}]", Answer, OF_CONSUMER, confirm_anywhere=True),
     Action("set_prefetch", "{consumer_id} {n}", SetPrefetch, OF_CONSUMER, confirm_anywhere=True),
+    Action("begin", "", _only),
+    Action("commit", "", _only),
+    Action("rollback", "", _only),
     Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True),

@@ -6,6 +6,7 @@ The one rule: while its lines wait, for a login or for the next turn, they stay 
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Any, Final
 
 from mqks.broker.base.turns import Work
 from mqks.broker.clients.consumer import Consumer
@@ -14,10 +15,61 @@ from mqks.broker.clients.tail import Tail
 from mqks.broker.evaluate.expression import Allowance
 from mqks.broker.log.pending import ErrorRecord
 from mqks.broker.queue.reads import Read
-from mqks.errors import BadRequest
-from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
+from mqks.errors import BadRequest, LimitExceeded
+from mqks.limits import (
+    ONCE_ID_BYTES_MAX,
+    STRANGER_LINE_BYTES_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_LINES_MAX,
+    TRANSACTIONS_BYTES_MAX,
+)
 from mqks.protocol.lines import LineSplitter
+from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Permissions
+
+KEPT_OVERHEAD_BYTES: Final = 700
+"""Memory of a request besides its text: two tuples, their values and what holds them."""
+
+
+class Transaction:
+    """What has come since `begin`, parsed. Nothing of it has any effect yet."""
+
+    __slots__ = ("_flow", "_size", "failed", "kept")
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._size = 0
+        self.kept: list[tuple[Request, Any]] = []
+        self.failed = False
+        """A request was refused, and so will be `commit`."""
+
+    def keep(self, request: Request, wanted: Any) -> None:
+        """Keep a request until `commit`. Raises LimitExceeded."""
+        if self.failed:
+            return
+        size = len(request.id) + len(request.rest) + KEPT_OVERHEAD_BYTES
+        if len(self.kept) >= TRANSACTION_LINES_MAX or self._size + size > TRANSACTION_BYTES_MAX:
+            raise LimitExceeded(
+                "transaction_max",
+                f"more than {TRANSACTION_LINES_MAX} requests or {TRANSACTION_BYTES_MAX} bytes "
+                "since begin",
+            )
+        if self._flow.kept_bytes + size > TRANSACTIONS_BYTES_MAX:
+            reason = f"more than {TRANSACTIONS_BYTES_MAX} bytes of all connections wait for commit"
+            raise LimitExceeded("transaction_max", reason)
+        self._size += size
+        self._flow.kept_bytes += size
+        self.kept.append((request._replace(rest=b""), wanted))
+
+    def end(self) -> None:
+        """Its requests are done, or dropped."""
+        self._flow.kept_bytes -= self._size
+        self._size, self.kept = 0, []
+
+    def fail(self) -> None:
+        """A request was refused."""
+        self.failed = True
+        self.end()
 
 
 class Connection(Outbox):
@@ -45,6 +97,7 @@ class Connection(Outbox):
         "stranger_errors",
         "stranger_lines",
         "tails",
+        "transaction",
         "user",
         "works",
     )
@@ -84,6 +137,8 @@ class Connection(Outbox):
         """Those of the current chunk, of which `handled` are done. A line with a tab has a space
         before it."""
         self.handled = 0
+        self.transaction: Transaction | None = None
+        """Between `begin` and `commit` or `rollback`."""
         self.chunks: list[bytes] = []
         """What has come in since, not split yet: after a login a line may be longer."""
         self.awaits_login = False

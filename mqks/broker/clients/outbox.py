@@ -28,7 +28,7 @@ class Flow:
     """What the connections of one broker share: how much they may be sent, and which have something
     to be sent. `outboxes` is for replies that were not taken."""
 
-    __slots__ = ("high_water_bytes", "outboxes", "touched", "unacked")
+    __slots__ = ("high_water_bytes", "kept_bytes", "outboxes", "touched", "unacked")
 
     def __init__(
         self,
@@ -40,6 +40,8 @@ class Flow:
         self.outboxes = outboxes
         self.unacked = Budget(settings.unacked_bytes_max, turns, on_unacked_wait)
         """For what consumers hold. Consumers wait for it."""
+        self.kept_bytes = 0
+        """Memory of the requests that wait for a `commit`, approximately."""
         self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Outbox] = []
         """Those to be flushed by the server."""

@@ -286,10 +286,12 @@ class Queue:
 
     # -- removing messages
 
-    def settle(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle messages that a consumer has acked."""
+    def settle(self, deliveries: Sequence[Delivery], *, together: bool = False) -> None:
+        """Settle messages that a consumer has acked. `together`: it must not be written without the
+        rest of its entry."""
         self.shared.counters.consumed += len(deliveries)
-        self.lane.settle([number for number, _ in deliveries])
+        settle = self.lane.move_out_all if together else self.lane.settle
+        settle([number for number, _ in deliveries])
 
     def trim(self, end: int) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.requests import binding, looking, messages, operating, queues
+from mqks.broker.requests import binding, looking, messages, operating, queues, transactions
 from mqks.broker.requests.checks import Doing
 from mqks.protocol.requests import ACTIONS, Action, Request
 
@@ -22,6 +22,9 @@ _RUNS: dict[bytes, Run] = {
     b"release": messages.release,
     b"touch": messages.touch,
     b"set_prefetch": binding.set_prefetch,
+    b"begin": transactions.begin,
+    b"commit": transactions.commit,
+    b"rollback": transactions.rollback,
     b"cancel": queues.cancel,
     b"promote": queues.promote,
     b"move": queues.move,

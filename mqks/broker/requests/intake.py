@@ -15,10 +15,11 @@ from mqks.broker.clients.connection import Connection
 from mqks.broker.requests import permits
 from mqks.broker.requests.actions import RUNS
 from mqks.broker.requests.checks import Doing
+from mqks.broker.requests.transactions import AT_ONCE
 from mqks.broker.routing.gathering import NO_GROUP
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
-from mqks.protocol.requests import CONFIRM, ONCE, Request, parse_request, shown
+from mqks.protocol.requests import ALL, CONFIRM, ONCE, Request, parse_request, shown
 from mqks.users import STRANGER, Permissions
 
 PLAIN = b"."
@@ -81,7 +82,9 @@ class Intake:
             return
         connection.overrun, connection.eval_steps = False, None
         while not connection.waits:
-            if connection.lines:
+            if connection.transaction is not None and connection.lines:
+                self._keep(connection)
+            elif connection.lines:
                 self._handle(connection)
             elif connection.splitter.too_long is not None:
                 self._refuse_too_long(connection)
@@ -235,13 +238,13 @@ class Intake:
                 request = self._line(connection, line, room)
                 if request is not None and request.confirm:
                     (confirms if request.action == b"publish" else others).append(request.id)
-                if connection.waits:
+                if connection.waits or connection.transaction is not None:
                     break
             # After many lines, or one for many queues, check how much has been gathered.
             end -= length_hint(block)
             gathered += end - start
             start = end
-            if start == len(lines) or connection.waits:
+            if start == len(lines) or connection.waits or connection.transaction is not None:
                 break
             if (
                 works
@@ -269,6 +272,26 @@ class Intake:
             connection.lines, start = [], 0
         connection.handled = start
         self._end(connection, confirms, others)
+
+    def _keep(self, connection: Connection) -> None:
+        """Keep the lines of a transaction, up to the one that ends it."""
+        self.finish()
+        broker, confirms = self._broker, list[bytes]()
+        room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
+        while (transaction := connection.transaction) is not None and not connection.waits:
+            line = connection.lines[connection.handled]
+            connection.handled += 1
+            request = self._line(connection, line, room)
+            if request is None and line:
+                transaction.fail()
+            elif request is not None and request.confirm and request.action in AT_ONCE:
+                confirms.append(request.id)
+            if connection.handled >= len(connection.lines):
+                connection.lines, connection.handled = [], 0
+                break
+        if connection.lines and not connection.waits:
+            connection.overrun = self._outruns_journal
+        self._end(connection, [], confirms)
 
     def _may_gather(self, connection: Connection, verb: bytes, consumer_id: bytes) -> bool:
         """Whether acks or rejects of this consumer may be gathered."""
@@ -405,7 +428,15 @@ class Intake:
         action, run = RUNS[request.action]
         if may is not None:
             permits.check_first(may, action)
+        kept = None if request.action in AT_ONCE else connection.transaction
+        if kept is not None and not action.is_kept:
+            raise BadRequest(f"{action.name}: it is not possible between begin and commit")
         wanted = action.parse(request.rest, broker.bindings.events_max)
+        if kept is not None:
+            if getattr(wanted, "message", b"") == ALL:
+                raise BadRequest(f"{action.name}: --all is not possible between begin and commit")
+            kept.keep(request, wanted)
+            return None
         if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
             return self._begin_in_turns(connection, request, wanted)
         if may is not None:

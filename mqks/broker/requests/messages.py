@@ -28,7 +28,7 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     queues = broker.bindings.route(wanted.event)
     if queues is None or (message.once and broker.publishing.once_unfinished):
         return _publish_later(broker, connection, message, wanted)
-    _check_publish(broker, connection, message, wanted, queues)
+    check_publish(broker, connection, message, wanted, queues)
     broker.publishing.publish(connection, message, queues)
     return None
 
@@ -41,8 +41,8 @@ def _publish_to(
         yield WAITS
     queue = existing(broker, "publish", name)
     only: Queues = {queue: None}
-    _check_publish(broker, connection, message, wanted, only)
-    broker.publishing.publish_to(connection, message, only, queue)
+    check_publish(broker, connection, message, wanted, only)
+    broker.publishing.publish_to(connection, message, only)
 
 
 def _publish_later(
@@ -51,11 +51,11 @@ def _publish_later(
     """Publish a message when routing takes several turns, or after unfinished `--once` publishes.
     No other work runs between the check and the reservation in its queues."""
     queues = yield from broker.publishing.find(message)
-    _check_publish(broker, connection, message, wanted, queues)
+    check_publish(broker, connection, message, wanted, queues)
     yield from broker.publishing.publish_later(connection, message, queues)
 
 
-def _check_publish(
+def check_publish(
     broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
 ) -> None:
     """Raise if it must not be published to these queues."""

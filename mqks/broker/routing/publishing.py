@@ -218,19 +218,18 @@ class Publishing:
         if not message.once or self.is_new(connection, message.id):
             self._publish(queues, [message.id], [message.body], message.terms)
 
-    def publish_to(
-        self, connection: Connection, message: Single, only: Queues, queue: Queue
-    ) -> None:
-        """The same in any turn, for a single queue: nothing is left to the end of a chunk, which
-        may be another connection's."""
+    def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
+        """The same in any turn, at once for each of a few queues: nothing is left to the end of a
+        chunk, which may be another connection's."""
         message_id, _, body, terms, once = message
         once_id = connection.once_id(message_id) if once else b""
         if once and not self._once.add(once_id):
             return
-        self._count(only, 1)
+        self._count(queues, 1)
         if tails := self._tails.of_events:
             self._tails.show(tails, [body])
-        _append(queue, [message_id], [body], terms)
+        for queue in queues:
+            _append(queue, [message_id], [body], terms)
         if once:
             self.last_once([once_id])
 
@@ -287,6 +286,11 @@ class Publishing:
         where = f"in a queue bound to {shown(message.event)}"
         for queue in self._tight(queues):
             queue.capacity.check(len(message.body), where)
+
+    def reserve(self, queues: Queues, size: int, count: int = 1) -> None:
+        """Count a message of this size as on its way to these queues; a `count` of -1 undoes it."""
+        for queue in queues:
+            queue.capacity.reserve(count, count * size)
 
     def check_route(self, event: bytes, queues: Queues) -> None:
         """Raise if these queues of an event are none."""

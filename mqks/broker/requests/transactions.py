@@ -1,0 +1,161 @@
+"""Several requests in one commit: `begin`, `commit` and `rollback`.
+
+The one rule: what came since `begin` is checked first, all of it, and changes nothing; then all of
+it is done in one step, and written in one piece.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection, Transaction
+from mqks.broker.requests import permits
+from mqks.broker.requests.checks import existing
+from mqks.broker.requests.messages import check_publish, reject, release
+from mqks.broker.routing.masks import Queues
+from mqks.broker.routing.publishing import Single
+from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
+from mqks.limits import TRANSACTION_COPIES_MAX
+from mqks.protocol.requests import ACTIONS, Answer, Publish, Request, shown
+from mqks.users import STRANGER
+
+AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
+"""Actions that are not kept until `commit`."""
+
+
+def begin(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
+    if connection.permissions is STRANGER:
+        raise NotAllowed("the connection is not authenticated; send auth first")
+    if connection.transaction is not None:
+        raise BadRequest("begin: there is a begin already, without a commit or rollback after it")
+    connection.transaction = Transaction(connection.flow)
+
+
+def _ended(connection: Connection, action: str) -> Transaction:
+    transaction, connection.transaction = connection.transaction, None
+    if transaction is None:
+        raise BadRequest(f"{action}: there is no begin before it")
+    return transaction
+
+
+def rollback(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
+    _ended(connection, "rollback").end()
+
+
+def commit(
+    broker: Broker, connection: Connection, request: Request, wanted: None
+) -> Work[None] | None:
+    transaction = _ended(connection, "commit")
+    if transaction.failed:
+        raise BadRequest("commit: nothing was done, because a request since begin was refused")
+    kept = transaction.kept
+    transaction.end()
+    return _commit(broker, connection, kept)
+
+
+def _commit(
+    broker: Broker, connection: Connection, kept: Sequence[tuple[Request, Any]]
+) -> Work[None]:
+    published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
+    routes: dict[bytes, Queues] = {}
+    for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
+        routes[event] = yield from broker.bindings.find(event)
+        yield GOES_ON
+    while broker.publishing.once_unfinished and any(wanted.once for wanted in published):
+        yield WAITS
+    # From here on there is no other turn.
+    messages = _check(broker, connection, kept, routes)
+    waiters = broker.pending.waiters
+    for (request, wanted), message in zip(kept, messages, strict=True):
+        if message is not None:
+            broker.publishing.publish_to(connection, *message)
+        told = None if message is not None else _settle(broker, connection, request, wanted)
+        if request.confirm:
+            connection.unconfirmed += 1
+            waiters.confirmed += message is not None
+            if told is None:
+                waiters.confirms.append((connection, [request.id]))
+            else:
+                waiters.counts.append((connection, request.id, told))
+    # All of it is in one piece of the batch, and nothing of it is written before the rest.
+    broker.pending.moves |= bool(kept)
+
+
+def _check(
+    broker: Broker,
+    connection: Connection,
+    kept: Sequence[tuple[Request, Any]],
+    routes: dict[bytes, Queues],
+) -> list[tuple[Single, Queues] | None]:
+    """For each of these requests the message that it publishes, and the queues for it. Raises if
+    one of them is not possible, together with those before it; its id gets an error, too."""
+    if broker.unwritable:
+        raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
+    copies, found = 0, list[tuple[Single, Queues] | None]()
+    settled = Counter[tuple[bytes, bytes]]()
+    publishing = broker.publishing
+    try:
+        for request, wanted in kept:
+            try:
+                if connection.permissions is not None:
+                    action = ACTIONS[request.action]
+                    finish(permits.check(broker, connection.permissions, action, request, wanted))
+                if isinstance(wanted, Publish):
+                    queues = _queues(broker, wanted, routes)
+                    copies += len(queues)
+                    if copies > TRANSACTION_COPIES_MAX:
+                        reason = f"the messages since begin have more than {TRANSACTION_COPIES_MAX}"
+                        raise LimitExceeded("transaction_max", f"{reason} copies, one per queue")
+                    message = publishing.single(request.id, wanted)
+                    check_publish(broker, connection, message, wanted, queues)
+                    publishing.reserve(queues, len(message.body))
+                    found.append((message, queues))
+                else:
+                    settled[wanted.consumer, wanted.message] += 1
+                    _check_held(broker, request, wanted, settled)
+                    found.append(None)
+            except BadRequest as failure:
+                broker.refusals.refuse(connection, request.id + b" " + request.action, failure)
+                reason = f"commit: nothing was done, because of {shown(request.id)}: {failure}"
+                raise BadRequest(reason) from None
+    finally:
+        for each in found:
+            if each is not None:
+                publishing.reserve(each[1], len(each[0].body), -1)
+    return found
+
+
+def _queues(broker: Broker, wanted: Publish, routes: dict[bytes, Queues]) -> Queues:
+    broker.metadata.check_names("event", [wanted.event])
+    if wanted.to is not None:
+        return {existing(broker, "publish", wanted.to): None}
+    # A queue may have been deleted meanwhile.
+    return {queue: None for queue in routes[wanted.event] if not queue.deleted}
+
+
+def _check_held(
+    broker: Broker, request: Request, wanted: Answer, settled: Counter[tuple[bytes, bytes]]
+) -> None:
+    """Otherwise what follows from a message would be published twice: somebody else has it."""
+    consumer = broker.consumers.get(wanted.consumer)
+    held = 0
+    if consumer is not None and wanted.message in consumer.unacked:
+        held = 1 + len(consumer.repeated.get(wanted.message, ()))
+    if settled[wanted.consumer, wanted.message] > held:
+        raise BadRequest(
+            f"{request.action.decode()}: the consumer {shown(wanted.consumer)} does not hold "
+            f"{shown(wanted.message)}"
+        )
+
+
+def _settle(
+    broker: Broker, connection: Connection, request: Request, wanted: Answer
+) -> bytes | None:
+    """Do what was checked; return what its confirm tells."""
+    if request.action == b"ack":
+        broker.ack(wanted.consumer, [wanted.message], together=True)
+        return None
+    work = (reject if request.action == b"reject" else release)(broker, connection, request, wanted)
+    return None if work is None else cast("bytes | None", finish(work))

@@ -1,0 +1,70 @@
+"""What a transaction of a client gathers, until its end sends it.
+
+The one rule: nothing is sent before the end, so that other requests of the client go on meanwhile.
+"""
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from mqks.client import requests
+from mqks.client.errors import InvalidRequest
+from mqks.client.keywords import strict
+from mqks.client.messages import Message, Settle, settled
+
+
+@strict("reject")
+class Step:
+    """Requests that take effect together. `new_id` gives ids."""
+
+    def __init__(self, new_id: Callable[[], bytes]) -> None:
+        self._new_id = new_id
+        self._lines: list[bytes] = []
+        self._settled: list[tuple[Message, Settle]] = []
+
+    def publish(
+        self,
+        event: str,
+        data: requests.Data,
+        *,
+        id: str | None = None,
+        once: bool = False,
+        mandatory: bool = False,
+        **terms: Unpack[requests.Terms],
+    ) -> str:
+        """Publish a message with the step and return its id. The options are those of the
+        client's `publish`."""
+        message_id = self._new_id() if id is None else requests.name(id)
+        form = requests.PUBLISH[False, once, mandatory] + requests.publish_flags(terms)
+        line = b"%b%b %b %b\n" % (message_id, form, requests.name(event), requests.payload(data))
+        self._lines.append(line)
+        return requests.decoded(message_id)
+
+    def ack(self, message: Message) -> None:
+        """Ack a message with the step. Raises InvalidRequest if it is acked or returned already.
+        If its consumer does not hold it any more, the step is refused."""
+        self._take(message).ack()
+
+    def reject(self, message: Message, **how: Any) -> None:
+        """Reject a message with the step; `how` is that of `Message.reject`."""
+        self._take(message).reject(**how)
+
+    def release(self, message: Message, *, delay_s: float | None = None) -> None:
+        """Release a message with the step."""
+        self._take(message).release(delay_s=delay_s)
+
+    def _take(self, message: Message) -> Message:
+        settle = message._settle
+        if settle is settled:
+            raise InvalidRequest(f"the message {message.id} is acked or returned already")
+        if settle is not None:
+            self._settled.append((message, settle))
+            message._settle = self._add
+        return message
+
+    def _add(self, message: Message, action: bytes) -> None:
+        self._lines.append(requests.line(self._new_id(), action, message.consumer_id, message._id))
+
+    def _undo(self) -> None:
+        """Its messages may be acked or returned otherwise."""
+        for message, settle in self._settled:
+            message._settle = settle

@@ -1,0 +1,210 @@
+"""Transactions: what the stories cannot tell of `begin`, `commit` and `rollback`."""
+
+import json
+import random
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from mqks.broker.log.pending import Batch
+from mqks.limits import (
+    BATCH_COPIES_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_COPIES_MAX,
+    TRANSACTION_LINES_MAX,
+    TRANSACTIONS_BYTES_MAX,
+)
+from mqks.testing import BrokerProcess
+from tests.bare import BareWorld, ask, bare
+from tests.line_client import LineClient
+
+ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
+
+
+def holding(count: int = 1, **settings: object) -> BareWorld:
+    """A consumer `c` of the queue `in` that holds m0, m1, …; the queue `out` gets the event `e`."""
+    world = bare(**settings)
+    assert ask(world, b"s subscribe --confirm out e") == b"s ok \n"
+    lines = ask(world, b"c consume --confirm in i --manual-ack")
+    assert lines == b"c ok \n"
+    sent = b"".join(b"m%d publish i %d\n" % (number, number) for number in range(count))
+    assert ask(world, sent[:-1]).count(b"\n") == count
+    return world
+
+
+def lengths(world: BareWorld) -> bytes:
+    return ask(world, b"ev _eval [len(q) for q in state.queues.values()]")
+
+
+def written(batch: Batch) -> tuple[int, int]:
+    """How many messages, and how many settled ones, a batch writes."""
+    changes = batch.entry.changes
+    runs = sum(len(run.lines) for change in changes for run in change.runs)
+    gone = chain.from_iterable([*change.acks, *change.moved] for change in changes)
+    return runs, sum(count for _, count in gone)
+
+
+def transaction(world: BareWorld, lines: bytes) -> None:
+    """Commit it, and let nothing be written."""
+    world.intake.receive(world.connection("k"), b"b begin\n" + lines + b"\nt commit\n")
+    assert not world.connection("k").overrun
+
+
+def test_limits() -> None:
+    world = holding()
+    publish = b"x publish e 1\n"
+    assert ask(world, b"b begin\n" + publish * TRANSACTION_LINES_MAX + b"t commit --confirm") == (
+        b"t ok \n"
+    )
+    replies = ask(world, b"b begin\n" + publish * (TRANSACTION_LINES_MAX + 1) + b"t commit")
+    assert ERROR.findall(replies) == [b"x", b"t"]
+    long = b"x publish e " + b"1" * (TRANSACTION_BYTES_MAX // 8) + b"\n"
+    replies = ask(world, b"b begin\n" + long * 8 + b"t commit")
+    assert ERROR.findall(replies) == [b"x", b"t"]
+    assert lengths(world) == b"ev ok [%d, 0]\n" % TRANSACTION_LINES_MAX
+
+
+def test_limit_of_all_connections() -> None:
+    world = bare()
+    long = b"x publish e " + b"1" * (TRANSACTION_BYTES_MAX // 8) + b"\n"
+    count = TRANSACTIONS_BYTES_MAX // (7 * TRANSACTION_BYTES_MAX // 8)
+    for number in range(count):
+        world.connect(f"n{number}")
+        world.send(f"n{number}", b"b begin\n" + long * 7)
+    world.connect("last")
+    world.send("last", b"b begin\n" + long * 7 + b"t commit\n")
+    assert b"t" in ERROR.findall(world.received("last"))
+    for number in range(count):
+        world.disconnect(f"n{number}")
+    assert not world.broker.flow.kept_bytes
+    assert ask(world, b"b begin\n" + long * 7 + b"t commit --confirm") == b"t ok \n"
+
+
+def test_limit_of_copies() -> None:
+    world = bare()
+    queues = TRANSACTION_COPIES_MAX // 8
+    for number in range(queues):
+        ask(world, b"s subscribe q%d e" % number)
+    publish = b"x publish e 1\n"
+    assert ask(world, b"b begin\n" + publish * 8 + b"t commit --confirm") == b"t ok \n"
+    assert ERROR.findall(ask(world, b"b begin\n" + publish * 9 + b"t commit")) == [b"x", b"t"]
+
+
+@pytest.mark.parametrize("settled", [b"ack c m0", b"reject c m0", b"reject c m0 --dead"])
+def test_it_is_written_in_one_piece(settled: bytes) -> None:
+    """Even behind so many messages that they are written in pieces."""
+    world = holding()
+    pending = world.broker.pending
+    for number in range(3):
+        ask(world, b"s subscribe big%d big%d" % (number, number))
+    for number in range(3):
+        line = b"y publish big%d 1\n" % number
+        world.intake.receive(world.connection("k"), line * (BATCH_COPIES_MAX * 2 // 3))
+        while world.connection("k").overrun:
+            world.intake.receive(world.connection("k"), b"")
+    transaction(world, b"a " + settled + b"\nx publish e 1")
+    runs, gone = written(pending.take())
+    assert runs > BATCH_COPIES_MAX
+    assert gone == 1
+    assert not pending.has_changes
+
+
+def test_on_a_full_disk_an_ack_waits_for_its_messages() -> None:
+    world = holding()
+    pending = world.broker.pending
+    transaction(world, b"a ack c m0\nx publish e 1")
+    assert written(pending.take_settled()) == (0, 0)
+    assert written(pending.take()) == (1, 1)
+
+
+def test_two_race_while_one_is_written() -> None:
+    world = holding()
+    world.connect("l")
+    pending = world.broker.pending
+    transaction(world, b"a ack c m0\nx publish e 1")
+    first = pending.take()
+    world.intake.receive(world.connection("l"), b"b begin\na ack c m0\nx publish e 2\nt commit\n")
+    assert not pending.take().entry.changes
+    assert written(first) == (1, 1)
+    assert lengths(world) == b"ev ok [1, 0]\n"
+
+
+def test_room_is_for_all_of_them_and_a_reject_does_not_take_it_away() -> None:
+    world = holding(2, queue_messages_max=2)
+    ask(world, b"d delete_consumer --confirm other")
+    replies = ask(
+        world, b"b begin\nr reject c m0\nr reject c m1\nx publish i 1\nt commit --confirm"
+    )
+    assert b"t ok \n" in replies
+    assert b"x event=i" in replies
+
+
+FLAGS = b"--confirm --mandatory --ttl=9 --meta=a=b"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"b begin --confirm\nx publish %b e 1\nt commit --confirm" % FLAGS,
+        b"b begin\nx publish --once e 1\nt commit",
+        b"b begin\na ack c gone\nt commit",
+        b"b begin\nx publish e 1\nt rollback --confirm",
+        b"b begin\nb begin\nt commit",
+        b"t commit\nt rollback",
+        b"b begin\n" + b"x publish --once e 1\n" * TRANSACTION_LINES_MAX + b"t commit",
+    ],
+)
+def test_20_000_lines_take_many_turns(lines: bytes) -> None:
+    """The time of a step is that of one transaction at most, whatever number of them has come."""
+    world = holding()
+    turns, connection = world.broker.turns, world.connection("k")
+    ticks = iter(range(10**9))
+    turns.clock, turns.chunk_s = (lambda: next(ticks)), 256.0
+    count = 20_000 // (lines.count(b"\n") + 1)
+    world.intake.receive(connection, (lines + b"\n") * count)
+    calls = 1
+    while connection.overrun:
+        world.write(world.broker.pending.take())
+        world.broker.go_on()
+        world.intake.receive(connection, b"")
+        calls += 1
+    assert connection.transaction is None
+    assert calls > 20_000 // 1024
+
+
+def test_a_megabyte_of_its_own_words() -> None:
+    world = holding()
+    for word in (b"begin ", b"commit ", b"rollback "):
+        assert ERROR.fullmatch(ask(world, b"r " + word * (1_000_000 // len(word))))
+    assert ask(world, b"p ping x") == b"p ok x\n"
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_kill(tmp_path: Path, round_: int) -> None:
+    """Whatever has been committed when it is killed: as many messages are gone as there are thrice
+    in the other queue, and all that were confirmed."""
+    count, chance = 1000, random.Random(round_)
+    with BrokerProcess(tmp_path / "mqks.db") as broker:
+        with LineClient(broker.address) as client:
+            client.send(b"s subscribe out e\nc consume --confirm in i --manual-ack\n")
+            assert client.line() == b"c ok "
+            client.send(b"".join(b"m%d publish i %d\n" % (n, n) for n in range(count)))
+            for _ in range(count):
+                client.line()
+            client.send(
+                b"".join(
+                    b"b begin\nx%d publish e 1\nx%d publish --ttl=99 e 2\na ack c m%d\n"
+                    b"x%d publish --once e 3\nt%d commit --confirm\n" % (n, n, n, n, n)
+                    for n in range(count)
+                )
+            )
+            confirmed = [client.line() for _ in range(chance.randrange(1, count // 2))]
+            broker.kill()
+        broker.start()
+        with LineClient(broker.address) as client:
+            told = client.ask(b"e _eval [len(state.queues[q]) for q in ('in', 'out')]")
+        left, done = json.loads(told.removeprefix(b"e ok "))
+    assert done == 3 * (count - left)
+    assert count - left >= len(confirmed)
