@@ -5,7 +5,7 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.requests import binding, looking, messages, operating, queues
+from mqks.broker.requests import binding, looking, messages, operating, queues, schedules
 from mqks.broker.requests.checks import Doing
 from mqks.protocol.requests import ACTIONS, Action, Request
 
@@ -34,6 +34,9 @@ _RUNS: dict[bytes, Run] = {
     b"range": looking.range_,
     b"read": looking.read,
     b"trim": queues.trim,
+    b"schedule": schedules.schedule,
+    b"unschedule": schedules.unschedule,
+    b"schedules": looking.tell_stats,
     b"stats": looking.tell_stats,
     b"help": operating.help_,
     b"auth": operating.auth,
