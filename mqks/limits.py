@@ -246,6 +246,9 @@ SCHEDULES_MAX: Final = 1000
 SCHEDULE_BYTES_MAX: Final = 64 * 1024
 """Flags, event and data of what a schedule publishes."""
 
+CRON_BYTES_MAX: Final = 256
+"""Cron expression of a schedule, and name of its time zone."""
+
 TICK_MISSED_S: Final = 60
 """A tick of a schedule that is later than this was missed."""
 

@@ -125,6 +125,16 @@ def test_thousands_of_schedules_are_refused() -> None:
     assert world.broker.limits_reached["schedules_max"] == 1
 
 
+def test_long_lines_are_refused() -> None:
+    world = bare()
+    many, pieces = b",".join([b"*/1"] * 100), b"* " * 100
+    for words in (many + b" * * * *", pieces, b"--every=9 --tz=" + b"x" * 257):
+        world.send("k", b"t schedule a %b publish e x\n" % words)
+    world.send("k", b"t schedule a --every=9 publish e " + b"x" * 65536 + b"\n")
+    assert not world.broker.schedules.rows
+    assert world.received("k").count(b"t error ") == 4
+
+
 def test_cron_expressions() -> None:
     march = 1_774_656_000 * SECOND_US  # 2026-03-28 00:00 UTC
     berlin = [march]

@@ -17,6 +17,7 @@ from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import (
     COUNT_MAX,
     CREDENTIALS_BYTES_MAX,
+    CRON_BYTES_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
     MASK_BYTES_MAX,
@@ -662,9 +663,14 @@ def _set_queue(queue: bytes, reset: bool = False, **changes: Any) -> SetQueue:
     return SetQueue(queue, changes, reset)
 
 
+def _short_text(value: bytes) -> str:
+    if len(value) > CRON_BYTES_MAX:
+        raise BadRequest(f"{shown(value)} has {len(value)} bytes, the limit is {CRON_BYTES_MAX}")
+    return value.decode("utf-8", "replace")
+
+
 def _schedule(name: bytes, *cron: bytes, **values: Any) -> Scheduling:
-    expression = b" ".join(cron).decode("utf-8", "replace")
-    request = Scheduling(_name(name), expression, **values)
+    request = Scheduling(_name(name), _short_text(b" ".join(cron)), **values)
     if request.publish is None:
         if cron or values.keys() - {"pause", "resume", "run"}:
             raise BadRequest("publish is missing, as in: schedule beat --every=10 publish beat now")
@@ -788,7 +794,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--remove-mask": ("remove_masks", bytes),
     "--then": ("then", bytes),
     "--to": ("to", _any_name),
-    "--tz": ("zone", lambda value: value.decode("utf-8", "replace")),
+    "--tz": ("zone", _short_text),
     "--when-unused": ("rule", _rule),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
