@@ -7,7 +7,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from mqks.errors import BadRequest
-from mqks.limits import META_BYTES_MAX
+from mqks.limits import KEY_BYTES_MAX, META_BYTES_MAX
 
 LETTER = ("reason", "queue", "tries", "published", "died")
 """Keys that the server sets in dead letters, in this order and behind all others."""
@@ -34,6 +34,15 @@ def check_meta(meta: bytes) -> bytes:
             raise BadRequest(f"the attribute {_shown(key)} is given twice")
         keys.add(key)
     return meta
+
+
+def check_key(key: bytes) -> bytes:
+    """Return `key` unchanged if it is valid. Raises BadRequest."""
+    if len(key) > KEY_BYTES_MAX:
+        raise BadRequest(f"the key has {len(key)} bytes, the limit is {KEY_BYTES_MAX}")
+    if not _ALLOWED.fullmatch(key):
+        raise BadRequest(f"the key {_shown(key)} is not percent-encoded, as in a%20b")
+    return key
 
 
 def split_letter(meta: bytes) -> tuple[bytes, list[bytes] | None]:
