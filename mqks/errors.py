@@ -45,6 +45,7 @@ Limit = Literal[
     "name_bytes_max",
     "metadata_bytes_max",
     "queues_max",
+    "schedules_max",
     "queue_messages_max",
     "messages_max",
     "bindings_per_queue_max",

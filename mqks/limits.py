@@ -268,6 +268,21 @@ FORSAKEN_S: Final = 45.0
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
 
+SCHEDULES_MAX: Final = 1000
+"""Schedules of one server."""
+
+SCHEDULE_BYTES_MAX: Final = 64 * 1024
+"""Flags, event and data of what a schedule publishes."""
+
+CRON_BYTES_MAX: Final = 256
+"""Cron expression of a schedule, and name of its time zone."""
+
+TICK_MISSED_S: Final = 60
+"""A tick of a schedule that is later than this was missed."""
+
+TICK_RETRY_S: Final = 1
+"""Pause before a tick that could not be published is tried again."""
+
 ERRORS_TOLD_MAX: Final = 1000
 """Failed requests, the last ones, that are kept in memory for stats."""
 

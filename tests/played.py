@@ -15,6 +15,7 @@ from mqks.broker.log.pending import Batch, ErrorRecord, Run
 from mqks.broker.queue.shared import Fetch, Place
 from mqks.broker.requests.intake import Intake
 from mqks.errors import DiskFull
+from mqks.server.cron import next_tick
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk, DiskFacts
 
@@ -46,6 +47,7 @@ class Played:
             new_error_id=lambda: (f"{next(self._error_ids):024x}", 0),
             on_error=self.refused,
             facts=DiskFacts(self.disk),
+            next_tick=next_tick,
         )
         self.intake = Intake(self.broker)
         if self.calls_a_turn:

@@ -183,6 +183,11 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"read --from=1 other", {"root"}),
     (b"trim --confirm work-1 0", {"root", "worker"}),
     (b"trim --confirm other 0", {"root"}),
+    (b"schedules", {"root", "watcher"}),
+    (b"unschedule --confirm there-is-none", EVERYBODY),
+    (b"schedule --confirm a --every=9 publish job.1 x", {"root", "worker"}),
+    (b"schedule --confirm b --every=9 publish secret x", {"root"}),
+    (b"schedule --confirm b --pause", {"root"}),
     (b"stats", {"root", "watcher"}),
     (b"stats queues", {"root", "watcher"}),
     *(

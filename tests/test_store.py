@@ -47,7 +47,7 @@ from tests.postgres import Postgres
 from tests.waiting import WAIT_S, until
 
 Q = 1
-TABLES = "owner", "segment", "damaged_segment", "queue", "binding", "once", "error"
+TABLES = "owner", "segment", "damaged_segment", "queue", "binding", "once", "schedule", "error"
 
 
 class Restored:

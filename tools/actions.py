@@ -16,6 +16,7 @@ LABELS = {
     "source": "`{queue}`",
 }
 LABELS |= {"words": "except `errors`", "events": "`{event}`", "masks": "`{mask}`"}
+LABELS |= {"name": "what the schedule `{name}` publishes"}
 LABELS |= {"consumer": "the queue of `{consumer_id}`", "to": "`{queue}`"}
 COLUMNS = 110
 
@@ -41,7 +42,9 @@ def needs(action: Action) -> str:
     told: dict[str, dict[str, None]] = {}
     for field, permission in action.needs.items():
         label = words.get(field) or LABELS.get(field, f"`{{{field}}}`")
-        told.setdefault(permission.replace("consumer", "consume"), {})[label] = None
+        told.setdefault(
+            permission.replace("consumer", "consume").replace("schedule", "publish"), {}
+        )[label] = None
     return ", ".join(
         f"`{permission}` {' '.join(labels)}".rstrip() for permission, labels in told.items()
     )

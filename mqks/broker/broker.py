@@ -35,6 +35,7 @@ from mqks.broker.queue.shared import Place, Shared
 from mqks.broker.queue.taker import Rest
 from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.publishing import Publishing
+from mqks.broker.routing.ticks import NextTick, Schedules, no_cron
 from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,
@@ -57,7 +58,8 @@ CALM_S = 60.0
 
 class Broker:
     """`clock` gives seconds that only grow, `now_us` microseconds since 1970; `new_error_id` and
-    `on_error` are for `Refusals`; `facts` are those of the journal, if there is one."""
+    `on_error` are for `Refusals`; `facts` are those of the journal, if there is one; `next_tick`
+    reads the cron expressions of schedules."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Broker:
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
         facts: Facts | None = None,
+        next_tick: NextTick = no_cron,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -137,6 +140,7 @@ class Broker:
             self.end_tails,
         )
         self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
+        self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
         self.shared.dead_letter_queue = self._dead_letter_queue
 
@@ -738,3 +742,4 @@ class Broker:
             rule = queue.policy.delete_when_unused
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))
+        self.schedules.start()

@@ -138,6 +138,8 @@ async def _copy_metadata(found: Metadata, target: Store) -> None:
         await target.commit([], Entry(bindings=dict.fromkeys(bindings, True)))
     for ids in _some(found.once):
         await target.commit([], Entry(once=ids))
+    for schedules in _some([*found.schedules.items()]):
+        await target.commit([], Entry(schedules=dict(schedules)))
     for errors in _some(found.errors):
         await target.commit([], Entry(errors=errors))
 

@@ -51,6 +51,7 @@ class MemoryStore:
         return replace(
             known,
             queues=dict(known.queues),
+            schedules=dict(known.schedules),
             queue_ids_end=known.next_queue_id,
             damage=[],
             notes=[],
@@ -104,6 +105,8 @@ class MemoryStore:
                 kept.queues[queue_id] = row._replace(name=state.name, policy=policy)
         bound = dict.fromkeys(kept.bindings, True) | entry.bindings
         kept.bindings = [key for key, is_bound in bound.items() if is_bound]
+        schedules = kept.schedules | entry.schedules
+        kept.schedules = {name: row for name, row in schedules.items() if row is not None}
         once = kept.once + entry.once
         kept.once = once[-self._once_ids_max or len(once) :]
         errors = kept.errors + [record._replace(user=None) for record in entry.errors]

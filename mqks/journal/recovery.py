@@ -94,6 +94,7 @@ class Recovery:
         for name, bound in groupby(sorted(metadata.bindings), key=itemgetter(0)):
             broker.restore_bindings(name, [event for _, event in bound])
         broker.once.restore(metadata.once)
+        broker.schedules.restore(metadata.schedules)
         queues = [
             (row.id, broker.restore_queue(row.id, row.name, Policy.decode(row.policy)))
             for row in metadata.queues.values()

@@ -60,6 +60,8 @@ class Metadata:
     """Queue name and event."""
     once: list[bytes] = field(default_factory=list)
     """Ids that may not be published again, oldest first."""
+    schedules: dict[bytes, str] = field(default_factory=dict)
+    """Name → row, as the broker wrote it."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     next_queue_id: int = 1

@@ -17,6 +17,7 @@ from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import (
     COUNT_MAX,
     CREDENTIALS_BYTES_MAX,
+    CRON_BYTES_MAX,
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
     ESCAPED_STEP_BYTES,
@@ -28,6 +29,7 @@ from mqks.limits import (
     PRIORITY_MIN,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
+    SCHEDULE_BYTES_MAX,
     SEQ_MAX,
     STATS_ROWS_MAX,
     STEP_LINE_BYTES,
@@ -215,6 +217,31 @@ class DeleteRule:
     def flag(self, word: bytes = b"--delete-queue-when-unused") -> bytes:
         """As in an update."""
         return word if self.delay_s is None else b"%b=%b" % (word, str(self.delay_s).encode())
+
+
+class Scheduling(NamedTuple):
+    """A schedule that is added or changed, or, without `publish`, paused, resumed or run."""
+
+    name: bytes
+    cron: str = ""
+    publish: Publish | None = None
+    line: bytes = b""
+    """The same as it came: flags, event and data."""
+    zone: str = "UTC"
+    every_us: int = 0
+    missed: str = "skip"
+    jitter_us: int = 0
+    pause: bool = False
+    resume: bool = False
+    run: bool = False
+
+    @property
+    def event(self) -> bytes | None:
+        return None if self.publish is None else self.publish.event
+
+    @property
+    def to(self) -> bytes | None:
+        return None if self.publish is None else self.publish.to
 
 
 class DeleteQueue(NamedTuple):
@@ -458,6 +485,23 @@ def _long_escaped(action: Action, head: bytes, data: bytes, found: dict[str, Any
     return _publish(action, head, data, found, is_valid)
 
 
+def _with_publish(action: Action, rest: bytes, names_max: int) -> Any:
+    """Words and flags, then, behind the word publish, its arguments."""
+    rest, is_one, line = rest.partition(b" publish ")
+    if is_one and len(line) > SCHEDULE_BYTES_MAX:
+        raise action.error(f"publish has {len(line)} bytes, the limit is {SCHEDULE_BYTES_MAX}")
+    words: list[bytes] = []
+    found: dict[str, Any] = {}
+    for argument in _arguments(action.name, rest):
+        if argument[:2] == b"--":
+            action.take(argument, found)
+        else:
+            words.append(argument)
+    if is_one:
+        found |= {"publish": ACTIONS[b"publish"].parse(line, names_max), "line": line}
+    return action.made(words, found)
+
+
 def _with_names(action: Action, rest: bytes, names_max: int) -> Parsing[Any]:
     """A queue, and names behind it and behind some flags; other flags anywhere."""
     queue: bytes | None = None
@@ -680,6 +724,26 @@ def _set_queue(queue: bytes, reset: bool = False, **changes: Any) -> SetQueue:
     return SetQueue(queue, changes, reset)
 
 
+def _short_text(value: bytes) -> str:
+    if len(value) > CRON_BYTES_MAX:
+        raise BadRequest(f"{shown(value)} has {len(value)} bytes, the limit is {CRON_BYTES_MAX}")
+    return value.decode("utf-8", "replace")
+
+
+def _schedule(name: bytes, *cron: bytes, **values: Any) -> Scheduling:
+    request = Scheduling(_name(name), _short_text(b" ".join(cron)), **values)
+    if request.publish is None:
+        if cron or values.keys() - {"pause", "resume", "run"}:
+            raise BadRequest("publish is missing, as in: schedule beat --every=10 publish beat now")
+        if not values:
+            raise BadRequest("publish, --pause, --resume or --run is missing")
+    elif bool(cron) == bool(request.every_us):
+        raise BadRequest("one of a cron expression and --every is needed")
+    elif request.publish.once or request.publish.at_us:
+        raise BadRequest("--once and --at have no meaning in a schedule")
+    return request
+
+
 def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
     """A word with a star is a mask."""
     if queue is None and not words:
@@ -788,13 +852,16 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--delete-queue-when-unused": ("rule", _rule),
     "--epoch": ("epoch", bytes),
     "--event": ("event_mask", _mask),
+    "--every": ("every_us", lambda value: max(1_000_000, round(_duration_s(value) * 1e6))),
     "--for": ("for_us", _delay_us),
     "--from": ("first", sequence_number),
     "--id": ("message_id", _message_id),
+    "--jitter": ("jitter_us", _delay_us),
     "--key": ("key", check_key),
     "--limit": ("limit", _number(1, SEQ_MAX)),
     "--mask": ("mask", bytes),
     "--meta": ("meta", check_meta),
+    "--missed": ("missed", partial(_one_of, {b"skip": "skip", b"one": "one"})),
     "--older": ("older_us", _delay_us),
     "--priority": ("priority", _priority),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
@@ -803,6 +870,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--remove-mask": ("remove_masks", bytes),
     "--then": ("then", bytes),
     "--to": ("to", _any_name),
+    "--tz": ("zone", _short_text),
     "--when-unused": ("rule", _rule),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
@@ -810,6 +878,8 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "range --at": ("at_us", sequence_number),
     "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
     "read --to": ("end", sequence_number),
+    "schedules --after": ("after", bytes),
+    "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "stats --after": ("after", bytes),
     "stats --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     **{each.flag.decode(): (each.name, each.read) for each in POLICY},
@@ -925,6 +995,21 @@ _TABLE = (
         _stats,
         {"words": "monitoring"},
     ),
+    Action(
+        "schedule",
+        "{name} [{cron} ...] [--every={seconds}] [--tz={zone}] [--missed=skip|one] "
+        "[--jitter={seconds}] [--pause|--resume|--run] [publish [{flag} ...] {event} {data}]",
+        _schedule,
+        {"event": "publish", "to": "consume", "name": "schedule"},
+        parser=_with_publish,
+    ),
+    Action(
+        "schedules",
+        "[--after={name}] [--limit={n}]",
+        partial(Stats, (b"schedules",)),
+        {"": "monitoring"},
+    ),
+    Action("unschedule", "{name}", Scheduling, {"name": "schedule"}),
     Action("help", "[{action}]", _only),
     Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
     Action("set_name", "{name}", _only),

@@ -33,6 +33,7 @@ from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log
 from mqks.server.clock import now_us
+from mqks.server.cron import next_tick
 from mqks.server.dropped import DroppedLog
 from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
@@ -136,6 +137,7 @@ async def serve(
             new_error_id=error_ids,
             on_error=errors,
             facts=JournalFacts(journal),
+            next_tick=next_tick,
         )
         broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
         broker.shared.on_dropped = DroppedLog()

@@ -32,6 +32,7 @@ class Disk:
         self.states: dict[int, QueueState] = {}
         self.bindings: set[tuple[bytes, bytes]] = set()
         self.once: list[bytes] = []
+        self.schedules: dict[bytes, str] = {}
         self.next_queue_id = 1
 
     def write(self, entry: Entry) -> None:
@@ -46,6 +47,10 @@ class Disk:
         for name_and_event, bound in entry.bindings.items():
             (self.bindings.add if bound else self.bindings.discard)(name_and_event)
         self.once += entry.once
+        for name, row in entry.schedules.items():
+            self.schedules.pop(name, None)
+            if row is not None:
+                self.schedules[name] = row
         for change in entry.changes:
             queue = self.queues.get(change.lane_id)
             if queue is None:
@@ -97,6 +102,7 @@ class Disk:
         for name, events in bound.items():
             broker.restore_bindings(name, events)
         broker.once.restore(self.once)
+        broker.schedules.restore(self.schedules)
         for queue_id, state in sorted(self.states.items()):
             queue = broker.restore_queue(queue_id, state.name, state.policy)
             known = self.queues[queue_id]

@@ -195,12 +195,19 @@ class Entry:
     errors: list[ErrorRecord] = field(default_factory=list)
     once: list[bytes] = field(default_factory=list)
     """Message ids that may not be published again, oldest first."""
+    schedules: dict[bytes, str | None] = field(default_factory=dict)
+    """Name of a schedule → its new row, None if it was removed."""
     records: int = 0
     """Approximate number of messages, acks and marks in it."""
 
     @property
+    def must_last_metadata(self) -> bool:
+        """Whether there is metadata that confirms cover."""
+        return bool(self.queues or self.bindings or self.once or self.schedules)
+
+    @property
     def has_metadata(self) -> bool:
-        return bool(self.queues or self.bindings or self.errors or self.once)
+        return self.must_last_metadata or bool(self.errors)
 
     @property
     def writes(self) -> bool:
@@ -210,7 +217,7 @@ class Entry:
     @property
     def must_last(self) -> bool:
         """Whether there is more than error details, which no confirm covers."""
-        return bool(self.changes or self.queues or self.bindings or self.once)
+        return bool(self.changes) or self.must_last_metadata
 
 
 @dataclass(slots=True)
@@ -248,7 +255,7 @@ class Batch:
     is_rest: bool = False
     """Earlier pieces of it have been written."""
     moves: bool = False
-    """It moves messages from one lane to another, so it is written in one piece."""
+    """It moves messages from one lane to another, or has ticks, so it is written in one piece."""
 
     @property
     def must_last(self) -> bool:
@@ -258,7 +265,9 @@ class Batch:
     def has_messages(self) -> bool:
         """Whether some of it needs more space than it frees."""
         entry = self.entry
-        return bool(entry.once) or any(change.runs or change.moved for change in entry.changes)
+        return bool(entry.once or entry.schedules) or any(
+            change.runs or change.moved for change in entry.changes
+        )
 
 
 class Pending:
@@ -278,7 +287,7 @@ class Pending:
         self.records = 0
         """Number of messages, acks and marks that wait for the writer; it limits publishers."""
         self.moves = False
-        """Messages were moved from one lane to another."""
+        """Messages were moved from one lane to another, or published by a schedule."""
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -381,6 +390,7 @@ class Pending:
         entry.queues.update(later.queues)
         entry.bindings.update(later.bindings)
         entry.once += later.once
+        entry.schedules.update(later.schedules)
         entry.errors += later.errors
         del entry.errors[self._errors_kept_max :]
         self.records += entry.records
@@ -388,11 +398,12 @@ class Pending:
 
     def take_settled(self) -> Batch:
         """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
-        and everybody who waits. Messages stay pending, and so do `--once` ids: a durable id without
-        its message would block the message permanently."""
+        and everybody who waits. Messages stay pending, and so do `--once` ids and schedules: a
+        durable id without its message would block the message permanently, and a tick be lost."""
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(Entry(once=entry.once, records=len(entry.once)), moves=batch.moves)
+        rest.entry.schedules, entry.schedules = entry.schedules, {}
         changes, entry.changes, entry.once = entry.changes, [], []
         for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
             settled, later = split(change, boundary)

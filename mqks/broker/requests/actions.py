@@ -5,7 +5,15 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.requests import binding, looking, messages, operating, queues, transactions
+from mqks.broker.requests import (
+    binding,
+    looking,
+    messages,
+    operating,
+    queues,
+    schedules,
+    transactions,
+)
 from mqks.broker.requests.checks import Doing
 from mqks.protocol.requests import ACTIONS, Action, Request
 
@@ -38,6 +46,9 @@ _RUNS: dict[bytes, Run] = {
     b"range": looking.range_,
     b"read": looking.read,
     b"trim": queues.trim,
+    b"schedule": schedules.schedule,
+    b"unschedule": schedules.unschedule,
+    b"schedules": looking.tell_stats,
     b"stats": looking.tell_stats,
     b"help": operating.help_,
     b"auth": operating.auth,

@@ -41,6 +41,14 @@ def check(
             if consumer is not None:
                 allowed = permissions.may_consume(consumer.queue.name)
                 _require(allowed, f"no permission for the consumer {shown(value)}")
+        elif permission == "schedule":
+            # Who may publish what it publishes may change it.
+            schedule = broker.schedules.rows.get(value)
+            if schedule is not None:
+                event, to = schedule.wanted.event, schedule.wanted.to
+                allowed = permissions.may_publish(event)
+                allowed = allowed and (to is None or permissions.may_consume(to))
+                _require(allowed, f"no permission for the schedule {shown(value)}")
         elif permission in ("publish", "consume", "read"):
             allowed = getattr(permissions, f"may_{permission}")(value)
             _require(allowed, f"no permission to {permission} {shown(value)}")

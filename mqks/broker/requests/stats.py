@@ -230,6 +230,28 @@ def _connection_row(connection: Connection) -> Row:
     }
 
 
+def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
+    names = yield from _page(broker.schedules.rows, after, limit)
+    for name in names:
+        if (found := broker.schedules.rows.get(name)) is not None:
+            wanted = found.wanted
+            yield [
+                {
+                    "name": _text(name),
+                    "cron": found.cron or None,
+                    "tz": found.zone,
+                    "every_s": found.every_us / 1e6 or None,
+                    "event": _text(wanted.event),
+                    "publish": found.publish,
+                    "missed": found.missed,
+                    "jitter_s": found.jitter_us / 1e6,
+                    "paused": found.paused,
+                    "next_us": None if found.paused else found.next_us,
+                    "last_us": found.last_us or None,
+                }
+            ]
+
+
 def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
     last, last_seq = after
     key = last, _number(last_seq)
@@ -326,7 +348,9 @@ def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> 
         yield [row(things[key]) for key in some if key in things]
 
 
-WHAT = "queues, queue NAME, bindings, consumers, connections, unacked, errors and journal"
+WHAT = (
+    "queues, queue NAME, bindings, consumers, connections, unacked, errors, schedules and journal"
+)
 
 
 def _number(key: bytes) -> int:
@@ -359,6 +383,8 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return unacked(broker, name[0] if name else None, after, limit)
         case [b"errors", *error_id]:
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
+        case [b"schedules"]:
+            return schedules(broker, after[0], limit)
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(

@@ -39,13 +39,13 @@ class Bindings:
         "_known_bytes",
         "_leaving",
         "_pending",
-        "_queues",
         "_walks",
         "by_name",
         "events_max",
         "masks",
         "masks_by_name",
         "metadata",
+        "queues",
         "routes",
     )
 
@@ -58,7 +58,7 @@ class Bindings:
     ) -> None:
         self.events_max = events_max
         self.metadata = metadata
-        self._queues = queues
+        self.queues = queues
         self._pending = pending
         self._leaving: dict[bytes, Queue] = {}
         """Deleted queues that are still in routes, which are removed in turns: events unbound
@@ -235,7 +235,7 @@ class Bindings:
         for some in slices(events, step):
             yield from self._settled()
             bound = table.get(name, NOTHING)
-            queue = self._queues.get(name) or self._leaving.get(name)
+            queue = self.queues.get(name) or self._leaving.get(name)
             changes = self._pending.entry.bindings
             for event in some:
                 changes[name, event] = is_bound = event in bound
@@ -273,7 +273,7 @@ class Bindings:
                 "bindings_per_queue_max",
                 f"the limit of {self.events_max} bindings is reached (bindings_per_queue_max)",
             )
-        if (new or new_masks) and name not in self._queues and not any(self.bound(name)):
+        if (new or new_masks) and name not in self.queues and not any(self.bound(name)):
             self.metadata.check_names("queue", [name])
         for some in slices(new, STEP_NAMES):
             self.metadata.check_names("event", some)

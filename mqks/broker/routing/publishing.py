@@ -233,6 +233,13 @@ class Publishing:
         if once:
             self.last_once([once_id])
 
+    def publish_all(self, message: Single, queues: Queues) -> Work[None]:
+        """Publish a message of nobody. The first `ROUTE_QUEUES` queues have it at once."""
+        self._count(queues, 1)
+        if tails := self._tails.of_events:
+            self._tails.show(tails, [message.body])
+        yield from self._route(queues, [message.id], [message.body], message.terms)
+
     def find(self, message: Single) -> Work[Queues]:
         """The queues of a message, when routing takes long, or after unfinished `--once` works."""
         while True:

@@ -64,6 +64,16 @@ with owned as (
     ) as new
 ), deleted_once as (
     delete from once using owned where number = any(%(deleted_once)b::bigint[])
+), deleted_schedules as (
+    delete from schedule using owned
+    where sha256(name) in (
+        select sha256(old.name) from unnest(%(deleted_schedules)b::bytea[]) as old (name)
+    )
+), schedules as (
+    insert into schedule select new.* from owned, unnest(
+        %(schedule_names)b::bytea[], %(schedules)b::text[]
+    ) as new
+    on conflict (sha256(name)) do update set row = excluded.row
 ), errors as (
     insert into error select new.* from owned, unnest(
         %(error_ids)b::text[], %(times)b::bigint[], %(connections)b::bytea[],
@@ -90,6 +100,7 @@ OWNER: Final = "select journal, segments, next_queue_id from owner"
 QUEUES: Final = "select id, name, policy, next_seq, cursor from queue order by id"
 BINDINGS: Final = "select queue, event from binding"
 ONCE: Final = "select number, count, ids from once order by number"
+SCHEDULES: Final = "select name, row from schedule"
 ERRORS: Final = "select id, time_us, connection, request_id, action, reason from error order by id"
 HEADS: Final = """
 select id, head_crc, head, octet_length(text) from segment

@@ -158,6 +158,7 @@ class PostgresStore:
             queues=dict(self._queues),
             bindings=[(queue, event) for queue, event in await self._rows(statements.BINDINGS)],
             once=[each for _, _, ids in once for each in ids.split(b"\n")],
+            schedules=dict(await self._rows(statements.SCHEDULES)),
             errors=[error_record(*row) for row in await self._rows(statements.ERRORS)],
             next_queue_id=next_queue_id,
             queue_ids_end=next_queue_id,
@@ -244,6 +245,7 @@ class PostgresStore:
         rows = [row for row in queues.values() if row is not None]
         bound = [key for key, is_bound in entry.bindings.items() if is_bound]
         unbound = [key for key, is_bound in entry.bindings.items() if not is_bound]
+        schedules = [(name, row) for name, row in entry.schedules.items() if row is not None]
         kept = self._errors_kept_max
         found = entry.errors[-kept:] if kept else []
         once, gone = [], []
@@ -278,6 +280,9 @@ class PostgresStore:
             "once_counts": _ints(row.ids for row in once),
             "once_ids": [b"\n".join(entry.once)] if once else [],
             "deleted_once": _ints(row.number for row in gone),
+            "deleted_schedules": [name for name, row in entry.schedules.items() if row is None],
+            "schedule_names": [name for name, _ in schedules],
+            "schedules": [row for _, row in schedules],
             "error_ids": [record.id for record in found],
             "times": _ints(record.time_us for record in found),
             "connections": [_bytes(record.connection) for record in found],

@@ -318,6 +318,7 @@ class SqliteStore:
             epoch=rows.epoch or "",
             queues=dict(rows.queues),
             bindings=rows.bindings,
+            schedules=dict(rows.schedules),
             once=[each for _, _, ids in rows.once for each in ids.split(b"\n")],
             errors=found,
             next_queue_id=rows.tallies["queue"].next,
@@ -469,7 +470,7 @@ class SqliteStore:
             for row in await asyncio.get_running_loop().run_in_executor(self._thread, write):
                 self._committed(row)
         if entry is not None:
-            self._wal_pages += len(entry.queues) + len(entry.errors)
+            self._wal_pages += len(entry.queues) + len(entry.errors) + len(entry.schedules)
         if drop:
             self._wal_pages += 2 * len(drop)
             self._freed = True

@@ -33,7 +33,7 @@ from mqks.journal.store import (
 PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
 INSERT_SEGMENT: Final = "insert into segment values (?, ?, ?, ?, ?)"
-TALLIED: Final = ("queue", "binding", "once", "segment")
+TALLIED: Final = ("queue", "binding", "once", "segment", "schedule")
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
 _DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
@@ -66,11 +66,14 @@ class Tables:
         self.queues: dict[int, QueueRow] = {}
         self.tallies: dict[str, Tally] = {}
         self.once = OnceRows(once_ids_max)
+        self.schedules: dict[bytes, int] = {}
+        """Checksums by name."""
         self._errors_kept_max = errors_kept_max
 
     def restored(self, rows: Rows) -> None:
         """Start with what was loaded."""
         self.queues, self.tallies = dict(rows.queues), dict(rows.tallies)
+        self.schedules = {row[0]: row_crc("schedule", *row) for row in rows.schedules.items()}
         for number, count, ids in rows.once:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
         self.once.next = self.tallies["once"].next
@@ -107,6 +110,8 @@ class Tables:
                     tallies["binding"] = self._put_bindings(db, entry.bindings)
                 if entry.once:
                     once, tallies["once"] = self._put_once(db, entry.once)
+                if entry.schedules:
+                    tallies["schedule"] = self._put_schedules(db, entry.schedules)
                 if entry.errors:
                     self._put_errors(db, entry.errors)
             db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
@@ -114,6 +119,10 @@ class Tables:
         if once:
             self.once.written(once)
         keep_queues(self.queues, queues)
+        for name, row in () if entry is None else entry.schedules.items():
+            self.schedules.pop(name, None)
+            if row is not None:
+                self.schedules[name] = row_crc("schedule", name, row)
 
     def _put_queues(self, db: sqlite3.Connection, rows: Mapping[int, QueueRow | None]) -> Tally:
         olds = [self.queues[queue_id] for queue_id in rows if queue_id in self.queues]
@@ -145,6 +154,18 @@ class Tables:
         db.execute(_PUT_ONCE, (*values, row.crc))
         tally = self.tallies["once"]._replace(next=number + 1)
         return row, tally.minus([old.crc for old in gone]).plus([row.crc])
+
+    def _put_schedules(self, db: sqlite3.Connection, rows: Mapping[bytes, str | None]) -> Tally:
+        olds = [(name, self.schedules[name]) for name in rows if name in self.schedules]
+        news = [
+            (name, row, row_crc("schedule", name, row))
+            for name, row in rows.items()
+            if row is not None
+        ]
+        db.executemany("delete from schedule where name = ?", [(name,) for name, _ in olds])
+        db.executemany("insert into schedule values (?, ?, ?)", news)
+        tally = self.tallies["schedule"].minus([crc for _, crc in olds])
+        return tally.plus([crc for *_, crc in news])
 
     def _put_errors(self, db: sqlite3.Connection, errors: list[ErrorRecord]) -> None:
         db.executemany(
@@ -192,6 +213,7 @@ class Tables:
             "queue": queues,
             "binding": rows.bindings,
             "once": rows.once,
+            "schedule": [*found.schedules.items()],
             "error": [record[:6] for record in found.errors],
             "tally": [(name, *rows.tallies[name]) for name in TALLIED],
         }

@@ -1,0 +1,221 @@
+"""Schedules: messages that are published again and again.
+
+The one rule: a tick is the message and the schedule's next time, in one commit.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from mqks.broker.base.turns import Work
+from mqks.broker.queue.shared import Shared
+from mqks.broker.routing.bindings import Bindings
+from mqks.broker.routing.publishing import Publishing
+from mqks.errors import BadRequest, LimitExceeded, SchemaTooNew
+from mqks.limits import SCHEDULES_MAX, TICK_MISSED_S, TICK_RETRY_S
+from mqks.protocol.requests import ACTIONS, Publish, Scheduling, shown
+
+NextTick = Callable[[str, str, int], int]
+"""The first time after a time that a cron expression names in a time zone, in microseconds since
+1970. Raises BadRequest."""
+SECOND_US: Final = 1_000_000
+
+
+def no_cron(cron: str, zone: str, after_us: int) -> int:
+    """A `NextTick` of a broker that is not served."""
+    raise BadRequest("schedule: cron expressions are not supported here")
+
+
+class ScheduleRow(NamedTuple):
+    """What is stored of a schedule."""
+
+    publish: str
+    """Flags, event and data, as in a publish."""
+    cron: str = ""
+    zone: str = "UTC"
+    every_us: int = 0
+    """0: it has a cron expression."""
+    missed: str = "skip"
+    jitter_us: int = 0
+    paused: bool = False
+    next_us: int = 0
+    """Of the next tick, without jitter."""
+    last_us: int = 0
+    """When the last one was published; 0: none was."""
+
+    @property
+    def wanted(self) -> Publish:
+        line = self.publish.encode("utf-8", "surrogateescape")
+        wanted: Publish = ACTIONS[b"publish"].parse(line, 0)
+        return wanted
+
+    def is_same(self, other: "ScheduleRow") -> bool:
+        """Whether it is defined in the same way."""
+        return self[:6] == other[:6]
+
+
+class Schedules:
+    """`next_tick` reads cron expressions."""
+
+    def __init__(
+        self, shared: Shared, bindings: Bindings, publishing: Publishing, next_tick: NextTick
+    ) -> None:
+        self.rows: dict[bytes, ScheduleRow] = {}
+        self._entries: dict[bytes, int] = {}
+        """Those that are waited for, in the schedule of the broker."""
+        self._names: dict[int, bytes] = {}
+        self._keys: dict[bytes, int] = {}
+        self._next_key = 0
+        self._schedule, self._pending = shared.schedule, shared.pending
+        self._turns, self._bindings, self._publishing = shared.turns, bindings, publishing
+        self._next_tick = next_tick
+
+    def restore(self, rows: Mapping[bytes, str]) -> None:
+        """Raises SchemaTooNew."""
+        for name, row in rows.items():
+            try:
+                self.rows[name] = ScheduleRow(**json.loads(row))
+            except TypeError:
+                raise SchemaTooNew(
+                    f"the schedule {shown(name)} is of a newer mqks: use that"
+                ) from None
+
+    def start(self) -> None:
+        """After recovery."""
+        for name in self.rows:
+            self._wait(name)
+
+    # -- requests
+
+    def found(self, name: bytes) -> ScheduleRow:
+        """Raises BadRequest."""
+        row = self.rows.get(name)
+        if row is None:
+            raise BadRequest(f"schedule: there is no schedule {shown(name)}")
+        return row
+
+    def put(self, wanted: Scheduling) -> None:
+        """Add a schedule, or change one. One that is defined as before goes on as before."""
+        name = wanted.name
+        old = self.rows.get(name)
+        if old is None and len(self.rows) >= SCHEDULES_MAX:
+            raise LimitExceeded(
+                "schedules_max", f"the limit of {SCHEDULES_MAX} schedules is reached"
+            )
+        new = ScheduleRow(
+            wanted.line.decode("utf-8", "surrogateescape"),
+            wanted.cron,
+            wanted.zone,
+            wanted.every_us,
+            wanted.missed,
+            wanted.jitter_us,
+            wanted.pause,
+            last_us=0 if old is None else old.last_us,
+        )
+        now_us = self._schedule.wall_us()
+        new = new._replace(next_us=now_us)
+        new = new._replace(next_us=self._after(new, now_us))
+        if old is None or not old.is_same(new):
+            self._store(name, new)
+        elif wanted.pause and not old.paused:
+            self._store(name, old._replace(paused=True))
+
+    def pause(self, name: bytes, *, paused: bool) -> None:
+        row = self.found(name)
+        if row.paused != paused:
+            # Ticks of the time in which it was paused are not missed.
+            next_us = self._after(row, self._schedule.wall_us())
+            self._store(name, row._replace(paused=paused, next_us=next_us))
+
+    def remove(self, name: bytes) -> None:
+        if self.rows.pop(name, None) is not None:
+            self._stop(name)
+            del self._names[self._keys.pop(name)]
+            self._pending.entry.schedules[name] = None
+
+    def run(self, name: bytes) -> Work[None]:
+        """Publish it now, besides its ticks. Raises as `publish`."""
+        row, now_us = self.found(name), self._schedule.wall_us()
+        yield from self._publish(name, row, now_us, row._replace(last_us=now_us))
+
+    # -- ticks
+
+    def _after(self, row: ScheduleRow, now_us: int) -> int:
+        """The first tick after now."""
+        if not row.every_us:
+            return self._next_tick(row.cron, row.zone, now_us)
+        return row.next_us + max(0, (now_us - row.next_us) // row.every_us + 1) * row.every_us
+
+    def _store(self, name: bytes, row: ScheduleRow) -> None:
+        self.rows[name] = row
+        self._pending.entry.schedules[name] = json.dumps(
+            {
+                field: value
+                for field, value in row._asdict().items()
+                if value != ScheduleRow._field_defaults.get(field)
+            }
+        )
+        self._wait(name)
+
+    def _stop(self, name: bytes) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._schedule.cancel(entry)
+
+    def _wait(self, name: bytes, at_us: int = 0) -> None:
+        """For the next tick, or until another time."""
+        self._stop(name)
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = self._next_key
+            self._next_key += 1
+            self._names[key] = name
+        row = self.rows[name]
+        if not row.paused:
+            # The same after a restart, and spread over schedules.
+            spread = crc32(name + b" %d" % row.next_us) / 2**32
+            due_us = at_us or row.next_us + int(row.jitter_us * spread)
+            self._entries[name] = self._schedule.at(due_us, self._ring, key)
+
+    def _ring(self, key: int) -> None:
+        name = self._names[key]
+        del self._entries[name]
+        self._turns.add(self._tick(name))
+
+    def _tick(self, name: bytes) -> Work[None]:
+        """Publish what is due; if that is not possible now, try again soon."""
+        row = self.rows.get(name)
+        if row is None or name in self._entries or row.paused:
+            return  # It was changed meanwhile.
+        now_us = self._schedule.wall_us()
+        try:
+            later = row._replace(next_us=self._after(row, max(now_us, row.next_us)))
+            missed_us = row.next_us + row.jitter_us + TICK_MISSED_S * SECOND_US
+            if now_us > missed_us and row.missed == "skip":
+                self._store(name, later)
+                return
+            yield from self._publish(name, row, row.next_us, later._replace(last_us=now_us))
+        except BadRequest:
+            if self.rows.get(name) is row and name not in self._entries:
+                self._wait(name, now_us + TICK_RETRY_S * SECOND_US)
+
+    def _publish(self, name: bytes, row: ScheduleRow, time_us: int, new: ScheduleRow) -> Work[None]:
+        """Publish its message, and store its new row with it. Raises BadRequest."""
+        publishing, wanted = self._publishing, row.wanted
+        message = publishing.single(b"%b:%d" % (name, time_us // SECOND_US), wanted)
+        if wanted.to is None:
+            queues = yield from self._bindings.find(wanted.event)
+        elif (only := self._bindings.queues.get(wanted.to)) is not None:
+            queues = {only: None}
+        else:
+            raise BadRequest(f"schedule: there is no queue {shown(wanted.to)}")
+        publishing.check_room(message, queues, is_known=False)
+        if wanted.mandatory:
+            publishing.check_route(wanted.event, queues)
+        if self.rows.get(name) is not row:
+            return
+        # What is in many queues takes several turns; the row is with the first of them.
+        self._pending.moves = True
+        self._store(name, new)
+        yield from publishing.publish_all(message, queues)
