@@ -112,6 +112,30 @@ def test_rates_move_while_the_page_is_open(page: Page, server: ServerProcess) ->
     assert page.locator("#lost").is_hidden()
 
 
+def test_history_is_kept_when_nobody_looks(page: Page, server: ServerProcess) -> None:
+    def history(path: str) -> list[list[float]]:
+        page.goto(path)
+        charts = page.locator("#chart")
+        return json.loads(charts.get_attribute("data-history") or "") if charts.count() else []
+
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        until(lambda: bool(history("/queue?name=orders")))
+        page.goto("about:blank")
+        client.publish_many([("order.new", n) for n in range(70)])
+        until(lambda: sum(point[1] for point in history("/queue?name=orders")) > 0)
+        point = history("/queue?name=orders")[-1]
+        assert point[3] == 70  # Waiting.
+        assert sum(point[1] for point in history("/")) > 0
+        expect(page.get_by_text("it keeps nothing of before")).to_be_visible()
+        legend = page.locator(".u-legend")
+        expect(legend).to_contain_text(re.compile(r"UTC:?\s*\d\d:\d\d:\d\d"))
+        expect(legend).to_contain_text(re.compile(r"Published:?\s*[\d.]+"))
+        assert history("/?range=day") == []  # A minute has not passed.
+        page.goto("/queue?name=orders")
+        expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Waiting:?\s*70"))
+
+
 def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         for name, count in (("a", 1), ("b", 3), ("other", 2)):

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.resources import files
 from itertools import starmap
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import (
     AuthenticationFailed,
@@ -34,7 +35,7 @@ from mqks.inspection.text import printable, time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.limits import NEEDS, rows
-from mqks.page.live import ERRORS_MAX, RATES, ROWS_MAX, Derived, Live, key_of
+from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of
 from mqks.page.overview import GROUPS, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 from mqks.protocol.requests import POLICY
@@ -73,6 +74,22 @@ STEP_S: Final = 0.005
 """Pages are laid out one at a time, for so long in one turn of the event loop."""
 LAYOUT: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
+QUEUE_SERIES: Final = (("In /s", "published"), ("Out /s", "acked"), ("Waiting", "rejected"))
+BROKER_SERIES: Final = (
+    *(("Published", "published"), ("Delivered", "delivered"), ("Acked", "acked")),
+    *(("Rejected", "rejected"), ("Dead", "dead")),
+)
+"""Names and colours of the lines of the charts, in the order of the points of the history."""
+
+
+class History(Protocol):
+    """Rates that the server keeps: of each time, in seconds since the epoch, those of the series;
+    None for a queue that has none."""
+
+    def points(self, queue: bytes | None, *, day: bool) -> list[list[float]] | None: ...
+    def is_dead_letters(self, name: bytes) -> bool: ...
+
+
 Handler = Callable[[Request, Session], Awaitable[Response]]
 
 
@@ -87,8 +104,10 @@ class Page:
         *,
         users: Callable[[], Sequence[tables.Row]] | None,
         limits: Mapping[str, Any],
+        history: History,
         may_act: bool,
     ) -> None:
+        self._history = history
         self._may_act = may_act
         self._sessions = Sessions(open_stream, with_users=users is not None)
         derived = {"limits": Derived(NEEDS, partial(rows, limits))}
@@ -211,11 +230,29 @@ class Page:
             here="overview",
             groups=GROUPS,
             numbers=numbers(sample),
-            history=json.dumps([*self.live.history]),
-            rates=RATES,
+            chart=self._chart(request, sample["totals"]["uptime_s"], None),
             totals=sample["totals"],
             journal=sample["journal"],
         )
+
+    def _chart(self, request: Request, uptime_s: float, queue: str | None) -> dict[str, Any]:
+        """What a chart shows; `points` is None for a queue without a history."""
+        day = _parameter(request, "range") == "day"
+        series = BROKER_SERIES if queue is None else QUEUE_SERIES
+        name = None if queue is None else requests.name(queue)
+        points = self._history.points(name, day=day)
+        return {
+            "day": day,
+            "series": json.dumps(series),
+            "points": None
+            if points is None
+            else json.dumps(
+                [[round(each, 1) for each in row[: len(series) + 1]] for row in points]
+            ),
+            "began": time_text(round((time() - uptime_s) * 1e6))[:19].replace("T", " ")
+            if uptime_s < (86400 if day else 600)
+            else "",
+        }
 
     def _table_of(self, table: tables.Table) -> Handler:
         async def handler(request: Request, session: Session) -> Response:
@@ -280,6 +317,7 @@ class Page:
             "queue.html",
             session,
             queue=row,
+            chart=self._chart(request, (await session.client.stats())["uptime_s"], name),
             held=held,
             held_rows=map(_held, held),
             links={
@@ -347,11 +385,22 @@ class Page:
         table = self._tables.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
         may_look = partial(self._sessions.may_look, session)
+        events = self.live.watch(view, may_look)
+        if queue := _parameter(request, "queue"):
+            await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
+            events = self._points(requests.name(queue), events)
         return StreamingResponse(
-            self._sessions.watched(session, self.live.watch(view, may_look)),
+            self._sessions.watched(session, events),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
+
+    async def _points(self, queue: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """With each event the last point of the chart of a queue."""
+        async for event in events:
+            yield event
+            if points := self._history.points(queue, day=False):
+                yield f"event: point\ndata: {json.dumps(points[-1])}\n\n".encode()
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -6,11 +6,10 @@ comes. Only pages that were just opened are served earlier.
 """
 
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -34,8 +33,6 @@ FIRST_S: Final = 1.0
 """The first rates of a page are those of this time at least, after it was opened."""
 EVENT_S: Final = 0.0003
 """About the time that one event takes on its way to its page."""
-HISTORY: Final = 900
-"""Points of the charts: half an hour, when samples come every two seconds."""
 RATES: Final = ("received", "delivered", "acknowledged", "rejected", "dead")
 WATCHERS_MAX: Final = 192
 """Fewer than connections to the HTTP port, so that metrics and health always have some."""
@@ -81,8 +78,6 @@ class Live:
         self._latest: Row | None = None
         self._latest_s = 0.0
         self._one_takes = anyio.Lock()
-        self.history: deque[list[float]] = deque(maxlen=HISTORY)
-        """Time in seconds since the start of the server, then the rates of `RATES`."""
 
     @property
     def is_full(self) -> bool:
@@ -149,9 +144,6 @@ class Live:
         sample = await self._take(client, wanted)
         has_rates = self._add_rates(sample)
         self._remember(sample)
-        rates = [sample["rates_per_s"][key] for key in RATES]
-        if None not in rates:
-            self.history.append([sample["totals"]["uptime_s"], *rates])
         messages, served = Messages(sample), 0
         for watcher in [*self._watchers]:
             view = watcher.view
@@ -224,7 +216,7 @@ class Messages:
     def __init__(self, sample: Row) -> None:
         self._sample = sample
         told = {
-            "time": sample["totals"]["uptime_s"],
+            "time": round(time(), 1),
             "numbers": numbers(sample),
             "rates": [sample["rates_per_s"][key] for key in RATES],
         }
