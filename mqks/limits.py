@@ -181,7 +181,7 @@ HTTP_CONNECTIONS_MAX: Final = 256
 peer is closed."""
 
 HISTORY_QUEUES_MAX: Final = 100
-"""Queues whose rates of the last day are kept: 21 KiB each."""
+"""Queues whose rates of the last day are kept: 34 KiB each."""
 
 STATS_ROWS_DEFAULT: Final = 1000
 STATS_ROWS_MAX: Final = 10_000

@@ -282,6 +282,39 @@ def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) ->
     assert first.id != second.id
 
 
+def test_a_form_gives_back_what_was_typed(page: Page, server: ServerProcess) -> None:
+    page.goto("/publish")
+    page.get_by_label("Event", exact=True).fill("nobody")
+    page.get_by_label("Delay").fill("soon")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("delay_s: 'soon' is not a number")
+    expect(page.get_by_label("Event", exact=True)).to_have_value("nobody")
+    page.get_by_label("Delay").fill("")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    page.get_by_role("link", name="Do nothing").click()
+    expect(page.get_by_label("Event", exact=True)).to_have_value("nobody")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    page.locator("button.sure").click()
+    expect(page.locator(".notice")).to_contain_text("No queue is bound to the event")
+
+
+def test_what_needs_a_person_is_first(page: Page, server: ServerProcess) -> None:
+    page.goto("/")
+    expect(page.locator("#well")).to_be_visible()
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        until(lambda: page.goto("/queue?name=orders") and page.locator("#chart").count() == 1)
+        page.goto("/")
+        client.publish_many([("order.new", n) for n in range(7)])
+        first = page.locator("#rows tr td").first
+        expect(first).to_have_text("Grows, and nobody consumes", timeout=20_000)
+        expect(page.locator("#well")).to_be_hidden()
+        page.locator("#rows").get_by_role("link", name="orders").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+        page.goto("/queues")
+        expect(page.locator("#rows tr td").last).to_have_text("nobody consumes")
+
+
 def test_doing_nothing_changes_nothing(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
@@ -360,8 +393,8 @@ def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
         expect(page.get_by_label("Rejects after")).to_have_value("5")
         page.get_by_label("Rejects after").fill("many")
         page.get_by_role("button", name="Change policy").click()
-        page.locator("button.sure").click()
         expect(page.get_by_role("alert")).to_contain_text("retries: 'many' is not a")
+        expect(page.get_by_label("Rejects after")).to_have_value("many")
 
 
 def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> None:

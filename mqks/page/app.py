@@ -11,7 +11,7 @@ from functools import partial
 from importlib.resources import files
 from itertools import starmap
 from time import monotonic, time
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
@@ -36,7 +36,7 @@ from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.limits import NEEDS, rows
 from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of
-from mqks.page.overview import GROUPS, numbers
+from mqks.page.overview import GROUPS, History, attention, mark, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
@@ -82,14 +82,6 @@ BROKER_SERIES: Final = (
 """Names and colours of the lines of the charts, in the order of the points of the history."""
 
 
-class History(Protocol):
-    """Rates that the server keeps: of each time, in seconds since the epoch, those of the series;
-    None for a queue that has none."""
-
-    def points(self, queue: bytes | None, *, day: bool) -> list[list[float]] | None: ...
-    def is_dead_letters(self, name: bytes) -> bool: ...
-
-
 Handler = Callable[[Request, Session], Awaitable[Response]]
 
 
@@ -110,13 +102,18 @@ class Page:
         self._history = history
         self._may_act = may_act
         self._sessions = Sessions(open_stream, with_users=users is not None)
-        derived = {"limits": Derived(NEEDS, partial(rows, limits))}
+        derived = {
+            "limits": Derived(NEEDS, partial(rows, limits)),
+            "attention": Derived(NEEDS, partial(attention, limits, history)),
+        }
         if users is not None:
             derived["users"] = Derived(frozenset(), lambda sample: users())
         self._tables = {
-            key: table for key, table in tables.TABLES.items() if users or key != "users"
+            key: table
+            for key, table in tables.TABLES.items()
+            if (users or key != "users") and key != "attention"
         }
-        self.live = Live(self._watching, derived)
+        self.live = Live(self._watching, derived, partial(mark, history))
         self._environment = Environment(
             loader=PackageLoader("mqks.page"),
             autoescape=select_autoescape(default=True),
@@ -223,12 +220,16 @@ class Page:
     # -- views
 
     async def _overview(self, request: Request, session: Session) -> Response:
-        sample = await self.live.sample(session.client, set())
+        sample = await self.live.sample(session.client, {"attention"})
         return await self._shown(
             "overview.html",
             session,
             here="overview",
             groups=GROUPS,
+            table=tables.ATTENTION,
+            attention=tables.Ordered(tables.ATTENTION, sample["attention"])
+            .part(tables.view_of(tables.ATTENTION, {}))
+            .rows,
             numbers=numbers(sample),
             chart=self._chart(request, sample["totals"]["uptime_s"], None),
             totals=sample["totals"],
@@ -311,6 +312,9 @@ class Page:
                 del peeked
         except RequestFailed:
             reason = "You may not read the messages of this queue."
+        typed, session.typed = session.typed, {}
+        if typed.get("queue") != name or "retries" not in typed:
+            typed = {}
         here = tables.queue_link(name) + ("&scheduled=1" if scheduled else "")
         links = partial(_links, request, here)
         return await self._shown(
@@ -328,10 +332,11 @@ class Page:
                 "messages": links("messages", [each.seq for each, _ in messages], MESSAGES),
             },
             fields=POLICY,
-            values=policy_values(row["policy"]),
+            values=policy_values(row["policy"]) | typed,
+            typed=bool(typed),
             reason=reason,
             scheduled=scheduled,
-            messages=starmap(_message, messages),
+            messages=[*starmap(_message, messages)],
             has_dead=any(each.letter for each, _ in messages),
         )
 
@@ -356,7 +361,9 @@ class Page:
         )
 
     async def _publish(self, request: Request, session: Session) -> Response:
-        wanted = {key: _parameter(request, key) for key in ("event", "data", "meta")}
+        typed, session.typed = session.typed, {}
+        keys = ("event", "data", "meta", "delay_s", "ttl_s", "mandatory")
+        wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
     async def _act(self, request: Request, session: Session) -> Response:
@@ -366,23 +373,26 @@ class Page:
         if action is None or not self._may_act or not session.allows(form.pop("csrf", "")):
             return await self._failed(403, "This page does not allow that.", session)
         try:
+            action.check(form)
             if form.pop("sure", "") != "yes":
+                session.typed = {**form}
                 question = action.question(form)
                 back = action.back(form)
                 return await self._shown(
                     "ask.html", session, action=action, question=question, form=form, back=back
                 )
-            session.notice = await action.do(session.client, form)
+            session.notice, session.typed = await action.do(session.client, form), {}
         except KeyError as missing:
             return await self._failed(400, f"{missing.args[0]} is missing.", session)
         except InvalidRequest as failure:
-            return await self._failed(400, f"{failure}.", session)
+            session.wrong, session.typed = f"{failure}.", {**form}
         return RedirectResponse(action.back(form), status_code=303)
 
     async def _events(self, request: Request, session: Session) -> Response:
         if self.live.is_full:
             return await self._failed(503, "Too many pages are open.")
-        table = self._tables.get(request.query_params.get("table", ""))
+        known = self._tables | {"attention": tables.ATTENTION}
+        table = known.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
         may_look = partial(self._sessions.may_look, session)
         events = self.live.watch(view, may_look)
@@ -420,12 +430,14 @@ class Page:
         here: str = "",
         **values: Any,
     ) -> Response:
-        notice = ""
+        notice = wrong = ""
         if session is not None and template != "failed.html":
             notice, session.notice = session.notice, ""
+            wrong, session.wrong = session.wrong, ""
         pieces = self._environment.get_template(template).generate(
             session=session,
             notice=notice,
+            wrong=wrong,
             may_act=self._may_act,
             here=here,
             tables=self._tables.values(),

@@ -62,13 +62,15 @@ class Derived(NamedTuple):
 
 class Live:
     """`open_client` connects to the broker, with every permission. `derived` has the tables that
-    are no lists of `stats`."""
+    are no lists of `stats`; `mark` tells about a queue what its row does not."""
 
     def __init__(
         self,
         open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
         derived: Mapping[str, Derived],
+        mark: Callable[[Row], str],
     ) -> None:
+        self._mark = mark
         self._open_client = open_client
         self._derived = derived
         self._watchers: set[Watcher] = set()
@@ -188,6 +190,8 @@ class Live:
         sample["totals"], sample["journal"] = await client.stats(), await client.stats("journal")
         for key in sorted(lists):
             sample[key] = await rows_of(client, key, after)
+        for queue in sample["queues"]:
+            queue["mark"] = self._mark(queue)
         for key, each in derived.items():
             sample[key] = each.rows(sample)
         return sample

@@ -35,7 +35,7 @@ Points = list[list[float]]
 
 
 class Ring:
-    """The last points: a column of times and one for each value, 4 bytes each."""
+    """The last points: a column of times, and one of 4 bytes for each value."""
 
     __slots__ = ("_columns", "_most", "_next", "_times")
 
@@ -56,6 +56,11 @@ class Ring:
         for column, value in zip(self._columns, values, strict=True):
             column[at] = value
         self._next = (at + 1) % self._most
+
+    def change(self, column: int) -> float:
+        """How much higher the last value is than the first one."""
+        values = self._columns[column]
+        return values[self._next - 1] - values[self._next % len(values)] if values else 0.0
 
     def points(self) -> Points:
         rows = [[*row] for row in zip(self._times, *self._columns, strict=True)]
@@ -90,6 +95,7 @@ class Tracked:
         self.series = Series(len(QUEUE))
         self.came, self.waiting = queue.lane.next_seq, _held(queue)
         self.activity = activity
+        self.series.recent.add(round(time(), 1), [0.0, 0.0, self.waiting])
 
     def sample(self, queue: Queue, time_s: float, passed_s: float) -> None:
         came, waiting = queue.lane.next_seq, _held(queue)
@@ -130,6 +136,12 @@ class History:
         if series is None:
             return None
         return (series.day if day else series.recent).points()
+
+    def growth(self, queue: bytes) -> int:
+        """How many more messages a queue has than ten minutes ago, as far as is known."""
+        found = self._broker.queues.get(queue)
+        tracked = None if found is None else self._tracked.get(found)
+        return 0 if tracked is None else round(tracked.series.recent.change(2))
 
     def is_dead_letters(self, name: bytes) -> bool:
         """Whether the policy of a queue names this one, as far as was found lately."""

@@ -3,6 +3,7 @@
 const lost = document.getElementById("lost");
 const rows = document.getElementById("rows");
 const count = document.getElementById("count");
+const well = document.getElementById("well");
 const range = document.getElementById("range");
 const chart = startChart(document.getElementById("chart"));
 let source = null;
@@ -35,8 +36,12 @@ function show(event) {
   }
   if (rows && sample.rows) {
     showRows(sample.rows);
-    setText(count, `${sample.total.toLocaleString("en")} in all`);
-    setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
+    if (well) {
+      well.hidden = sample.rows.length > 0;
+      rows.closest(".scrolled").hidden = !well.hidden;
+    }
+    if (count) setText(count, `${sample.total.toLocaleString("en")} in all`);
+    if (range) setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
   }
   if (chart && document.querySelector("[data-number]")) chart(sample.time, sample.rates);
 }
@@ -55,7 +60,7 @@ function showRows(wanted) {
         cell = row.insertCell();
         if (rows.dataset.numbers[column] === "1") cell.className = "number";
       }
-      if (!link) {
+      if (!link) {  // Also where a link was.
         setText(cell, text);
         return;
       }
