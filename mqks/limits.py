@@ -208,6 +208,9 @@ HTTP_CONNECTIONS_MAX: Final = 256
 """Connections at once to the port of metrics and health; for one more the oldest that waits for its
 peer is closed."""
 
+HISTORY_QUEUES_MAX: Final = 100
+"""Queues whose rates of the last day are kept: 34 KiB each."""
+
 STATS_ROWS_DEFAULT: Final = 1000
 STATS_ROWS_MAX: Final = 10_000
 """Rows in one reply to stats."""

@@ -112,6 +112,30 @@ def test_rates_move_while_the_page_is_open(page: Page, server: ServerProcess) ->
     assert page.locator("#lost").is_hidden()
 
 
+def test_history_is_kept_when_nobody_looks(page: Page, server: ServerProcess) -> None:
+    def history(path: str) -> list[list[float]]:
+        page.goto(path)
+        charts = page.locator("#chart")
+        return json.loads(charts.get_attribute("data-history") or "") if charts.count() else []
+
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        until(lambda: bool(history("/queue?name=orders")))
+        page.goto("about:blank")
+        client.publish_many([("order.new", n) for n in range(70)])
+        until(lambda: sum(point[1] for point in history("/queue?name=orders")) > 0)
+        point = history("/queue?name=orders")[-1]
+        assert point[3] == 70  # Waiting.
+        assert sum(point[1] for point in history("/")) > 0
+        expect(page.get_by_text("it keeps nothing of before")).to_be_visible()
+        legend = page.locator(".u-legend")
+        expect(legend).to_contain_text(re.compile(r"UTC:?\s*\d\d:\d\d:\d\d"))
+        expect(legend).to_contain_text(re.compile(r"Published:?\s*[\d.]+"))
+        assert history("/?range=day") == []  # A minute has not passed.
+        page.goto("/queue?name=orders")
+        expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Waiting:?\s*70"))
+
+
 def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         for name, count in (("a", 1), ("b", 3), ("other", 2)):
@@ -265,6 +289,39 @@ def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) ->
     assert first.id != second.id
 
 
+def test_a_form_gives_back_what_was_typed(page: Page, server: ServerProcess) -> None:
+    page.goto("/publish")
+    page.get_by_label("Event", exact=True).fill("nobody")
+    page.get_by_label("Delay").fill("soon")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("delay_s: 'soon' is not a number")
+    expect(page.get_by_label("Event", exact=True)).to_have_value("nobody")
+    page.get_by_label("Delay").fill("")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    page.get_by_role("link", name="Do nothing").click()
+    expect(page.get_by_label("Event", exact=True)).to_have_value("nobody")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    page.locator("button.sure").click()
+    expect(page.locator(".notice")).to_contain_text("No queue is bound to the event")
+
+
+def test_what_needs_a_person_is_first(page: Page, server: ServerProcess) -> None:
+    page.goto("/")
+    expect(page.locator("#well")).to_be_visible()
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        until(lambda: page.goto("/queue?name=orders") and page.locator("#chart").count() == 1)
+        page.goto("/")
+        client.publish_many([("order.new", n) for n in range(7)])
+        first = page.locator("#rows tr td").first
+        expect(first).to_have_text("Grows, and nobody consumes", timeout=20_000)
+        expect(page.locator("#well")).to_be_hidden()
+        page.locator("#rows").get_by_role("link", name="orders").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+        page.goto("/queues")
+        expect(page.locator("#rows tr td").last).to_have_text("nobody consumes")
+
+
 def test_doing_nothing_changes_nothing(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
@@ -343,8 +400,8 @@ def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
         expect(page.get_by_label("Rejects after")).to_have_value("5")
         page.get_by_label("Rejects after").fill("many")
         page.get_by_role("button", name="Change policy").click()
-        page.locator("button.sure").click()
         expect(page.get_by_role("alert")).to_contain_text("retries: 'many' is not a")
+        expect(page.get_by_label("Rejects after")).to_have_value("many")
 
 
 def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> None:

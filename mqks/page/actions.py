@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest
 from mqks.client.requests import Policy
@@ -17,6 +18,8 @@ from mqks.page.tables import queue_link
 from mqks.protocol.requests import POLICY, policy_text
 
 Form = Mapping[str, str]
+BINDINGS: Final = 1000
+"""Looked at to say whether anybody gets a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Action:
     """Returns what was done, for people."""
     back: Callable[[Form], str]
     """Where to go afterwards."""
+    check: Callable[[Form], object] = lambda form: None
+    """Raises InvalidRequest for fields that are wrong, before it asks."""
 
 
 def _messages(count: int, verb: str) -> str:
@@ -56,7 +61,8 @@ def _number(form: Form, key: str) -> float | None:
         raise InvalidRequest(f"{key}: {value!r} is not a number") from None
 
 
-async def _publish(client: AsyncClient, form: Form) -> str:
+def _terms(form: Form) -> dict[str, Any]:
+    requests.name(form["event"])
     terms: dict[str, Any] = {}
     if (delay_s := _number(form, "delay_s")) is not None:
         terms["delay_s"] = delay_s
@@ -64,10 +70,18 @@ async def _publish(client: AsyncClient, form: Form) -> str:
         terms["ttl_s"] = ttl_s
     if meta := dict(parse_qsl(form.get("meta", ""), keep_blank_values=True)):
         terms["meta"] = meta
+    return terms
+
+
+async def _publish(client: AsyncClient, form: Form) -> str:
+    terms = _terms(form)
     data = form.get("data", "").replace("\r\n", "\n")  # Browsers send line ends as CR LF.
     mandatory = "mandatory" in form
     given = await client.publish(form["event"], data, confirm=True, mandatory=mandatory, **terms)
-    return f"Published as {printable(given)}."
+    bound = await client.stats("bindings", form["event"], f"--limit={BINDINGS}")
+    lost = not any(each["exists"] for each in bound) and len(bound) < BINDINGS
+    nobody = " No queue is bound to the event: nobody gets the message." if lost else ""
+    return f"Published as {printable(given)}.{nobody}"
 
 
 async def _purge(client: AsyncClient, form: Form) -> str:
@@ -101,9 +115,13 @@ async def _cancel(client: AsyncClient, form: Form) -> str:
 
 
 async def _set_policy(client: AsyncClient, form: Form) -> str:
-    given = {each.name: _trimmed(form.get(each.name, "")) or None for each in POLICY}
-    await client.set_queue(form["queue"], **cast(Policy, given))
+    await client.set_queue(form["queue"], **_policy(form))
     return f"Policy of {_queue(form)} changed."
+
+
+def _policy(form: Form) -> Policy:
+    given = {each.name: _trimmed(form.get(each.name, "")) or None for each in POLICY}
+    return cast(Policy, given)
 
 
 def _trimmed(value: str) -> str:
@@ -136,6 +154,7 @@ ACTIONS: Final = {
             lambda form: f"Publish a message with the event {printable(form['event'])}?",
             _publish,
             lambda form: form.get("back") or "/publish",
+            _terms,
         ),
         Action(
             "purge",
@@ -160,6 +179,7 @@ ACTIONS: Final = {
             lambda form: f"Change the policy of {_queue(form)}?",
             _set_policy,
             _to_queue,
+            lambda form: requests.set_queue(form["queue"], _policy(form)),
         ),
         Action(
             "move",

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import (
     AuthenticationFailed,
@@ -34,8 +35,8 @@ from mqks.inspection.text import printable, time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.limits import NEEDS, rows
-from mqks.page.live import ERRORS_MAX, RATES, ROWS_MAX, Derived, Live, key_of
-from mqks.page.overview import GROUPS, numbers
+from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of
+from mqks.page.overview import GROUPS, History, attention, mark, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
@@ -73,6 +74,14 @@ STEP_S: Final = 0.005
 """Pages are laid out one at a time, for so long in one turn of the event loop."""
 LAYOUT: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
+QUEUE_SERIES: Final = (("In /s", "published"), ("Out /s", "acked"), ("Waiting", "rejected"))
+BROKER_SERIES: Final = (
+    *(("Published", "published"), ("Delivered", "delivered"), ("Acked", "acked")),
+    *(("Rejected", "rejected"), ("Dead", "dead")),
+)
+"""Names and colours of the lines of the charts, in the order of the points of the history."""
+
+
 Handler = Callable[[Request, Session], Awaitable[Response]]
 
 
@@ -87,17 +96,24 @@ class Page:
         *,
         users: Callable[[], Sequence[tables.Row]] | None,
         limits: Mapping[str, Any],
+        history: History,
         may_act: bool,
     ) -> None:
+        self._history = history
         self._may_act = may_act
         self._sessions = Sessions(open_stream, with_users=users is not None)
-        derived = {"limits": Derived(NEEDS, partial(rows, limits))}
+        derived = {
+            "limits": Derived(NEEDS, partial(rows, limits)),
+            "attention": Derived(NEEDS, partial(attention, limits, history)),
+        }
         if users is not None:
             derived["users"] = Derived(frozenset(), lambda sample: users())
         self._tables = {
-            key: table for key, table in tables.TABLES.items() if users or key != "users"
+            key: table
+            for key, table in tables.TABLES.items()
+            if (users or key != "users") and key != "attention"
         }
-        self.live = Live(self._watching, derived)
+        self.live = Live(self._watching, derived, partial(mark, history))
         self._environment = Environment(
             loader=PackageLoader("mqks.page"),
             autoescape=select_autoescape(default=True),
@@ -204,18 +220,40 @@ class Page:
     # -- views
 
     async def _overview(self, request: Request, session: Session) -> Response:
-        sample = await self.live.sample(session.client, set())
+        sample = await self.live.sample(session.client, {"attention"})
         return await self._shown(
             "overview.html",
             session,
             here="overview",
             groups=GROUPS,
+            table=tables.ATTENTION,
+            attention=tables.Ordered(tables.ATTENTION, sample["attention"])
+            .part(tables.view_of(tables.ATTENTION, {}))
+            .rows,
             numbers=numbers(sample),
-            history=json.dumps([*self.live.history]),
-            rates=RATES,
+            chart=self._chart(request, sample["totals"]["uptime_s"], None),
             totals=sample["totals"],
             journal=sample["journal"],
         )
+
+    def _chart(self, request: Request, uptime_s: float, queue: str | None) -> dict[str, Any]:
+        """What a chart shows; `points` is None for a queue without a history."""
+        day = _parameter(request, "range") == "day"
+        series = BROKER_SERIES if queue is None else QUEUE_SERIES
+        name = None if queue is None else requests.name(queue)
+        points = self._history.points(name, day=day)
+        return {
+            "day": day,
+            "series": json.dumps(series),
+            "points": None
+            if points is None
+            else json.dumps(
+                [[round(each, 1) for each in row[: len(series) + 1]] for row in points]
+            ),
+            "began": time_text(round((time() - uptime_s) * 1e6))[:19].replace("T", " ")
+            if uptime_s < (86400 if day else 600)
+            else "",
+        }
 
     def _table_of(self, table: tables.Table) -> Handler:
         async def handler(request: Request, session: Session) -> Response:
@@ -274,12 +312,16 @@ class Page:
                 del peeked
         except RequestFailed:
             reason = "You may not read the messages of this queue."
+        typed, session.typed = session.typed, {}
+        if typed.get("queue") != name or "retries" not in typed:
+            typed = {}
         here = tables.queue_link(name) + ("&scheduled=1" if scheduled else "")
         links = partial(_links, request, here)
         return await self._shown(
             "queue.html",
             session,
             queue=row,
+            chart=self._chart(request, (await session.client.stats())["uptime_s"], name),
             held=held,
             held_rows=map(_held, held),
             links={
@@ -290,10 +332,11 @@ class Page:
                 "messages": links("messages", [each.seq for each, _ in messages], MESSAGES),
             },
             fields=POLICY,
-            values=policy_values(row["policy"]),
+            values=policy_values(row["policy"]) | typed,
+            typed=bool(typed),
             reason=reason,
             scheduled=scheduled,
-            messages=starmap(_message, messages),
+            messages=[*starmap(_message, messages)],
             has_dead=any(each.letter for each, _ in messages),
         )
 
@@ -318,7 +361,9 @@ class Page:
         )
 
     async def _publish(self, request: Request, session: Session) -> Response:
-        wanted = {key: _parameter(request, key) for key in ("event", "data", "meta")}
+        typed, session.typed = session.typed, {}
+        keys = ("event", "data", "meta", "delay_s", "ttl_s", "mandatory")
+        wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
     async def _act(self, request: Request, session: Session) -> Response:
@@ -328,30 +373,44 @@ class Page:
         if action is None or not self._may_act or not session.allows(form.pop("csrf", "")):
             return await self._failed(403, "This page does not allow that.", session)
         try:
+            action.check(form)
             if form.pop("sure", "") != "yes":
+                session.typed = {**form}
                 question = action.question(form)
                 back = action.back(form)
                 return await self._shown(
                     "ask.html", session, action=action, question=question, form=form, back=back
                 )
-            session.notice = await action.do(session.client, form)
+            session.notice, session.typed = await action.do(session.client, form), {}
         except KeyError as missing:
             return await self._failed(400, f"{missing.args[0]} is missing.", session)
         except InvalidRequest as failure:
-            return await self._failed(400, f"{failure}.", session)
+            session.wrong, session.typed = f"{failure}.", {**form}
         return RedirectResponse(action.back(form), status_code=303)
 
     async def _events(self, request: Request, session: Session) -> Response:
         if self.live.is_full:
             return await self._failed(503, "Too many pages are open.")
-        table = self._tables.get(request.query_params.get("table", ""))
+        known = self._tables | {"attention": tables.ATTENTION}
+        table = known.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
         may_look = partial(self._sessions.may_look, session)
+        events = self.live.watch(view, may_look)
+        if queue := _parameter(request, "queue"):
+            await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
+            events = self._points(requests.name(queue), events)
         return StreamingResponse(
-            self._sessions.watched(session, self.live.watch(view, may_look)),
+            self._sessions.watched(session, events),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
+
+    async def _points(self, queue: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """With each event the last point of the chart of a queue."""
+        async for event in events:
+            yield event
+            if points := self._history.points(queue, day=False):
+                yield f"event: point\ndata: {json.dumps(points[-1])}\n\n".encode()
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -371,12 +430,14 @@ class Page:
         here: str = "",
         **values: Any,
     ) -> Response:
-        notice = ""
+        notice = wrong = ""
         if session is not None and template != "failed.html":
             notice, session.notice = session.notice, ""
+            wrong, session.wrong = session.wrong, ""
         pieces = self._environment.get_template(template).generate(
             session=session,
             notice=notice,
+            wrong=wrong,
             may_act=self._may_act,
             here=here,
             tables=self._tables.values(),

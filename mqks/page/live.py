@@ -6,11 +6,10 @@ comes. Only pages that were just opened are served earlier.
 """
 
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -34,8 +33,6 @@ FIRST_S: Final = 1.0
 """The first rates of a page are those of this time at least, after it was opened."""
 EVENT_S: Final = 0.0003
 """About the time that one event takes on its way to its page."""
-HISTORY: Final = 900
-"""Points of the charts: half an hour, when samples come every two seconds."""
 RATES: Final = ("received", "delivered", "acknowledged", "rejected", "dead")
 WATCHERS_MAX: Final = 192
 """Fewer than connections to the HTTP port, so that metrics and health always have some."""
@@ -65,13 +62,15 @@ class Derived(NamedTuple):
 
 class Live:
     """`open_client` connects to the broker, with every permission. `derived` has the tables that
-    are no lists of `stats`."""
+    are no lists of `stats`; `mark` tells about a queue what its row does not."""
 
     def __init__(
         self,
         open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
         derived: Mapping[str, Derived],
+        mark: Callable[[Row], str],
     ) -> None:
+        self._mark = mark
         self._open_client = open_client
         self._derived = derived
         self._watchers: set[Watcher] = set()
@@ -81,8 +80,6 @@ class Live:
         self._latest: Row | None = None
         self._latest_s = 0.0
         self._one_takes = anyio.Lock()
-        self.history: deque[list[float]] = deque(maxlen=HISTORY)
-        """Time in seconds since the start of the server, then the rates of `RATES`."""
 
     @property
     def is_full(self) -> bool:
@@ -149,9 +146,6 @@ class Live:
         sample = await self._take(client, wanted)
         has_rates = self._add_rates(sample)
         self._remember(sample)
-        rates = [sample["rates_per_s"][key] for key in RATES]
-        if None not in rates:
-            self.history.append([sample["totals"]["uptime_s"], *rates])
         messages, served = Messages(sample), 0
         for watcher in [*self._watchers]:
             view = watcher.view
@@ -196,6 +190,8 @@ class Live:
         sample["totals"], sample["journal"] = await client.stats(), await client.stats("journal")
         for key in sorted(lists):
             sample[key] = await rows_of(client, key, after)
+        for queue in sample["queues"]:
+            queue["mark"] = self._mark(queue)
         for key, each in derived.items():
             sample[key] = each.rows(sample)
         return sample
@@ -224,7 +220,7 @@ class Messages:
     def __init__(self, sample: Row) -> None:
         self._sample = sample
         told = {
-            "time": sample["totals"]["uptime_s"],
+            "time": round(time(), 1),
             "numbers": numbers(sample),
             "rates": [sample["rates_per_s"][key] for key in RATES],
         }

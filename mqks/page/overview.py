@@ -1,8 +1,25 @@
 """The numbers of the first view."""
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
-from mqks.page.tables import FORMATS, Row
+from mqks.client import requests
+from mqks.page.limits import rows
+from mqks.page.tables import FORMATS, Row, duration
+
+SHARE_MOST: Final = 0.8
+"""Of a limit; more needs a person."""
+ERRORS_S: Final = 2.0
+"""The points of the history are rates of so many seconds."""
+
+
+class History(Protocol):
+    """Rates that the server keeps: of each time, in seconds since the epoch, those of the series;
+    None for a queue that has none."""
+
+    def points(self, queue: bytes | None, *, day: bool) -> list[list[float]] | None: ...
+    def growth(self, queue: bytes) -> int: ...
+    def is_dead_letters(self, name: bytes) -> bool: ...
 
 
 class Number(NamedTuple):
@@ -95,3 +112,51 @@ def numbers(sample: Row) -> dict[str, str]:
         for group in GROUPS
         for each in group.numbers
     }
+
+
+def attention(settings: Mapping[str, Any], history: History, sample: Row) -> list[Row]:
+    """What needs a person: rows of the table `ATTENTION`."""
+    return [
+        {"what": what, "queue": queue, "told": told}
+        for what, queue, told in _needs(settings, history, sample)
+    ]
+
+
+def _needs(
+    settings: Mapping[str, Any], history: History, sample: Row
+) -> Iterator[tuple[str, str | None, str]]:
+    if why := sample["journal"].get("unwritable"):
+        yield "Publishes are refused", None, str(why)
+    for row in rows(settings, sample):
+        if (row["share"] or 0) >= SHARE_MOST:
+            told = f"{row['setting']}: {row['now']} of {row['limit']} {row['what']}"
+            yield "A limit is near", None, told
+    free, least = sample["journal"].get("disk_free_bytes"), settings["disk_free_bytes_min"]
+    if free is not None and free < 2 * least:
+        yield "The disk is nearly full", None, f"{FORMATS['bytes'](free)} free"
+    *_, errors, held = [
+        0.0,
+        *map(sum, zip(*history.points(None, day=False) or [[0] * 8], strict=True)),
+    ]
+    for what, rate in (("Requests fail", errors), ("The event loop was held", held)):
+        if rate:
+            yield what, None, f"{FORMATS['count'](round(rate * ERRORS_S))} in the last 10 minutes"
+    warning_s = settings["queue_age_warning_s"]
+    for queue in sample["queues"]:
+        name, ready, age_s = queue["name"], queue["ready"], queue["oldest_age_s"] or 0.0
+        if not ready:
+            continue
+        key = requests.name(name)
+        is_dead = history.is_dead_letters(key)
+        if (is_dead or not queue["consumers"]) and (more := history.growth(key)) > 0:
+            what = "Dead letters grow" if is_dead else "Grows, and nobody consumes"
+            yield what, name, f"{ready:,} wait, {more:,} more within 10 minutes"
+        elif warning_s and age_s >= warning_s and not is_dead:
+            yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"
+
+
+def mark(history: History, queue: Row) -> str:
+    """What a person should know of a queue in a list."""
+    if history.is_dead_letters(requests.name(queue["name"])):
+        return "dead letters"
+    return "" if queue["consumers"] else "nobody consumes"

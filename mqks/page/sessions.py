@@ -50,6 +50,10 @@ class Session:
     """Open pages that are renewed."""
     notice: str = ""
     """What an action has done, to be shown once."""
+    wrong: str = ""
+    """What was wrong with what was typed, to be shown once."""
+    typed: dict[str, str] = field(default_factory=dict)
+    """The fields of a form that was not done, for when it is shown again."""
     end: anyio.Event = field(default_factory=anyio.Event)
     checked_s: float = field(default_factory=monotonic)
     """When its permission to look was checked."""

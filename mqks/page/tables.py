@@ -193,6 +193,7 @@ QUEUES: Final = Table(
         Column("consumers", "Consumers", "count"),
         Column("bindings", "Bindings", "count"),
         Column("memory_bytes", "Memory", "bytes"),
+        Column("mark", "Mark", "text"),
     ),
     "ready",
     "name",
@@ -279,4 +280,18 @@ USERS: Final = Table(
     "name",
     "name",
 )
-TABLES: Final = {each.key: each for each in (QUEUES, CONSUMERS, CONNECTIONS, ERRORS, LIMITS, USERS)}
+ATTENTION: Final = Table(
+    "attention",
+    "What needs a person",
+    (
+        Column("what", "What", "text"),
+        Column("queue", "Queue", "queue"),
+        Column("told", "Figures", "text"),
+    ),
+    "what",
+    "what",
+)
+"""Shown by the overview."""
+TABLES: Final = {
+    each.key: each for each in (ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, ERRORS, LIMITS, USERS)
+}

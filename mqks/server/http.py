@@ -33,6 +33,7 @@ from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.page.app import SECURITY, Page
 from mqks.server import log
+from mqks.server.history import History
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
 from mqks.server.steps import done
 from mqks.settings import Settings, is_loopback
@@ -146,10 +147,12 @@ async def serve(
     why_not_ready: Callable[[], str],
     open_inside: Callable[[str, bool], Awaitable[socket.socket]],
     users: Callable[[], Sequence[Mapping[str, object]]],
+    history: History,
     connections_max: int,
 ) -> None:
     """Answer on this socket until cancelled; `why_not_ready` returns a reason, or an empty string;
-    `open_inside` opens a connection to the broker; `users` returns names and permissions."""
+    `open_inside` opens a connection to the broker; `users` returns names and permissions;
+    `history` has the rates for charts."""
     page = None
     if settings.page != "off":
         page = Page(
@@ -157,6 +160,7 @@ async def serve(
             may_act=settings.page == "full",
             users=users if settings.users is not None else None,
             limits=settings.public(),
+            history=history,
         )
     app = _app(settings, broker, journal, why_not_ready, page)
     async with anyio.create_task_group() as tasks:

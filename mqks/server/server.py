@@ -26,6 +26,7 @@ from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
+from mqks.server.history import History
 from mqks.server.inherited import Inherited
 from mqks.server.lag import Lag
 from mqks.server.listeners import Listeners
@@ -80,6 +81,7 @@ class Server:
         self._clients = Clients(
             broker, self._gate, flush=self._flush, schedule_flush=self._schedule_flush
         )
+        self._history = History(broker)
         self._reads = Reads(broker, journal, self._flush)
         self._paging = Paging(broker, journal, self._flush)
         self._logins = Logins(broker, self._clients.verified)
@@ -200,6 +202,7 @@ class Server:
             self.why_not_ready,
             self.open_inside,
             lambda: self._broker.access.users.shown,
+            self._history,
             self._http_connections_max,
         )
 
@@ -260,6 +263,8 @@ class Server:
                 self._journal.store.announce(listeners.url, listeners.far_url)
                 for address in self._listeners.shown:
                     log.event("listening", address=address)
+                if self.settings.has_http and self.settings.page != "off":
+                    tasks.start_soon(self._history.run)
                 if self.settings.has_http:
                     serve_http = partial(http_port.serve, logged=self._http_logged)
                     await tasks.start(serve_http, self.settings, self._answer_http)

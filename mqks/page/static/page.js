@@ -3,6 +3,7 @@
 const lost = document.getElementById("lost");
 const rows = document.getElementById("rows");
 const count = document.getElementById("count");
+const well = document.getElementById("well");
 const range = document.getElementById("range");
 const chart = startChart(document.getElementById("chart"));
 let source = null;
@@ -17,6 +18,10 @@ function connect() {
     source.onopen = () => { lost.hidden = true; };
     source.onerror = () => { lost.hidden = false; };
     source.onmessage = show;
+    source.addEventListener("point", (event) => {
+      const [time, ...values] = JSON.parse(event.data);
+      chart?.(time, values);
+    });
   }
 }
 
@@ -31,10 +36,14 @@ function show(event) {
   }
   if (rows && sample.rows) {
     showRows(sample.rows);
-    setText(count, `${sample.total.toLocaleString("en")} in all`);
-    setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
+    if (well) {
+      well.hidden = sample.rows.length > 0;
+      rows.closest(".scrolled").hidden = !well.hidden;
+    }
+    if (count) setText(count, `${sample.total.toLocaleString("en")} in all`);
+    if (range) setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
   }
-  if (chart) chart(sample.time, sample.rates);
+  if (chart && document.querySelector("[data-number]")) chart(sample.time, sample.rates);
 }
 
 function setText(element, text) {
@@ -51,7 +60,7 @@ function showRows(wanted) {
         cell = row.insertCell();
         if (rows.dataset.numbers[column] === "1") cell.className = "number";
       }
-      if (!link) {
+      if (!link) {  // Also where a link was.
         setText(cell, text);
         return;
       }
@@ -69,34 +78,47 @@ function showRows(wanted) {
 function startChart(place) {
   if (!place) return null;
   const style = getComputedStyle(document.documentElement);
-  const names = ["Published", "Delivered", "Acked", "Rejected", "Dead"];
-  const keys = ["published", "delivered", "acked", "rejected", "dead"];
+  const lines = JSON.parse(place.dataset.series);
+  const isDay = place.dataset.day === "1";
   const points = JSON.parse(place.dataset.history);
-  const data = [0, 1, 2, 3, 4, 5].map((column) => points.map((point) => point[column]));
+  const data = [0, ...lines.keys()].map((_, column) => points.map((point) => point[column]));
   const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line"), width: 1 } };
   const size = () => ({ width: Math.max(280, place.clientWidth), height: 220 });
+  const clock = (seconds, end) => new Date(seconds * 1000).toISOString().slice(11, end);
+  const number = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
   const plot = new uPlot({
     ...size(),
-    scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
+    scales: {
+      x: { time: false, range: (_, low, high) => [Math.min(low ?? 0, (high ?? 0) - 60), high ?? 0] },
+      y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] },
+    },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((tick) => `${Math.round(tick - (data[0].at(-1) ?? 0))} s`) },
-      { ...axis, size: 70, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en")) },
+      {
+        ...axis,
+        space: 80,
+        incrs: [10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600],
+        values: (_, ticks, __, ___, step) => ticks.map((tick) => clock(tick, step < 60 ? 19 : 16)),
+      },
+      { ...axis, size: 70, values: (_, ticks) => ticks.map(number) },
     ],
     series: [
-      { label: "Uptime", value: (_, seconds) => (seconds == null ? "" : `${Math.round(seconds)} s`) },
-      ...names.map((label, number) => ({
+      { label: "UTC", value: (plot, time) => ((time ??= plot.data[0].at(-1)) == null ? "" : clock(time, 19)) },
+      ...lines.map(([label, colour], line) => ({
         label,
-        stroke: style.getPropertyValue(`--${keys[number]}`),
+        stroke: style.getPropertyValue(`--${colour}`),
         width: 2,
-        value: (_, rate) => (rate == null ? "" : `${Math.round(rate).toLocaleString("en")}/s`),
+        value: (plot, value) => ((value ??= plot.data[line + 1].at(-1)) == null ? "" : number(value)),
       })),
     ],
   }, data, place);
+  // Where no pointer is: the values of the moment.
+  plot.setLegend({ idx: null });
   addEventListener("resize", () => plot.setSize(size()));
-  return (time, rates) => {
-    if (rates.includes(null)) return;
-    [time, ...rates].forEach((value, column) => data[column].push(value));
-    if (data[0].length > 900) data.forEach((column) => column.shift());
+  return (time, values) => {
+    if (isDay || values.includes(null) || time <= data[0].at(-1)) return;
+    [time, ...values].forEach((value, column) => data[column].push(value));
+    while (data[0][0] < time - 600) data.forEach((column) => column.shift());
     plot.setData(data);
+    if (plot.cursor.idx == null) plot.setLegend({ idx: null });
   };
 }
