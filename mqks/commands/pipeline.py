@@ -45,7 +45,15 @@ app = typer.Typer(
 )
 
 Queue = Annotated[str, queue_argument("The queue; it must have no consumers.")]
-Lake = typer.Argument(metavar="LAKE", help="The directory of the lake.")
+
+
+def _place(text: str) -> Path:
+    from mqks.pipeline import job  # here, so that --help need not load it
+
+    return job.place(text)
+
+
+Lake = typer.Argument(metavar="LAKE", help="The directory of the lake.", parser=_place)
 LakePath = Annotated[Path, Lake]
 LakeOrNone = Annotated[Path | None, Lake]
 Start = Annotated[
@@ -56,6 +64,7 @@ End = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals before this time."),
 ]
+BY = {None: None, "event": True, "day": False}
 
 
 class Spark(TypedDict):
@@ -74,8 +83,9 @@ def archive(
     once: Annotated[bool, "End when everything is archived."] = False,
     format: Annotated[Literal["parquet", "delta"], "Plain files, or a Delta table."] = "parquet",
     by: Annotated[
-        Literal["event", "day"], "One directory per day and event, or per day."
-    ] = "event",
+        Literal["event", "day"] | None,
+        "One directory per day and event, or per day. \\[default: as the lake has it, or day]",
+    ] = None,
     schema: Annotated[
         str | None,
         "DDL|FILE",
@@ -120,7 +130,7 @@ def archive(
             fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
-        with LAKES[format](lake, by_event=by == "event") as opened:
+        with LAKES[format](lake, by_event=BY[by]) as opened:
             for progress in job.run(session, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:

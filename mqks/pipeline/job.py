@@ -58,9 +58,9 @@ def session_of(
             spark = session(master, **{**usual, **settings})
         yield spark
     except (PySparkException, Py4JError) as error:
-        raise failure(str(error)) from None
+        raise failure(text(error)) from None
     except ConnectionError as error:
-        raise ServerAway(f"the server cannot be reached: {error}") from None
+        raise ServerAway(f"the server cannot be reached: {text(error)}") from None
     except OSError as error:
         raise JobFailed(reason(error)) from None
     finally:
@@ -69,6 +69,16 @@ def session_of(
                 spark.stop()
         except (Py4JError, OSError):  # An error before this one was a consequence of it.
             raise JobFailed("Spark's Java process has died") from None
+
+
+def text(error: BaseException) -> str:
+    """What an error says; if that is nothing, what its cause says, or else its name."""
+    while str(error).strip() in ("", "None"):  # The second is what py4j says of nothing.
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            return type(error).__name__
+        error = cause
+    return str(error)
 
 
 @contextmanager
@@ -154,6 +164,13 @@ def schema_of(text: str | None) -> "StructType | None":
             f"the schema is not a list of columns such as 'user string, n bigint': {text[:80]!r}"
         )
     return schema
+
+
+def place(text: str) -> Path:
+    """The directory of a lake. Raises LakeUnfit for a URL, which would be taken for a path."""
+    if found := re.match(r"([A-Za-z][\w+.-]*):/+", text):
+        raise LakeUnfit(f"a lake cannot be at {found[0]}…: it is a directory")
+    return Path(text)
 
 
 def check_is_there(lake: Path) -> None:

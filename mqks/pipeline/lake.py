@@ -111,7 +111,7 @@ def directory(date: str, event: str) -> str:
 
 
 def stage(
-    staging: Path, batches: Iterable[pa.RecordBatch], *, by_event: bool = True
+    staging: Path, batches: Iterable[pa.RecordBatch], *, by_event: bool = False
 ) -> Iterator[File]:
     """Write messages with the columns of a file into `staging`: one file for each day and event, or
     for each day."""
@@ -248,17 +248,18 @@ class Waiting:
 class Lake:
     """A directory of Parquet files, open for writing; a context manager that holds its lock.
 
-    `by_event`: whether a day has one directory for each event. It cannot change after the lake was
-    created. Entry finishes what a crash has interrupted. Raises LakeInUse and LakeUnfit.
+    `by_event`: whether a day has one directory for each event; None: as the lake was created, and
+    for a new one no. Entry finishes what a crash has interrupted. Raises LakeInUse and LakeUnfit.
     """
 
-    def __init__(self, path: Path, *, by_event: bool = True) -> None:
+    def __init__(self, path: Path, *, by_event: bool | None = None) -> None:
         self.path = path.absolute()
-        self.by_event = by_event
+        self.by_event = bool(by_event)
+        self._by_event = by_event
         self.control = self.path / CONTROL
         self.staging = self.control / "staging"
         self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
-        self._state["by_event"] = by_event
+        self._state["by_event"] = self.by_event
 
     def __enter__(self) -> Self:
         make_directory(self.control)
@@ -288,7 +289,8 @@ class Lake:
         self._finish()
 
     def _keep(self, *, by_event: bool) -> None:
-        if by_event != self.by_event:
+        self.by_event = by_event
+        if self._by_event not in (None, by_event):
             by = "event" if by_event else "day"
             raise LakeUnfit(f"{self.path} was created with --by {by}: use --by {by}")
 
@@ -400,8 +402,6 @@ class DeltaLake(Lake):
     """The same as a Delta table: an entry of its log is the commit, and application transactions in
     it record how far a queue was read. Files are moved before the commit; only the log defines what
     is in the table.
-
-    The table has the columns of its first commit.
     """
 
     def _recover(self) -> None:
@@ -425,16 +425,21 @@ class DeltaLake(Lake):
         return version
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        from deltalake import CommitProperties, DeltaTable, Transaction
+        from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
         self._check_is_here(file.name for file in files)
         own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
         partitions = {"date": pa.date32()} | ({"event": pa.string()} if self.by_event else {})
         schema = pa.schema([*own, *partitions.items()])
-        self._check(schema)
+        whole = self._merged(schema)
         self._place((file.name, file.directory) for file in files)
         if self._table is None:
             self._table = DeltaTable.create(self.path, schema, partition_by=[*partitions])
+        first = self._table.version()
+        if whole != self._columns():  # Without it, new columns of the files would be ignored.
+            none = whole.empty_table()
+            write_deltalake(self._table, none, mode="append", schema_mode="merge")
+            self._table.update_incremental()
         told = [Transaction(_application(queue, epoch), number)]
         for time_us in self._arrived(queue, epoch, files).values():
             told.append(Transaction(_arrivals(queue, epoch), time_us))
@@ -446,25 +451,29 @@ class DeltaLake(Lake):
             commit_properties=CommitProperties(app_transactions=told),
         )
         self._table.update_incremental()
-        self._sync_log()
+        self._sync_log(first)
 
-    def _check(self, schema: pa.Schema) -> None:
-        """A single file with another type of payload would make the table unreadable."""
+    def _columns(self) -> pa.Schema:
+        return pa.schema(self._table.schema().to_arrow())
+
+    def _merged(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the table with those of the files, which may be new, as fields of `data`
+        may be. A single file with another type of payload would make the table unreadable."""
         from deltalake import Schema
 
         try:
-            fields = Schema.from_arrow(schema).fields
+            Schema.from_arrow(schema)
         except Exception as error:  # It raises nothing more special.
             why = str(error).rpartition("Schema error: ")[2]
             raise LakeUnfit(f"a Delta table cannot have these columns: {why}") from None
-        there = self._table.schema().fields if self._table else []
-        types = {field.name: field.type for field in there}
-        for field in fields:
-            if types.get(field.name, field.type) != field.type:
-                raise LakeUnfit(
-                    f"{self.path}: the column {field.name} of this table has another type:"
-                    " archive into another table"
-                )
+        try:
+            return pa.unify_schemas([self._columns(), schema] if self._table else [schema])
+        except pa.ArrowTypeError as error:
+            why = str(error).rpartition(": ")[2]
+            raise LakeUnfit(
+                f"{self.path}: the schema does not fit the column data of this table ({why}):"
+                " change --schema, or archive into another table"
+            ) from None
 
     def roll(self, run: Merge, age_s: float) -> int:
         """Nothing stays in staging: files of a table can be replaced while it is read."""
@@ -482,10 +491,10 @@ class DeltaLake(Lake):
             self._sync_log(version + 1)
         return 0
 
-    def _sync_log(self, first: int | None = None) -> None:
-        """The log must be synced before the queue is trimmed."""
-        log, last = self.path / "_delta_log", self._table.version()
-        entries = range(last if first is None else first, last + 1)
+    def _sync_log(self, first: int) -> None:
+        """The log must be synced before the queue is trimmed; `first` is a version."""
+        log = self.path / "_delta_log"
+        entries = range(first, self._table.version() + 1)
         for entry in (*(log / f"{number:020}.json" for number in entries), log, self.path):
             sync(entry)
 
