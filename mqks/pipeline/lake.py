@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +34,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqks.durable import sync
+from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit
 
@@ -111,10 +113,10 @@ def directory(date: str, event: str) -> str:
 
 
 def stage(
-    staging: Path, batches: Iterable[pa.RecordBatch], *, by_event: bool = False
+    staging: Path | str, batches: Iterable[pa.RecordBatch], *, by_event: bool = False
 ) -> Iterator[File]:
     """Write messages with the columns of a file into `staging`: one file for each day and event, or
-    for each day."""
+    for each day. For a table on a store `staging` is its URL, and the names are final."""
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -127,12 +129,19 @@ def stage(
         yield from _stage(staging, gathered, by_event)
 
 
-def _stage(staging: Path, batches: list[pa.RecordBatch], by_event: bool) -> Iterator[File]:
+def _stage(staging: Path | str, batches: list[pa.RecordBatch], by_event: bool) -> Iterator[File]:
     for date, event, part in _parts(pa.Table.from_batches(batches), by_event):
         offsets = part["offset"]
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         name = _new_name(first, last)
-        size = _write(staging / name, [part], part.schema)
+        if isinstance(staging, Path):
+            size = _write(staging / name, [part], part.schema)
+        else:
+            sink = pa.BufferOutputStream()
+            _write_parquet(sink, [part], part.schema)
+            content = sink.getvalue()
+            objects.write(staging, f"date={date}/{_shown(name)}", content)
+            size = content.size
         arrived_us = pc.max(part["timestamp"]).value
         unparsed = part["data"].null_count if "data" in part.column_names else 0
         yield File(name, date, event, part.num_rows, size, first, last, arrived_us, unparsed)
@@ -173,19 +182,23 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
     if not path.parent.is_dir():
         raise LakeUnfit(f"{path.parent} is not on the machine {socket.gethostname()}: {SHARED}")
     with path.open("wb") as file:
-        with pq.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=["topic", "queue", "epoch", "archived"],
-            write_statistics=["offset", "timestamp"],
-        ) as writer:
-            for table in tables:
-                writer.write_table(table)
+        _write_parquet(file, tables, schema)
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=["topic", "queue", "epoch", "archived"],
+        write_statistics=["offset", "timestamp"],
+    ) as writer:
+        for table in tables:
+            writer.write_table(table)
 
 
 def merge(staging: Path, names: list[str]) -> list[str]:
@@ -257,7 +270,7 @@ class Lake:
         self.by_event = bool(by_event)
         self._by_event = by_event
         self.control = self.path / CONTROL
-        self.staging = self.control / "staging"
+        self.staging: Any = self.control / "staging"
         self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
         self._state["by_event"] = self.by_event
 
@@ -425,26 +438,29 @@ class DeltaLake(Lake):
         return version
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+        from deltalake import CommitProperties, Transaction, write_deltalake
 
         self._check_is_here(file.name for file in files)
-        own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
+        own = self._read_schema(files[0]) if files else COLUMNS
         partitions = {"date": pa.date32()} | ({"event": pa.string()} if self.by_event else {})
         schema = pa.schema([*own, *partitions.items()])
+        before = self.next(queue, epoch)
         whole = self._merged(schema)
         self._place((file.name, file.directory) for file in files)
         if self._table is None:
-            self._table = DeltaTable.create(self.path, schema, partition_by=[*partitions])
+            self._table = self._create(schema, [*partitions])
         first = self._table.version()
         if whole != self._columns():  # Without it, new columns of the files would be ignored.
             none = whole.empty_table()
             write_deltalake(self._table, none, mode="append", schema_mode="merge")
             self._table.update_incremental()
+        if (now := self.next(queue, epoch)) != before:  # This commit would not conflict with that.
+            raise in_use(self._table.table_uri, queue, now)
         told = [Transaction(_application(queue, epoch), number)]
         for time_us in self._arrived(queue, epoch, files).values():
             told.append(Transaction(_arrivals(queue, epoch), time_us))
         self._table.create_write_transaction(
-            [_addition(file, [*partitions]) for file in files],
+            [_addition(file, self._path(file), [*partitions]) for file in files],
             mode="append",
             schema=self._table.schema(),
             partition_by=[*partitions],
@@ -452,6 +468,18 @@ class DeltaLake(Lake):
         )
         self._table.update_incremental()
         self._sync_log(first)
+
+    def _create(self, schema: pa.Schema, partitions: list[str]) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable.create(self.path, schema, partition_by=partitions)
+
+    def _read_schema(self, file: File) -> pa.Schema:
+        return pq.read_schema(self.staging / file.name)
+
+    def _path(self, file: File) -> str:
+        """In the table."""
+        return f"{file.directory}/{_shown(file.name)}"
 
     def _columns(self) -> pa.Schema:
         return pa.schema(self._table.schema().to_arrow())
@@ -484,12 +512,15 @@ class DeltaLake(Lake):
         if age_s and version and version % DELTA_COMPACTION == 0:
             before = set(self._table.file_uris())
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
-            merged = [Path(file) for file in set(self._table.file_uris()) - before]
-            for name in {*merged, *(file.parent for file in merged)}:
-                sync(name)
+            self._sync(set(self._table.file_uris()) - before)
             self._table.vacuum(dry_run=False)
             self._sync_log(version + 1)
         return 0
+
+    def _sync(self, files: Iterable[str]) -> None:
+        merged = [Path(file) for file in files]
+        for name in {*merged, *(file.parent for file in merged)}:
+            sync(name)
 
     def _sync_log(self, first: int) -> None:
         """The log must be synced before the queue is trimmed; `first` is a version."""
@@ -499,21 +530,31 @@ class DeltaLake(Lake):
             sync(entry)
 
 
-def delta_table(path: Path) -> Any:
+def delta_table(path: Path | str, options: dict[str, str] | None = None) -> Any:
     """The table, or None if there is none yet. Raises ExtraMissing."""
     try:
         from deltalake import DeltaTable
     except ImportError:
         raise ExtraMissing("Delta tables need another package: pip install 'mqks[delta]'") from None
-    return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
+    there = DeltaTable.is_deltatable(str(path), options)
+    return DeltaTable(path, storage_options=options) if there else None
 
 
-def _addition(file: File, partitions: list[str]) -> Any:
+def in_use(url: str, queue: str, number: int | None) -> LakeInUse:
+    return LakeInUse(f"{url}: another archive has committed the queue {queue} up to {number}")
+
+
+def table(url: str) -> Any:
+    """The table, or None. Raises ExtraMissing, LakeUnfit and StoreAway."""
+    return objects.asked(url, partial(delta_table, url, objects.OPTIONS))
+
+
+def _addition(file: File, path: str, partitions: list[str]) -> Any:
     """The entry of a file in the log of a table."""
     from deltalake.transaction import AddAction
 
     return AddAction(
-        path=f"{file.directory}/{_shown(file.name)}",
+        path=path,
         size=file.bytes,
         partition_values={name: getattr(file, name) for name in partitions},
         modification_time=time.time_ns() // 10**6,
@@ -554,11 +595,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def messages(spark: "SparkSession", path: Path) -> "DataFrame":
+def messages(spark: "SparkSession", path: Path | str) -> "DataFrame":
     """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
 
     The event is the column `topic`; the directory may have it cut.
     """
+    if isinstance(path, str):
+        return _messages(spark, path)
     if (path / "_delta_log").is_dir():
         files = [str(file) for file in delta_table(path).file_uris()]
     elif path.is_dir():
@@ -568,6 +611,31 @@ def messages(spark: "SparkSession", path: Path) -> "DataFrame":
     if not files:
         return spark.createDataFrame([], _DDL)
     return spark.read.schema(_DDL).parquet(*files, basePath=str(path.absolute()))
+
+
+def _messages(spark: "SparkSession", url: str) -> "DataFrame":
+    """The rows of a table, read by the workers' Python."""
+    found = table(url)
+    if found is None:
+        raise LakeUnfit(f"there is no Delta table at {url}")
+    files = [(uri,) for uri in found.file_uris()]
+    if not files:
+        return spark.createDataFrame([], _DDL)
+    tasks = min(len(files), spark.sparkContext.defaultParallelism)
+    named = spark.createDataFrame(files, "file string").repartition(tasks)
+    return named.mapInArrow(partial(_rows, url), _DDL)
+
+
+def _rows(url: str, files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    system, schema = objects.file_system(), COLUMNS.append(pa.field("date", pa.date32()))
+    for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
+        with objects.asked(
+            url, partial(pq.ParquetFile, uri.partition("://")[2], filesystem=system)
+        ) as one:
+            for batch in one.iter_batches(columns=COLUMNS.names):
+                day = batch["timestamp"].cast(pa.date32())
+                columns = [batch[name] for name in COLUMNS.names]
+                yield pa.RecordBatch.from_arrays([*columns, day], schema=schema)
 
 
 def has_files_without_data(path: Path) -> bool:
