@@ -208,7 +208,7 @@ def test_small_files_are_merged_by_spark(
     assert [progress.waiting for progress in merged] == list(range(4, 44, 4))
     assert [progress.waiting for progress in alone] == [0] * 10
     assert len(keys(lake)) == 80
-    assert len(list(lake.glob("date=*/event=*/*.parquet"))) == 1 + 10
+    assert len(list(lake.glob("date=*/*.parquet"))) == 1 + 10
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_payloads_by_a_schema(
     publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(payloads)])
     schema = StructType.fromDDL("n bigint, user struct<id: string>")
     [progress] = run(spark, mqks_broker, lake, format, schema=schema)
-    files = [str(file) for file in lake.glob("date=*/event=*/*.parquet")]
+    files = [str(file) for file in lake.glob("date=*/*.parquet")]
     rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("offset").to_pylist()
 
     assert progress.unparsed == 4
@@ -511,10 +511,10 @@ def test_a_replay_that_an_older_version_began(
     """In its masks a star stood for any characters."""
     job = Replay(lake=tmp_path, server=Server(url="mqks://here"), events=now)
     job._save(17, {"offset": 3})
-    state = json.loads(job._state.read_bytes())
+    state = json.loads((tmp_path / job._state).read_bytes())
     del state["job"]["mask"]
     state["job"]["events"] = before
-    job._state.write_text(json.dumps(state))
+    (tmp_path / job._state).write_text(json.dumps(state))
 
     if goes_on:
         assert job._load() == (17, {"offset": 3})
@@ -671,6 +671,22 @@ def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("url", ["gs://bucket/lake", "s3:/bucket/lake", "file:///lake"])
+@pytest.mark.parametrize("command", [["archive", "q"], ["report"], ["replay"]])
+def test_a_url_is_no_directory(
+    command: list[str],
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["pipeline", *command, url]) == os.EX_DATAERR
+    assert capsys.readouterr().err.startswith(f"mqks: a lake cannot be at {url.partition('/')[0]}/")
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyspark'] = None")
     done = mqks("report", str(tmp_path), PYTHONPATH=str(tmp_path))
@@ -777,6 +793,15 @@ def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
     failure = explained(job.failure(told), mqks_broker.url)
 
     assert str(failure) == f"{refused.value}: range: there is no queue 'none'"
+
+
+def test_an_error_that_says_nothing_is_told_by_its_cause() -> None:
+    from py4j.protocol import Py4JNetworkError
+
+    silent = Py4JNetworkError()
+    assert job.text(silent) == "Py4JNetworkError"
+    silent.__cause__ = ConnectionResetError(104, "reset")
+    assert job.text(silent) == "[Errno 104] reset"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -47,7 +47,7 @@ def batch(offsets: range, event: str = "e1", time_us: int = NOON_US) -> pa.Recor
 
 
 def put(lake: Lake, offsets: range, event: str = "e1") -> list[File]:
-    files = list(stage(lake.staging, [batch(offsets, event)]))
+    files = list(stage(lake.staging, [batch(offsets, event)], by_event=lake.by_event))
     lake.commit("q", "x-1", offsets.stop, files)
     return files
 
@@ -62,14 +62,15 @@ def roll(lake: Lake, age_s: float = 0) -> int:
 
 
 def shown(path: Path) -> list[Path]:
-    return sorted(path.glob("date=*/event=*/*.parquet"))
+    return sorted(path.glob("date=*/**/*.parquet"))
 
 
 def test_files_by_day_and_event(tmp_path: Path) -> None:
-    with Lake(tmp_path) as lake:
+    with Lake(tmp_path, by_event=True) as lake:
         staged = stage(
             lake.staging,
             [batch(range(3)), batch(range(3, 6), "e2"), batch(range(6, 8), "e1", NOON_US + DAY_US)],
+            by_event=True,
         )
         files = {(file.date, file.event): (file.rows, file.first, file.last) for file in staged}
 
@@ -97,10 +98,12 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> None:
-    with Lake(tmp_path) as lake:
+    with Lake(tmp_path, by_event=True) as lake:
         put(lake, range(1, 5))
         roll(lake)
-        files = [*stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")])]
+        files = [
+            *stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")], by_event=True)
+        ]
         state = json.loads((lake.control / "state.json").read_text())
         state["queues"]["q"]["x-1"] = 9
         state["moves"] = [[file.name, file.directory] for file in files]
@@ -109,7 +112,7 @@ def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> 
             (tmp_path / file.directory).mkdir(parents=True, exist_ok=True)
             (lake.staging / file.name).rename(tmp_path / file.directory / f"{file.name}.parquet")
     for _ in range(2):
-        with Lake(tmp_path) as lake:
+        with Lake(tmp_path, by_event=True) as lake:
             assert lake.next("q", "x-1") == 9
         assert offsets(tmp_path) == list(range(1, 9))
 
@@ -127,7 +130,7 @@ ODD += ["null", "__HIVE_DEFAULT_PARTITION__", "_x"]
 
 @pytest.mark.parametrize("event", ODD)
 def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
-    with Lake(tmp_path) as lake:
+    with Lake(tmp_path, by_event=True) as lake:
         put(lake, range(1, 3), event)
         roll(lake)
     partitioning = ds.partitioning(
@@ -149,13 +152,13 @@ def test_long_events_stay_apart() -> None:
 
 @pytest.mark.parametrize("kind", [Lake, DeltaLake])
 def test_a_lake_by_day_has_a_directory_for_each(tmp_path: Path, kind: type[Lake]) -> None:
-    with kind(tmp_path, by_event=False) as lake:
+    with kind(tmp_path) as lake:
         rows = [batch(range(n, n + 1), f"e{n}", NOON_US + n // 500 * DAY_US) for n in range(1000)]
-        lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows, by_event=False)))
+        lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows)))
         roll(lake)
     with pytest.raises(LakeUnfit, match="--by day"):
-        kind(tmp_path).__enter__()
-    with kind(tmp_path, by_event=False) as lake:
+        kind(tmp_path, by_event=True).__enter__()
+    with kind(tmp_path) as lake:
         assert lake.next("q", "x-1") == 1000
 
     assert [file.parent.name for file in sorted(tmp_path.glob("date=*/*.parquet"))] == [
@@ -177,13 +180,15 @@ def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> Non
 
 
 def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
-    with Lake(tmp_path) as lake:
+    with Lake(tmp_path, by_event=True) as lake:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
         put(lake, range(50, 60), "e2")
         assert roll(lake, 60) == 60
         assert shown(tmp_path) == []
-    with Lake(tmp_path) as lake:  # They are in the lake: a restart does not lose them.
+    with Lake(
+        tmp_path, by_event=True
+    ) as lake:  # They are in the lake: a restart does not lose them.
         assert roll(lake) == 0
         assert list(lake.staging.iterdir()) == []
 
@@ -281,14 +286,14 @@ def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
 
 
 def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> None:
-    with DeltaLake(tmp_path) as lake:
+    with DeltaLake(tmp_path, by_event=True) as lake:
         assert lake.next("q", "x-1") is None
         for n in range(2 * DELTA_COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
             roll(lake, 60)
         lake.commit("q", "x-1", 1000, [])
         assert lake.next("q", "x-1") == 1000
-    with DeltaLake(tmp_path) as lake:
+    with DeltaLake(tmp_path, by_event=True) as lake:
         assert lake.next("q", "x-1") == 1000
         assert lake.next("q", "x-2") is None
     table = delta_table(tmp_path).to_pyarrow_table()
@@ -317,6 +322,22 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
     assert data == [{"n": 1}, {"n": 1}, {"n": 3}, {"n": 3}, None, None]
 
 
+def test_a_delta_table_grows_with_the_schema(tmp_path: Path) -> None:
+    rows = [None, {"n": 1}, {"n": 2, "user": "ann"}, {"n": 3}, None]
+    with DeltaLake(tmp_path) as lake:
+        for first, data in enumerate(rows):
+            part = batch(range(first, first + 1))
+            if data is not None:
+                part = part.append_column("data", pa.array([data]))
+            lake.commit("q", "x-1", first + 1, list(stage(lake.staging, [part])))
+    table = delta_table(tmp_path)
+
+    filled = [data and {"n": data["n"], "user": data.get("user")} for data in rows]
+    read = table.to_pyarrow_table().sort_by("offset")
+    assert read["data"].to_pylist() == filled
+    assert table.transaction_version("mqks/q/x-1") == 5
+
+
 def test_a_delta_table_tells_what_it_cannot_have(tmp_path: Path) -> None:
     with DeltaLake(tmp_path) as lake:
         data = pa.array([{"took": timedelta(1)}] * 2)
@@ -331,7 +352,7 @@ def test_what_delta_has_merged_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    with DeltaLake(tmp_path) as lake:
+    with DeltaLake(tmp_path, by_event=True) as lake:
         for n in range(DELTA_COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
         monkeypatch.setattr("mqks.pipeline.lake.sync", synced.append)

@@ -102,4 +102,5 @@ def test_workers_are_this_interpreter(spark: "SparkSession") -> None:
 def test_settings_and_the_session_that_is_there(spark: "SparkSession") -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert session("local[2]", **{"spark.sql.shuffle.partitions": "1"}) is spark

@@ -45,9 +45,19 @@ app = typer.Typer(
 )
 
 Queue = Annotated[str, queue_argument("The queue; it must have no consumers.")]
-Lake = typer.Argument(metavar="LAKE", help="The directory of the lake.")
-LakePath = Annotated[Path, Lake]
-LakeOrNone = Annotated[Path | None, Lake]
+
+
+def _place(text: str) -> Path | str:
+    from mqks.pipeline import job  # here, so that --help need not load it
+
+    return job.place(text)
+
+
+Lake = typer.Argument(
+    metavar="LAKE", help="The directory of the lake, or s3://bucket/path.", parser=_place
+)
+LakePath = Annotated[Any, Lake]
+LakeOrNone = Annotated[Any, Lake]
 Start = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals from 2026-11-20T12:00 (UTC)."),
@@ -56,6 +66,7 @@ End = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals before this time."),
 ]
+BY = {None: None, "event": True, "day": False}
 
 
 class Spark(TypedDict):
@@ -72,10 +83,14 @@ def archive(
     lake: LakePath,
     url: Url = None,
     once: Annotated[bool, "End when everything is archived."] = False,
-    format: Annotated[Literal["parquet", "delta"], "Plain files, or a Delta table."] = "parquet",
+    format: Annotated[
+        Literal["parquet", "delta"] | None,
+        "Plain files, or a Delta table. \\[default: parquet; delta on a store]",
+    ] = None,
     by: Annotated[
-        Literal["event", "day"], "One directory per day and event, or per day."
-    ] = "event",
+        Literal["event", "day"] | None,
+        "One directory per day and event, or per day. \\[default: as the lake has it, or day]",
+    ] = None,
     schema: Annotated[
         str | None,
         "DDL|FILE",
@@ -106,6 +121,7 @@ def archive(
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
         from mqks.pipeline.lake import LAKES, has_files_without_data
+        from mqks.pipeline.store import DeltaStore
         from mqks.pipeline.wire import Server
 
         job = Archive(
@@ -120,7 +136,13 @@ def archive(
             fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
-        with LAKES[format](lake, by_event=by == "event") as opened:
+        if isinstance(lake, str):
+            if format == "parquet":
+                raise typer.BadParameter("a store has Delta tables only: leave out --format")
+            kind: Any = DeltaStore
+        else:
+            kind = LAKES[format or "parquet"]
+        with kind(lake, by_event=BY[by]) as opened:
             for progress in job.run(session, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:
@@ -135,7 +157,7 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
-        if schema and messages and format == "parquet" and has_files_without_data(lake):
+        if schema and messages and kind is LAKES["parquet"] and has_files_without_data(lake):
             note(
                 f"older files of {lake} have no column data: read the lake in Spark with the "
                 "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "
@@ -182,7 +204,9 @@ def report(
         rows = messages(session, lake) if lake else reports.waiting(session, queue or "", url)
         found = reports.report(
             reports.between(rows, start, end),
-            title=f"Lake {lake.name}" if lake else f"Queue {queue}",
+            title=f"Lake {lake.name if isinstance(lake, Path) else lake}"
+            if lake
+            else f"Queue {queue}",
             window_s=window,
             sent_field=sent_field,
         )
@@ -263,7 +287,7 @@ for run, example in COMMANDS.items():
     declare(app, run, example)
 
 
-def _warn_of_doubles(lake: Path, queues: list[str], *, dry_run: bool) -> None:
+def _warn_of_doubles(lake: Path | str, queues: list[str], *, dry_run: bool) -> None:
     """Raises ReplayDoubles unless the user confirms the replay at a terminal."""
     from mqks.pipeline.errors import ReplayDoubles  # here, so that --help need not load them
 
@@ -333,7 +357,7 @@ def _speed(text: str) -> float:
 
 @contextmanager
 def _job(
-    name: str, spark: Spark, url: str | None, lake: Path | None = None
+    name: str, spark: Spark, url: str | None, lake: Path | str | None = None
 ) -> "Iterator[SparkSession]":
     """A Spark session that ends with the job. The lake, if given, must exist. Errors of the server
     get their reason."""

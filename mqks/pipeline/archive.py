@@ -12,7 +12,7 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, subset
-from mqks.pipeline.errors import DataLost
+from mqks.pipeline.errors import DataLost, StoreAway
+from mqks.pipeline.job import failure
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
 from mqks.pipeline.reader import LogRange, QueueReader, lost
 from mqks.pipeline.wire import Server
@@ -36,6 +37,8 @@ INTERVAL_S = 10.0
 IDLE_S = 0.05
 """The shortest pause between two checks of a queue with nothing new."""
 ROLL_S = 300.0
+AWAY_S, TELL_S = 5.0, 60.0
+"""Pause before a store is tried again; a store that is away is told so often."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
@@ -79,7 +82,7 @@ class _Batch:
     epoch: str
     ranges: list[tuple[int, int]]
     archived_us: int
-    staging: Path
+    staging: Path | str
     by_event: bool
     fail_on_data_loss: bool
 
@@ -161,6 +164,8 @@ class _Run:
     spark: "SparkSession"
     lake: Lake
     reader: QueueReader
+    away: list[float] = field(default_factory=list)
+    """When it was last told that the store is away."""
 
     def batches(self, stop: Event) -> Iterator[Progress]:
         job = self.job
@@ -178,8 +183,28 @@ class _Run:
                 stop.wait(min(1.0, max(IDLE_S, job.interval_s)))
                 self.roll(job.roll_s)
             else:
-                waited_until = time.monotonic() + job.interval_s
-                yield self._archive(log.epoch, start, end)
+                progress = self._archived(log.epoch, start, end)
+                if progress is None:
+                    stop.wait(AWAY_S)
+                else:
+                    waited_until = time.monotonic() + job.interval_s
+                    self.away.clear()
+                    yield progress
+
+    def _archived(self, epoch: str, start: int, end: int) -> Progress | None:
+        """One batch; None if the store is away, which is told once a minute."""
+        from pyspark.errors import PySparkException
+
+        try:
+            return self._archive(epoch, start, end)
+        except (StoreAway, PySparkException) as error:
+            found = error if isinstance(error, StoreAway) else failure(str(error))
+            if not isinstance(found, StoreAway):
+                raise
+        if not self.away or time.monotonic() - self.away[0] >= TELL_S:
+            _log.warning("%s; the queue waits", found)
+            self.away[:] = [time.monotonic()]
+        return None
 
     def roll(self, age_s: float) -> int:
         return self.lake.roll(partial(_merge, self.spark, self.lake.staging), age_s)

@@ -9,6 +9,7 @@
         ├── ExtraMissing    69  a required package is not installed
         ├── JobFailed       70  a Spark job failed
         ├── ServerAway      69  the server cannot be reached
+        ├── StoreAway       69  the store of the lake cannot be reached
         ├── LakeInUse       69  another process writes to the lake
         ├── ReplayDoubles   65  the replayed messages would be archived again
         └── LakeUnfit       65  the lake has another format, is not shared, or cannot be used
@@ -49,6 +50,10 @@ class JobFailed(PipelineError):
 
 class ServerAway(PipelineError, exit_code=69):
     """The server could not be reached within all retries."""
+
+
+class StoreAway(PipelineError, exit_code=69):
+    """The object store of the lake does not answer; nothing is lost, and it may be tried again."""
 
 
 class LakeInUse(PipelineError, exit_code=69):

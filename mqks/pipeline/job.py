@@ -23,6 +23,7 @@ from mqks.pipeline.errors import (
     JobFailed,
     LakeUnfit,
     ServerAway,
+    StoreAway,
 )
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def session_of(
             spark = session(master, **{**usual, **settings})
         yield spark
     except (PySparkException, Py4JError) as error:
-        raise failure(str(error)) from None
+        raise failure(text(error)) from None
     except ConnectionError as error:
-        raise ServerAway(f"the server cannot be reached: {error}") from None
+        raise ServerAway(f"the server cannot be reached: {text(error)}") from None
     except OSError as error:
         raise JobFailed(reason(error)) from None
     finally:
@@ -69,6 +70,16 @@ def session_of(
                 spark.stop()
         except (Py4JError, OSError):  # An error before this one was a consequence of it.
             raise JobFailed("Spark's Java process has died") from None
+
+
+def text(error: BaseException) -> str:
+    """What an error says; if that is nothing, what its cause says, or else its name."""
+    while str(error).strip() in ("", "None"):  # The second is what py4j says of nothing.
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            return type(error).__name__
+        error = cause
+    return str(error)
 
 
 @contextmanager
@@ -120,6 +131,8 @@ def failure(text: str) -> Exception:
         case "RequestFailed" | "AuthenticationFailed":
             found = re.fullmatch(r"(.*, error (\w+))(?:: (.+))?", told)
             return RequestFailed(*found.groups()) if found else RequestFailed(told, "")
+        case "StoreAway":
+            return StoreAway(told)
         case "ConnectionLost":
             return ServerAway(f"the server cannot be reached: {told}")
         case _:
@@ -129,7 +142,7 @@ def failure(text: str) -> Exception:
 def _reason(text: str) -> str:
     """The line of Spark's text with the error of the task, or else the first line."""
     raised = re.findall(
-        r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit): .+)$", text, re.M
+        r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit|Away): .+)$", text, re.M
     )
     lines = [line for line in raised if not line.startswith(("org.apache.", "java.", "py4j."))]
     return (lines or raised or text.strip().splitlines() or ["Spark gave no reason"])[0]
@@ -156,9 +169,21 @@ def schema_of(text: str | None) -> "StructType | None":
     return schema
 
 
-def check_is_there(lake: Path) -> None:
+def place(text: str) -> Path | str:
+    """The directory of a lake, or the URL of a table as `s3://bucket/path`. Raises LakeUnfit for
+    another URL, which would be taken for a path."""
+    if found := re.fullmatch(r"s3a?://([\w.-]+(?:/[\w.=-]+)+)/?", text):
+        return f"s3://{found[1]}"
+    if found := re.match(r"([A-Za-z][\w+.-]*):/+", text):
+        raise LakeUnfit(
+            f"a lake cannot be at {found[0]}…: it is a directory, or a table at s3://bucket/path"
+        )
+    return Path(text)
+
+
+def check_is_there(lake: Path | str) -> None:
     """Raises LakeUnfit before Spark takes seconds to start."""
-    if not lake.is_dir():
+    if isinstance(lake, Path) and not lake.is_dir():
         raise LakeUnfit(f"there is no lake at {lake}")
 
 

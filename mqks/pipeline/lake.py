@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +34,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqks.durable import sync
+from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit
 
@@ -111,10 +113,10 @@ def directory(date: str, event: str) -> str:
 
 
 def stage(
-    staging: Path, batches: Iterable[pa.RecordBatch], *, by_event: bool = True
+    staging: Path | str, batches: Iterable[pa.RecordBatch], *, by_event: bool = False
 ) -> Iterator[File]:
     """Write messages with the columns of a file into `staging`: one file for each day and event, or
-    for each day."""
+    for each day. For a table on a store `staging` is its URL, and the names are final."""
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -127,12 +129,19 @@ def stage(
         yield from _stage(staging, gathered, by_event)
 
 
-def _stage(staging: Path, batches: list[pa.RecordBatch], by_event: bool) -> Iterator[File]:
+def _stage(staging: Path | str, batches: list[pa.RecordBatch], by_event: bool) -> Iterator[File]:
     for date, event, part in _parts(pa.Table.from_batches(batches), by_event):
         offsets = part["offset"]
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         name = _new_name(first, last)
-        size = _write(staging / name, [part], part.schema)
+        if isinstance(staging, Path):
+            size = _write(staging / name, [part], part.schema)
+        else:
+            sink = pa.BufferOutputStream()
+            _write_parquet(sink, [part], part.schema)
+            content = sink.getvalue()
+            objects.write(staging, f"date={date}/{_shown(name)}", content)
+            size = content.size
         arrived_us = pc.max(part["timestamp"]).value
         unparsed = part["data"].null_count if "data" in part.column_names else 0
         yield File(name, date, event, part.num_rows, size, first, last, arrived_us, unparsed)
@@ -173,19 +182,23 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
     if not path.parent.is_dir():
         raise LakeUnfit(f"{path.parent} is not on the machine {socket.gethostname()}: {SHARED}")
     with path.open("wb") as file:
-        with pq.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=["topic", "queue", "epoch", "archived"],
-            write_statistics=["offset", "timestamp"],
-        ) as writer:
-            for table in tables:
-                writer.write_table(table)
+        _write_parquet(file, tables, schema)
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=["topic", "queue", "epoch", "archived"],
+        write_statistics=["offset", "timestamp"],
+    ) as writer:
+        for table in tables:
+            writer.write_table(table)
 
 
 def merge(staging: Path, names: list[str]) -> list[str]:
@@ -248,17 +261,18 @@ class Waiting:
 class Lake:
     """A directory of Parquet files, open for writing; a context manager that holds its lock.
 
-    `by_event`: whether a day has one directory for each event. It cannot change after the lake was
-    created. Entry finishes what a crash has interrupted. Raises LakeInUse and LakeUnfit.
+    `by_event`: whether a day has one directory for each event; None: as the lake was created, and
+    for a new one no. Entry finishes what a crash has interrupted. Raises LakeInUse and LakeUnfit.
     """
 
-    def __init__(self, path: Path, *, by_event: bool = True) -> None:
+    def __init__(self, path: Path, *, by_event: bool | None = None) -> None:
         self.path = path.absolute()
-        self.by_event = by_event
+        self.by_event = bool(by_event)
+        self._by_event = by_event
         self.control = self.path / CONTROL
-        self.staging = self.control / "staging"
+        self.staging: Any = self.control / "staging"
         self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
-        self._state["by_event"] = by_event
+        self._state["by_event"] = self.by_event
 
     def __enter__(self) -> Self:
         make_directory(self.control)
@@ -288,7 +302,8 @@ class Lake:
         self._finish()
 
     def _keep(self, *, by_event: bool) -> None:
-        if by_event != self.by_event:
+        self.by_event = by_event
+        if self._by_event not in (None, by_event):
             by = "event" if by_event else "day"
             raise LakeUnfit(f"{self.path} was created with --by {by}: use --by {by}")
 
@@ -400,8 +415,6 @@ class DeltaLake(Lake):
     """The same as a Delta table: an entry of its log is the commit, and application transactions in
     it record how far a queue was read. Files are moved before the commit; only the log defines what
     is in the table.
-
-    The table has the columns of its first commit.
     """
 
     def _recover(self) -> None:
@@ -425,46 +438,70 @@ class DeltaLake(Lake):
         return version
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        from deltalake import CommitProperties, DeltaTable, Transaction
+        from deltalake import CommitProperties, Transaction, write_deltalake
 
         self._check_is_here(file.name for file in files)
-        own = pq.read_schema(self.staging / files[0].name) if files else COLUMNS
+        own = self._read_schema(files[0]) if files else COLUMNS
         partitions = {"date": pa.date32()} | ({"event": pa.string()} if self.by_event else {})
         schema = pa.schema([*own, *partitions.items()])
-        self._check(schema)
+        before = self.next(queue, epoch)
+        whole = self._merged(schema)
         self._place((file.name, file.directory) for file in files)
         if self._table is None:
-            self._table = DeltaTable.create(self.path, schema, partition_by=[*partitions])
+            self._table = self._create(schema, [*partitions])
+        first = self._table.version()
+        if whole != self._columns():  # Without it, new columns of the files would be ignored.
+            none = whole.empty_table()
+            write_deltalake(self._table, none, mode="append", schema_mode="merge")
+            self._table.update_incremental()
+        if (now := self.next(queue, epoch)) != before:  # This commit would not conflict with that.
+            raise in_use(self._table.table_uri, queue, now)
         told = [Transaction(_application(queue, epoch), number)]
         for time_us in self._arrived(queue, epoch, files).values():
             told.append(Transaction(_arrivals(queue, epoch), time_us))
         self._table.create_write_transaction(
-            [_addition(file, [*partitions]) for file in files],
+            [_addition(file, self._path(file), [*partitions]) for file in files],
             mode="append",
             schema=self._table.schema(),
             partition_by=[*partitions],
             commit_properties=CommitProperties(app_transactions=told),
         )
         self._table.update_incremental()
-        self._sync_log()
+        self._sync_log(first)
 
-    def _check(self, schema: pa.Schema) -> None:
-        """A single file with another type of payload would make the table unreadable."""
+    def _create(self, schema: pa.Schema, partitions: list[str]) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable.create(self.path, schema, partition_by=partitions)
+
+    def _read_schema(self, file: File) -> pa.Schema:
+        return pq.read_schema(self.staging / file.name)
+
+    def _path(self, file: File) -> str:
+        """In the table."""
+        return f"{file.directory}/{_shown(file.name)}"
+
+    def _columns(self) -> pa.Schema:
+        return pa.schema(self._table.schema().to_arrow())
+
+    def _merged(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the table with those of the files, which may be new, as fields of `data`
+        may be. A single file with another type of payload would make the table unreadable."""
         from deltalake import Schema
 
         try:
-            fields = Schema.from_arrow(schema).fields
+            Schema.from_arrow(schema)
         except Exception as error:  # It raises nothing more special.
             why = str(error).rpartition("Schema error: ")[2]
             raise LakeUnfit(f"a Delta table cannot have these columns: {why}") from None
-        there = self._table.schema().fields if self._table else []
-        types = {field.name: field.type for field in there}
-        for field in fields:
-            if types.get(field.name, field.type) != field.type:
-                raise LakeUnfit(
-                    f"{self.path}: the column {field.name} of this table has another type:"
-                    " archive into another table"
-                )
+        try:
+            return pa.unify_schemas([self._columns(), schema] if self._table else [schema])
+        except pa.ArrowTypeError as error:
+            why = str(error).rpartition(": ")[2]
+            raise LakeUnfit(
+                f"{self.path}: the schema does not fit the column data of this table ({why}):"
+                " change --schema, or archive into another table"
+            ) from None
 
     def roll(self, run: Merge, age_s: float) -> int:
         """Nothing stays in staging: files of a table can be replaced while it is read."""
@@ -475,36 +512,49 @@ class DeltaLake(Lake):
         if age_s and version and version % DELTA_COMPACTION == 0:
             before = set(self._table.file_uris())
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
-            merged = [Path(file) for file in set(self._table.file_uris()) - before]
-            for name in {*merged, *(file.parent for file in merged)}:
-                sync(name)
+            self._sync(set(self._table.file_uris()) - before)
             self._table.vacuum(dry_run=False)
             self._sync_log(version + 1)
         return 0
 
-    def _sync_log(self, first: int | None = None) -> None:
-        """The log must be synced before the queue is trimmed."""
-        log, last = self.path / "_delta_log", self._table.version()
-        entries = range(last if first is None else first, last + 1)
+    def _sync(self, files: Iterable[str]) -> None:
+        merged = [Path(file) for file in files]
+        for name in {*merged, *(file.parent for file in merged)}:
+            sync(name)
+
+    def _sync_log(self, first: int) -> None:
+        """The log must be synced before the queue is trimmed; `first` is a version."""
+        log = self.path / "_delta_log"
+        entries = range(first, self._table.version() + 1)
         for entry in (*(log / f"{number:020}.json" for number in entries), log, self.path):
             sync(entry)
 
 
-def delta_table(path: Path) -> Any:
+def delta_table(path: Path | str, options: dict[str, str] | None = None) -> Any:
     """The table, or None if there is none yet. Raises ExtraMissing."""
     try:
         from deltalake import DeltaTable
     except ImportError:
         raise ExtraMissing("Delta tables need another package: pip install 'mqks[delta]'") from None
-    return DeltaTable(path) if DeltaTable.is_deltatable(str(path)) else None
+    there = DeltaTable.is_deltatable(str(path), options)
+    return DeltaTable(path, storage_options=options) if there else None
 
 
-def _addition(file: File, partitions: list[str]) -> Any:
+def in_use(url: str, queue: str, number: int | None) -> LakeInUse:
+    return LakeInUse(f"{url}: another archive has committed the queue {queue} up to {number}")
+
+
+def table(url: str) -> Any:
+    """The table, or None. Raises ExtraMissing, LakeUnfit and StoreAway."""
+    return objects.asked(url, partial(delta_table, url, objects.OPTIONS))
+
+
+def _addition(file: File, path: str, partitions: list[str]) -> Any:
     """The entry of a file in the log of a table."""
     from deltalake.transaction import AddAction
 
     return AddAction(
-        path=f"{file.directory}/{_shown(file.name)}",
+        path=path,
         size=file.bytes,
         partition_values={name: getattr(file, name) for name in partitions},
         modification_time=time.time_ns() // 10**6,
@@ -545,11 +595,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def messages(spark: "SparkSession", path: Path) -> "DataFrame":
+def messages(spark: "SparkSession", path: Path | str) -> "DataFrame":
     """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
 
     The event is the column `topic`; the directory may have it cut.
     """
+    if isinstance(path, str):
+        return _messages(spark, path)
     if (path / "_delta_log").is_dir():
         files = [str(file) for file in delta_table(path).file_uris()]
     elif path.is_dir():
@@ -559,6 +611,31 @@ def messages(spark: "SparkSession", path: Path) -> "DataFrame":
     if not files:
         return spark.createDataFrame([], _DDL)
     return spark.read.schema(_DDL).parquet(*files, basePath=str(path.absolute()))
+
+
+def _messages(spark: "SparkSession", url: str) -> "DataFrame":
+    """The rows of a table, read by the workers' Python."""
+    found = table(url)
+    if found is None:
+        raise LakeUnfit(f"there is no Delta table at {url}")
+    files = [(uri,) for uri in found.file_uris()]
+    if not files:
+        return spark.createDataFrame([], _DDL)
+    tasks = min(len(files), spark.sparkContext.defaultParallelism)
+    named = spark.createDataFrame(files, "file string").repartition(tasks)
+    return named.mapInArrow(partial(_rows, url), _DDL)
+
+
+def _rows(url: str, files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    system, schema = objects.file_system(), COLUMNS.append(pa.field("date", pa.date32()))
+    for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
+        with objects.asked(
+            url, partial(pq.ParquetFile, uri.partition("://")[2], filesystem=system)
+        ) as one:
+            for batch in one.iter_batches(columns=COLUMNS.names):
+                day = batch["timestamp"].cast(pa.date32())
+                columns = [batch[name] for name in COLUMNS.names]
+                yield pa.RecordBatch.from_arrays([*columns, day], schema=schema)
 
 
 def has_files_without_data(path: Path) -> bool:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from mqks.client import requests, urls
 from mqks.client.errors import RequestFailed
+from mqks.pipeline import objects
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL, make_directory, messages, write_atomically
 from mqks.pipeline.reader import QueueReader
@@ -56,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    lake: Path
+    lake: Path | str
     server: Server
     name: str = "replay"
     """The name of this replay. Another name gives other ids: everything is replayed again."""
@@ -114,8 +115,9 @@ class Replay:
         yield Progress(done, total, round(pace.behind_s, 3))
 
     @property
-    def _state(self) -> Path:
-        return self.lake / CONTROL / "replays" / f"{requests.name(self.name).hex()}.json"
+    def _state(self) -> str:
+        """The name of the progress in the lake."""
+        return f"{CONTROL}/replays/{requests.name(self.name).hex()}.json"
 
     def _job(self) -> dict[str, Any]:
         """The options that must be the same in every run of a replay."""
@@ -125,7 +127,11 @@ class Replay:
     def _load(self) -> tuple[int, dict[str, Any] | None]:
         """The number of replayed messages, and the place of the last one. Raises BadOption."""
         try:
-            state = json.loads(self._state.read_bytes())
+            state = json.loads(
+                objects.read(self.lake, self._state)
+                if isinstance(self.lake, str)
+                else (self.lake / self._state).read_bytes()
+            )
         except FileNotFoundError:
             return 0, None
         job = state["job"]
@@ -139,9 +145,14 @@ class Replay:
         return state["done"], state["last"]
 
     def _save(self, done: int, last: dict[str, Any] | None) -> None:
-        make_directory(self._state.parent)
         state = {"name": self.name, "job": self._job(), "done": done, "last": last}
-        write_atomically(self._state, json.dumps(state).encode())
+        content = json.dumps(state).encode()
+        if isinstance(self.lake, str):
+            objects.write(self.lake, self._state, content)
+        else:
+            path = self.lake / self._state
+            make_directory(path.parent)
+            write_atomically(path, content)
 
 
 def pattern(mask: str) -> str:

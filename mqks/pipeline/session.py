@@ -59,6 +59,9 @@ def session(master: str | None = None, **conf: Any) -> "SparkSession":
     os.environ["PYSPARK_PYTHON"] = workers_python(master, conf)
     if master:
         builder = builder.master(master)
+    if master and master.startswith("local"):
+        # Spark's own choice is an address of the network, which may change or be blocked.
+        settings = {"spark.driver.host": "127.0.0.1"} | settings
     for name, value in {**settings, **conf}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

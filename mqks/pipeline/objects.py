@@ -1,0 +1,82 @@
+"""Objects of a store: read and written whole, with time limits and retries that end.
+
+Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_REGION`,
+`AWS_ENDPOINT_URL`), on the driver and on each worker.
+
+The one rule: a store that refuses is told apart from one that is away.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mqks.pipeline.errors import LakeUnfit, PipelineError, StoreAway
+
+REQUEST_S, ATTEMPTS, RETRIES_S = 60, 4, 20
+"""Of each request; then the store counts as away."""
+OPTIONS = {
+    "timeout": f"{REQUEST_S}s",
+    "connect_timeout": "5s",
+    "max_retries": str(ATTEMPTS),
+    "retry_timeout": f"{RETRIES_S}s",
+}
+_REFUSED = r"(?i)\b403\b|access.?denied|forbidden|no.?such.?bucket|invalid.?access.?key"
+
+Got = TypeVar("Got")
+
+
+def asked(url: str, work: Callable[[], Got]) -> Got:
+    """What the store answers. Raises LakeUnfit if it refuses, else StoreAway."""
+    try:
+        return work()
+    except PipelineError:
+        raise
+    except Exception as error:  # Each library has its own, and deltalake's are plain ones.
+        told = " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())[:300]
+        if re.search(_REFUSED, told):
+            raise LakeUnfit(f"{url}: the store refuses this: {told}") from None
+        raise StoreAway(f"{url}: the store does not answer as it should: {told}") from None
+
+
+def file_system() -> Any:
+    """Raises whatever pyarrow does."""
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    return S3FileSystem(
+        endpoint_override=os.environ.get("AWS_ENDPOINT_URL"),
+        connect_timeout=5,
+        request_timeout=REQUEST_S,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+    )
+
+
+def key(url: str, name: str) -> str:
+    """The name of an object for `file_system`."""
+    return f"{url.partition('://')[2]}/{name}"
+
+
+def read(url: str, name: str) -> bytes:
+    """Raises FileNotFoundError, LakeUnfit and StoreAway."""
+
+    def get() -> bytes | None:
+        try:
+            with file_system().open_input_stream(key(url, name)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    content = asked(url, get)
+    if content is None:
+        raise FileNotFoundError(f"{url}/{name}")
+    return content
+
+
+def write(url: str, name: str, content: Any) -> None:
+    """One object, whole or not at all. Raises LakeUnfit and StoreAway."""
+
+    def put() -> None:
+        with file_system().open_output_stream(key(url, name)) as stream:
+            stream.write(content)
+
+    asked(url, put)

@@ -1,0 +1,90 @@
+"""A proxy before an object store whose next conditional put fails.
+
+    python -m tests.store_proxy PORT-OF-THE-STORE     prints its own port
+
+`GET /_fault=swallow`: the store gets the put, and nobody the answer; `500`: the put is refused, and
+then everything is, until `GET /_fault=` ends it. `GET /_fault` tells the fault, and the number of
+conditional puts.
+
+The one rule: what is passed is passed unchanged.
+"""
+
+import sys
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    fault = ""
+    conditional = 0
+    store_port = 0
+
+
+class Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def _pass(self) -> None:
+        body = self._body()
+        if self.path.startswith("/_fault"):
+            if "=" in self.path:
+                self.server.fault = self.path.partition("=")[2]
+            self._answer(200, f"{self.server.fault},{self.server.conditional}".encode())
+            return
+        is_conditional = "if-none-match" in self.headers
+        self.server.conditional += is_conditional
+        fault = self.server.fault
+        if fault == "500" and is_conditional:
+            self.server.fault = fault = "down"
+        if fault == "down":
+            self._answer(503, b"")
+            return
+        to = HTTPConnection("127.0.0.1", self.server.store_port, timeout=60)
+        to.request(self.command, self.path, body, dict(self.headers))
+        answer = to.getresponse()
+        told = answer.read()
+        to.close()
+        if fault == "swallow" and is_conditional:
+            self.server.fault = ""
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
+                self.send_header(name, value)
+        if answer.getheader("content-length") is None:
+            self.send_header("content-length", str(len(told)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(told)
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("transfer-encoding", ""):
+            return self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = b""
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        del self.headers["transfer-encoding"]
+        self.headers["content-length"] = str(len(body))
+        return body
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    proxy = Proxy(("127.0.0.1", 0), Passing)
+    proxy.store_port = int(sys.argv[1])
+    print(proxy.server_port, flush=True)
+    proxy.serve_forever()

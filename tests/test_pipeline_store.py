@@ -1,0 +1,291 @@
+"""Delta tables on a local store of another make: archive, report, replay; answers that are lost.
+
+The one rule: what is in a table is counted by programs that know nothing of mqks.
+"""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import duckdb
+import polars
+import pytest
+from pyarrow.fs import S3FileSystem
+
+from mqks.commands import main
+from mqks.pipeline import objects
+from mqks.pipeline.archive import Archive, Progress
+from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
+from mqks.pipeline.lake import messages, stage, table
+from mqks.pipeline.replay import Replay
+from mqks.pipeline.store import DeltaStore
+from mqks.pipeline.wire import Server
+from mqks.testing import Broker
+from tests.test_pipeline_jobs import publish, some, subscribe, waits
+from tests.test_pipeline_lake import batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECRET = "s3cr3t-of-the-store"
+LIMIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+class Moto:
+    """The store: a process with a bucket in its memory."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        limit_s = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                break
+            except OSError:
+                assert time.monotonic() < limit_s
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Between:
+    """The proxy of `store_proxy` before the store, as a process: deltalake holds the GIL while
+    it waits."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-m", "tests.store_proxy", str(port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def _asked(self, path: str) -> list[str]:
+        one = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        one.request("GET", path)
+        told = one.getresponse().read().decode().split(",")
+        one.close()
+        return told
+
+    @property
+    def fault(self) -> str:
+        return self._asked("/_fault")[0]
+
+    @fault.setter
+    def fault(self, fault: str) -> None:
+        self._asked(f"/_fault={fault}")
+
+    @property
+    def conditional(self) -> int:
+        """Conditional puts so far."""
+        return int(self._asked("/_fault")[1])
+
+    def stop(self) -> None:
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def between() -> Iterator[Between]:
+    moto = Moto()
+    proxy = Between(moto.port)
+    told = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        S3FileSystem(
+            endpoint_override=told["AWS_ENDPOINT_URL"], allow_bucket_creation=True
+        ).create_dir("bucket")
+        yield proxy
+    proxy.stop()
+    moto.stop()
+
+
+@pytest.fixture
+def url(between: Between, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield f"s3://bucket/{request.node.name.partition('[')[0]}"
+    between.fault = ""
+
+
+def put(lake: DeltaStore, offsets: range) -> None:
+    lake.commit("q", "x-1", offsets.stop, list(stage(lake.staging, [batch(offsets)])))
+
+
+def offsets(url: str) -> list[int]:
+    """As polars finds them in the table."""
+    return sorted(polars.read_delta(url)["offset"].to_list())
+
+
+@pytest.mark.parametrize("by_event", [False, True])
+def test_a_table_on_a_store(url: str, by_event: bool) -> None:
+    url = f"{url}-{by_event}"
+    for first in (1, 5):
+        with DeltaStore(url, by_event=by_event) as lake:
+            assert lake.next("q", "x-1") == (None if first == 1 else first)
+            put(lake, range(first, first + 4))
+    with DeltaStore(url) as lake:
+        assert lake.next("q", "x-1") == 9
+        assert lake.by_event == by_event
+    assert offsets(url) == list(range(1, 9))
+
+
+def test_an_answer_to_a_commit_is_lost(url: str, between: Between) -> None:
+    with DeltaStore(url) as lake:
+        put(lake, range(1, 5))
+        between.fault, before = "swallow", between.conditional
+        put(lake, range(5, 9))
+        assert between.conditional > before, "commits are conditional puts"
+        assert between.fault == ""
+        assert lake.next("q", "x-1") == 9
+        put(lake, range(9, 12))
+    assert offsets(url) == list(range(1, 12))
+
+
+def test_of_two_archives_one_ends(url: str) -> None:
+    with DeltaStore(url) as one, DeltaStore(url) as other:
+        put(one, range(1, 5))
+        with pytest.raises(LakeInUse, match=r"another archive .* q up to 5"):
+            put(other, range(1, 9))
+        put(one, range(5, 9))
+    assert offsets(url) == list(range(1, 9))
+
+
+def test_a_store_that_refuses_or_is_away(
+    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    with DeltaStore(url) as lake:
+        put(lake, range(1, 5))
+        between.fault = "500"
+        with pytest.raises(StoreAway) as away:
+            put(lake, range(5, 9))
+        with pytest.raises(StoreAway):
+            table(url)
+        between.fault = ""
+        put(lake, range(5, 9))
+    assert SECRET not in str(away.value)
+    assert offsets(url) == list(range(1, 9))
+    with pytest.raises(LakeUnfit):
+        objects.write("s3://no-such-bucket/x", "y", b"")
+
+
+def archived(
+    spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
+) -> Iterator[Progress]:
+    job = Archive(queue="clicks", server=Server(url=broker.url), once=once, batch_messages=40)
+    with DeltaStore(url) as lake:
+        yield from job.run(spark, lake, stop)
+
+
+def test_from_the_queue_to_every_reader_and_back(
+    spark: "SparkSession", mqks_broker: Broker, url: str
+) -> None:
+    subscribe(mqks_broker)
+    rows = some(0, 90) + some(90, 10, "order.new")
+    publish(mqks_broker, rows)
+    assert sum(p.messages for p in archived(spark, mqks_broker, url, Event())) == 100
+    assert waits(mqks_broker) == []
+    ids = sorted(row[0] for row in rows)
+
+    assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
+    found = table(url).to_pyarrow_table()
+    assert duckdb.sql("select count(*), count(distinct key) from found").fetchall() == [(100, 100)]
+    assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
+    assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
+    for _ in range(2):  # The second continues the first, which was complete.
+        list(Replay(lake=url, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+
+
+def test_an_archive_waits_for_its_store(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    url: str,
+    between: Between,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mqks.pipeline.archive.AWAY_S", 0.05)
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    list(archived(spark, mqks_broker, url, Event()))
+    between.fault = "500"
+    publish(mqks_broker, some(20, 20))
+    found: list[Progress] = []
+    with caplog.at_level(logging.WARNING, "mqks.pipeline"):
+        thread = threading.Thread(
+            target=lambda: found.extend(archived(spark, mqks_broker, url, Event()))
+        )
+        thread.start()
+        limit_s = time.monotonic() + LIMIT_S
+        while "the queue waits" not in caplog.text:
+            assert time.monotonic() < limit_s
+            assert thread.is_alive(), caplog.text
+            time.sleep(0.05)
+        assert len(waits(mqks_broker)) == 20, "nothing is trimmed"
+        between.fault = ""
+        thread.join(LIMIT_S)
+
+    assert [p.messages for p in found] == [20]
+    assert caplog.text.count("the queue waits") == 1
+    assert SECRET not in caplog.text
+    assert waits(mqks_broker) == []
+    assert len(offsets(url)) == len(set(offsets(url))) == 40
+
+
+@pytest.mark.parametrize("place", ["s3://key:secret@bucket/x", "s3://bucket", "gs://bucket/x"])
+def test_what_is_no_place(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "archive", "q", place]) == os.EX_DATAERR
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_driver_is_killed(
+    spark: "SparkSession", mqks_broker: Broker, url: str, tmp_path: Path
+) -> None:
+    from tests import pipeline_kills as kills
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5000))
+    flags = ["--url", mqks_broker.url, "--batch", "500"]
+    for number in range(2):
+        job = kills.Job(tmp_path / "log", "archive", "clicks", url, *flags)
+        kills.wait_for("a batch", partial(lambda job: job.told or not job.is_running(), job))
+        job.kill(everything=number == 0)
+    list(archived(spark, mqks_broker, url, Event()))
+
+    assert SECRET not in (tmp_path / "log").read_text() + json.dumps(job.told)
+    assert len(offsets(url)) == len(set(offsets(url))) == 5000
