@@ -33,6 +33,9 @@ QUEUE_TABLES_MAX: Final = 256
 META_BYTES_MAX: Final = 4096
 """Longest attributes of a message, percent-encoded."""
 
+REASON_BYTES_MAX: Final = 512
+"""Longest reason of a reject, before it is percent-encoded."""
+
 MASK_BYTES_MAX: Final = 1024
 """Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a
 name of 1 MiB."""

@@ -33,7 +33,7 @@ from mqks.limits import (
     WORDS_MAX,
 )
 from mqks.protocol.masks import check_bound
-from mqks.protocol.meta import check_meta
+from mqks.protocol.meta import check_meta, check_reason
 
 T = TypeVar("T")
 Parsing = Generator[bool, None, T]
@@ -99,6 +99,8 @@ class Answer(NamedTuple):
     selection: Selection | None = None
     fate: bool = False
     """The confirm tells what became of the message."""
+    why: bytes = b""
+    """Percent-encoded; kept with the dead letter if the message dies by this."""
 
 
 class Scheduled(NamedTuple):
@@ -723,6 +725,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--older": ("older_us", _delay_us),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
+    "--reason": ("why", check_reason),
     "--remove": ("remove", bytes),
     "--remove-mask": ("remove_masks", bytes),
     "--then": ("then", bytes),
@@ -784,7 +787,7 @@ _TABLE = (
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
-        f"{SELECTION} [--fate]",
+        f"{SELECTION} [--reason={{text}}] [--fate]",
         _reject,
         OF_CONSUMER,
         apart=((b"--dead", b"--delay", b"--retries", BACKOFF),),
