@@ -36,6 +36,14 @@ META_BYTES_MAX: Final = 4096
 REASON_BYTES_MAX: Final = 512
 """Longest reason of a reject, before it is percent-encoded."""
 
+KEY_BYTES_MAX: Final = 256
+"""Longest key of a message, percent-encoded."""
+
+PRIORITY_MIN: Final = -128
+"""Lowest priority of a message; higher ones are delivered first."""
+PRIORITY_MAX: Final = 127
+"""Highest priority of a message."""
+
 MASK_BYTES_MAX: Final = 1024
 """Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a
 name of 1 MiB."""

@@ -35,7 +35,7 @@ from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow
 from mqks.journal.survey import Survey, guess, sections_of
-from mqks.protocol.replies import split
+from mqks.protocol.replies import parts
 
 AT_ONCE: Final = 16
 """New segments that are read in one transaction with the list of all."""
@@ -80,6 +80,8 @@ class Message(NamedTuple):
     """When it joins the queue, if it is scheduled, else 0."""
     expires_us: int
     """When its own TTL ends, or 0."""
+    traits: bytes
+    """As in `replies.Parts`."""
 
 
 class Facts(NamedTuple):
@@ -351,7 +353,7 @@ def _message(
 ) -> Message:
     message_id, _, rest = line.partition(b" event=")
     event, _, data = rest.partition(b" ")
-    data, meta = split(data)
+    data, meta, _, traits = parts(data)
     delivered = number < queue.cursor
     mark = marks.get(number, Mark(redelivered=delivered))
     return Message(
@@ -368,4 +370,5 @@ def _message(
         losses=mark.losses,
         due_us=mark.due_us,
         expires_us=mark.expires_us,
+        traits=traits,
     )

@@ -7,7 +7,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from mqks.errors import BadRequest
-from mqks.limits import META_BYTES_MAX, REASON_BYTES_MAX
+from mqks.limits import KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX
 
 LETTER = ("reason", "queue", "tries", "published", "died", "why")
 """Keys that the server sets in dead letters, in this order and behind all others. The last one only
@@ -44,6 +44,15 @@ def check_reason(value: bytes) -> bytes:
     if b"&" in value or not _ALLOWED.fullmatch(value):
         raise BadRequest(f"{_shown(value)} is not percent-encoded, as in no%20such%20customer")
     return value
+
+
+def check_key(key: bytes) -> bytes:
+    """Return `key` unchanged if it is valid. Raises BadRequest."""
+    if len(key) > KEY_BYTES_MAX:
+        raise BadRequest(f"the key has {len(key)} bytes, the limit is {KEY_BYTES_MAX}")
+    if not _ALLOWED.fullmatch(key):
+        raise BadRequest(f"the key {_shown(key)} is not percent-encoded, as in a%20b")
+    return key
 
 
 def split_letter(meta: bytes) -> tuple[bytes, list[bytes] | None]:

@@ -1,7 +1,7 @@
 """Replies as bytes. The one rule: a reply is one line and ends with one newline."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from mqks.protocol.requests import DeleteRule
 
@@ -45,28 +45,63 @@ ATTRIBUTES: Final = b"\t"
 """Separates data, attributes, and internal facts of a message: a request cannot contain a tab."""
 
 
+ESCAPED: Final = b",escaped=1"
+"""The first of the traits of a message whose data are escaped."""
+
+
+class Parts(NamedTuple):
+    """A message in its stored form: text, attributes, and internal facts, each after a tab."""
+
+    text: bytes
+    meta: bytes = b""
+    """Attributes, percent-encoded."""
+    published: bytes = b""
+    """When it was first published, if that is not the time of its number."""
+    traits: bytes = b""
+    """How it was published, as a delivery tells it: `,escaped=1,priority=5,key=a`."""
+
+    def joined(self) -> bytes:
+        return ATTRIBUTES.join(self).rstrip(ATTRIBUTES)
+
+
+def parts(message: bytes) -> Parts:
+    return Parts(*message.split(ATTRIBUTES)) if ATTRIBUTES in message else Parts(message)
+
+
+def traits_of(message: bytes) -> bytes:
+    """The traits of a message, `Parts.traits`."""
+    return parts(message).traits if ATTRIBUTES in message else b""
+
+
 def plain(message: bytes) -> bytes:
-    """A message without its attributes."""
-    return message.partition(ATTRIBUTES)[0]
-
-
-def split(message: bytes) -> tuple[bytes, bytes]:
-    """A message without its attributes, and the attributes, percent-encoded."""
+    """A message without its attributes, as it is delivered."""
     text, _, behind = message.partition(ATTRIBUTES)
-    return text, behind.partition(ATTRIBUTES)[0]
+    return _with(text, ESCAPED) if ESCAPED in behind else text
 
 
 def with_retry(message: bytes, retry: int) -> bytes:
-    """The message as in its `retry`-th redelivery."""
-    message_id, event, data = message.split(b" ", 2)
-    return b"%b %b,retry=%d %b" % (message_id, event, retry, data)
+    """The message as in its `retry`-th redelivery, without its attributes."""
+    text, _, behind = message.partition(ATTRIBUTES)
+    return _with(text, b",retry=%d%b" % (retry, ESCAPED if ESCAPED in behind else b""))
+
+
+def with_traits(message: bytes) -> bytes:
+    """The message with its traits behind its event, and a tab and its attributes behind its data,
+    where it has any."""
+    text, meta, _, traits = parts(message)
+    return Parts(_with(text, traits) if traits else text, meta).joined()
 
 
 def with_meta(message: bytes, retry: int) -> bytes:
-    """The message with `retry` and attributes, both always present."""
-    text, meta = split(message)
+    """The message with `retry`, traits and attributes; `retry` and attributes are always there."""
+    text, meta, _, traits = parts(message)
+    return _with(text, b",retry=%d%b,meta=%b" % (retry, traits, meta))
+
+
+def _with(text: bytes, told: bytes) -> bytes:
+    """A message with this behind its event."""
     message_id, event, data = text.split(b" ", 2)
-    return b"%b %b,retry=%d,meta=%b %b" % (message_id, event, retry, meta, data)
+    return b"%b %b%b %b" % (message_id, event, told, data)
 
 
 def message_id(message: bytes) -> bytes:

@@ -23,6 +23,8 @@ from mqks.limits import (
     MASKS_MAX,
     PEEK_ROWS_DEFAULT,
     PEEK_ROWS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
     SEQ_MAX,
@@ -32,8 +34,9 @@ from mqks.limits import (
     TIME_S_MAX,
     WORDS_MAX,
 )
+from mqks.protocol.escapes import is_escaped
 from mqks.protocol.masks import check_bound
-from mqks.protocol.meta import check_meta, check_reason
+from mqks.protocol.meta import check_key, check_meta, check_reason
 
 T = TypeVar("T")
 Parsing = Generator[bool, None, T]
@@ -68,6 +71,18 @@ class Publish(NamedTuple):
     meta: bytes = b""
     to: bytes | None = None
     """The queue that gets it; None: those that are bound to the event."""
+    escaped: bool = False
+    priority: int = 0
+    key: bytes = b""
+
+    @property
+    def traits(self) -> bytes:
+        """See `replies.Parts`."""
+        return b"%b%b%b" % (
+            b",escaped=1" if self.escaped else b"",
+            b",priority=%d" % self.priority if self.priority else b"",
+            b",key=" + self.key if self.key else b"",
+        )
 
 
 class Backoff(NamedTuple):
@@ -406,6 +421,8 @@ def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
         return action.made([rest], found)
     if head[:2] == b"--":
         action.take(head, found)
+    if "escaped" in found and not is_escaped(data):
+        raise action.error(r"the data have a backslash that is not one of \\, \n, \r and \t")
     return action.made([head, data] if head else [], found)
 
 
@@ -522,6 +539,15 @@ def _duration_s(value: bytes) -> float:
     if not seconds:
         raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
+
+
+def _priority(value: bytes) -> int:
+    digits = value.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > 3 or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
+        raise BadRequest(
+            f"{shown(value)} is not a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}"
+        )
+    return int(value)
 
 
 def _name(value: bytes) -> bytes:
@@ -719,10 +745,12 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--event": ("event_mask", _mask),
     "--from": ("first", sequence_number),
     "--id": ("message_id", _message_id),
+    "--key": ("key", check_key),
     "--limit": ("limit", _number(1, SEQ_MAX)),
     "--mask": ("mask", bytes),
     "--meta": ("meta", check_meta),
     "--older": ("older_us", _delay_us),
+    "--priority": ("priority", _priority),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
     "--reason": ("why", check_reason),
@@ -761,7 +789,8 @@ _TABLE = (
     Action(
         "publish",
         "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
-        "[--meta={key}={value}[&...]] [--to={queue}] {event} {data}",
+        "[--meta={key}={value}[&...]] [--to={queue}] [--escaped] [--priority={n}] [--key={key}] "
+        "{event} {data}",
         Publish,
         {"event": "publish", "to": "consume"},
         parser=_with_data,

@@ -38,6 +38,8 @@ RUN = struct.Struct("<4q")
 LINES: Final = {"peek", "scheduled"}
 ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\n]*)?")
 """Attributes of a message, followed by internal fields."""
+TRAITS: Final = b"\t,"
+"""Some message has traits: attributes begin with no comma."""
 LOOKED_AT_ONCE: Final = 2048
 SPARE: Final = 64
 SELECTED_FROM: Final = 10_000
@@ -260,11 +262,12 @@ class Reads:
         told = []
         for piece in pieces:
             for seq, line in enumerate(split(piece.text[:-1]), piece.first):
-                message_id, event, data = line.split(b" ", 2)
-                data, meta = replies.split(data)
+                text, meta, _, traits = replies.parts(line)
+                message_id, event, data = text.split(b" ", 2)
                 mark = marks.get(seq, NO_MARK)
                 if mark.retry:
                     event += b",retry=%d" % mark.retry
+                event += traits
                 if meta:
                     event += b",meta=" + meta
                 event += b",seq=%d,time=%d" % (seq, piece.time_us)
@@ -276,10 +279,14 @@ class Reads:
 
 
 def _plain(text: bytes) -> bytes:
-    """Messages without their attributes."""
+    """Messages without their attributes, as they are delivered."""
+    if TRAITS in text:
+        return b"".join([replies.plain(line) + b"\n" for line in split(text[:-1])])
     return ATTRIBUTES.sub(b"", text)
 
 
 def _told(text: bytes) -> bytes:
-    """Messages with their attributes."""
+    """Messages with their traits and attributes."""
+    if TRAITS in text:
+        return b"".join([replies.with_traits(line) + b"\n" for line in split(text[:-1])])
     return ATTRIBUTES.sub(lambda found: found[1] and replies.ATTRIBUTES + found[1], text)

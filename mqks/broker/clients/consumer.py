@@ -128,7 +128,7 @@ class Consumer(Taker):
         elif lane.has_attributes:
             told = [*map(replies.plain, lines)]
         if lane.marks:
-            told = self._tell_marks(numbers, told)
+            told = self._tell_marks(numbers, lines, told)
         if self.manual_ack:
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
@@ -149,21 +149,21 @@ class Consumer(Taker):
             self.budget.used += size
         self.connection.write(self.prefix + self.separator.join(told) + b"\n")
 
-    def _tell_marks(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
-        """Add the retry to messages that have one, and mark them as delivered again."""
-        lane, told = self.queue.lane, []
-        for number, line in zip(numbers, lines, strict=True):
+    def _tell_marks(
+        self, numbers: Sequence[int], lines: Sequence[bytes], told: Sequence[bytes]
+    ) -> list[bytes]:
+        """Tell the retry of messages that have one, and mark them as delivered again."""
+        lane, told = self.queue.lane, [*told]
+        for place, number in enumerate(numbers):
             mark = lane.marks.get(number)
             if mark is None:
-                told.append(line)
                 continue
             if mark.retry:
                 if not self.meta:
-                    line = replies.with_retry(line, mark.retry)
+                    told[place] = replies.with_retry(lines[place], mark.retry)
                 self.queue.shared.counters.redelivered += 1
             if self.manual_ack:
                 lane.mark(number, mark.delivered())
-            told.append(line)
         return told
 
     def _tell_meta(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:

@@ -2,9 +2,8 @@
 
     id event=orders.new data<TAB>trace=7&reason=rejects&queue=jobs&...<TAB>1790000000000000
 
-The one rule: the broker's own pairs are last in meta, and only in dead-letter queues. Meta is
-followed by the time when the message was first published, in microseconds since 1970, if that is
-not the time of its number. Clients never get this time in this form.
+The one rule: the broker's own pairs are last in meta, and only in dead-letter queues. What
+follows meta is described at `replies.Parts`; clients never get it in this form.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from mqks.protocol.meta import split_letter
-from mqks.protocol.replies import ATTRIBUTES
+from mqks.protocol.replies import Parts, parts
 
 
 class Letter(NamedTuple):
@@ -27,21 +26,6 @@ class Letter(NamedTuple):
     died_us: int
     original: bytes
     """The message without the data of its death."""
-
-
-class Parts(NamedTuple):
-    text: bytes
-    meta: bytes = b""
-    published: bytes = b""
-
-    def joined(self) -> bytes:
-        if self.published:
-            return ATTRIBUTES.join(self)
-        return self.text + ATTRIBUTES + self.meta if self.meta else self.text
-
-
-def parts(message: bytes) -> Parts:
-    return Parts(*message.split(ATTRIBUTES)) if ATTRIBUTES in message else Parts(message)
 
 
 def with_published(message: bytes, time_us: int) -> bytes:
@@ -66,7 +50,7 @@ class Letters:
     def of(self, message: bytes, tries: int, arrived_us: Callable[[], int]) -> bytes:
         """The dead letter of this message; data of an earlier death are replaced. `arrived_us` is
         called if the message does not contain the time of its first publishing."""
-        text, meta, published = parts(message)
+        text, meta, published, traits = parts(message)
         # The clock may have been set back.
         published_us = min(int(published or 0) or arrived_us(), self._died_us)
         told = self._first, tries, _seconds(published_us), self._died
@@ -74,7 +58,7 @@ class Letters:
             pairs = b"%b&%b&tries=%d&published=%b&died=%b" % (own, *told)
         else:
             pairs = b"%b&tries=%d&published=%b&died=%b" % told
-        return b"%b\t%b\t%d" % (text, pairs, published_us)
+        return Parts(text, pairs, b"%d" % published_us, traits).joined()
 
 
 def _seconds(time_us: int) -> bytes:
@@ -83,12 +67,12 @@ def _seconds(time_us: int) -> bytes:
 
 def letter_of(message: bytes) -> Letter | None:
     """The broker's data of a dead letter; None if the message is not one."""
-    text, meta, published = parts(message)
+    text, meta, published, traits = parts(message)
     own, values = split_letter(meta)
     if values is None:
         return None
     reason, queue, tries, _, died, _ = values
     seconds, _, thousandths = died.partition(b".")
     died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
-    name, original = unquote_to_bytes(queue), Parts(text, own, published).joined()
+    name, original = unquote_to_bytes(queue), Parts(text, own, published, traits).joined()
     return Letter(reason.decode(), name, int(tries), int(published), died_us, original)

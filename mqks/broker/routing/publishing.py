@@ -11,7 +11,6 @@ from mqks.broker.base.turns import WAITS, Work, slices
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.tails import Tails
 from mqks.broker.log.once import OnceWindow
-from mqks.broker.message.letters import Parts
 from mqks.broker.queue.queue import Queue, Terms
 from mqks.broker.queue.shared import Shared
 from mqks.broker.routing.bindings import Bindings
@@ -185,7 +184,8 @@ class Publishing:
 
     def _terms(self, wanted: Publish) -> tuple[Terms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
-        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta):
+        traits = wanted.traits
+        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta or traits):
             return None, b""
         schedule = self._shared.schedule
         now_us = schedule.wall_us()
@@ -196,7 +196,7 @@ class Publishing:
         expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
         clock_us = schedule.clock_us() + wanted.delay_us
         terms = Terms(due_us, wanted.at_us > 0, expires_us, clock_us)
-        return terms, Parts(b"", wanted.meta, published).joined()
+        return terms, replies.Parts(b"", wanted.meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
         if not message.once or self.is_new(connection, message.id):
