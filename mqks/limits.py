@@ -33,6 +33,9 @@ QUEUE_TABLES_MAX: Final = 256
 META_BYTES_MAX: Final = 4096
 """Longest attributes of a message, percent-encoded."""
 
+REASON_BYTES_MAX: Final = 512
+"""Longest reason of a reject, before it is percent-encoded."""
+
 KEY_BYTES_MAX: Final = 256
 """Longest key of a message, percent-encoded."""
 

@@ -57,6 +57,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
             b"--retries=2",
             b"--delay=5",
             b"--backoff=1,2",
+            b"--reason=gone",
             b"--all",
             b"--fate",
         ),

@@ -204,7 +204,8 @@ async def test_the_policy_of_the_queue_goes_first(mqks_broker: Broker) -> None:
         await client.subscribe("q", ["e"])
         await client.publish("e", "x", confirm=True)
         await failures(app, client, 1)
-        assert [letter.text for letter in await client.peek("q.dead")] == ["x"]
+        [dead] = await client.peek("q.dead")
+        assert (dead.text, dead.letter and dead.letter.why) == ("x", "ValueError: never")
     assert tries == [0, 1, 2]
 
 

@@ -334,15 +334,15 @@ async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broke
         async with client.consume("a%b", ["e", "f"], meta=True) as consumer:
             for event in ("e", "f", "e"):
                 await client.publish(event, "x", meta={"k": "v"})
-            (await consumer.receive(WAIT_S)).reject()
-            (await consumer.receive(WAIT_S)).reject(dead=True)
+            (await consumer.receive(WAIT_S)).reject(reason=ValueError("no, 1\n& ü"))
+            (await consumer.receive(WAIT_S)).reject(dead=True, reason="x" * 512)
             (await consumer.receive(WAIT_S)).reject()
             async with client.consume("dead", meta=True) as letters:
                 letter = await letters.receive(WAIT_S)
                 assert (letter.meta, letter.retry) == ({"k": "v"}, 0)
                 assert letter.letter is not None
-                why, queue, tries, published, died = letter.letter
-                assert (why, queue, tries) == ("rejects", "a%b", 1)
+                reason, queue, tries, published, died, why = letter.letter
+                assert (reason, queue, tries, why) == ("rejects", "a%b", 1, "ValueError: no, 1 & ü")
                 assert began < published <= died < time.time() + 1
                 letter = await letters.receive(WAIT_S)
                 assert letter.letter is not None
@@ -350,6 +350,7 @@ async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broke
                 await letters.receive(WAIT_S)
             rows = await client.peek("dead")
             assert [row.letter.reason for row in rows] == ["rejects", "dead", "rejects"]
+            assert [row.letter.why for row in rows][1:] == ["x" * 512, None]
 
             assert await client.redrive("dead", event="f") == 1
             revived = await consumer.receive(WAIT_S)

@@ -657,7 +657,7 @@ def test_attributes_are_told_as_json(shell: Shell) -> None:
     _, out, _ = shell("consume", "dead", "--count", 1, "--meta", "--json")
     row = json.loads(out)
     assert (row["meta"], row["data"]) == ({"k": "v=1,&", "a": ""}, "x")
-    assert row["letter"].keys() == {"reason", "queue", "tries", "published", "died"}
+    assert row["letter"].keys() == {"reason", "queue", "tries", "published", "died", "why"}
     assert (row["letter"]["reason"], row["letter"]["queue"]) == ("dead", "q")
 
 

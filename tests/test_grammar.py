@@ -250,7 +250,7 @@ def test_what_is_not_in_the_grammar_is_refused(line: bytes) -> None:
     [
         *(b"a", b"=1", b"&a=1", b"a=1&", b"a=1&&b=2", b"a=1&a=2", b"a=1&%61=2", b"a=1,b=2"),
         *(b"a=%", b"a=%2", b"a=%gg", b"a=\xc3\xa4", b"a=\x7f", b"a=\x01", b"a=1\n"),
-        *(b"reason=x", b"queue=x", b"tries=x", b"published=x", b"died=x", b"qu%65ue=x"),
+        *(b"reason=x", b"queue=x", b"tries=x", b"published=x", b"died=x", b"why=x", b"qu%65ue=x"),
         b"a=%b" % (b"x" * (META_BYTES_MAX - 1)),
     ],
 )

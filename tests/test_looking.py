@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from mqks import InvalidRequest, connect_blocking
 from mqks.broker.log.pending import Entry, LaneChange, Mark, QueueState, Run
 from mqks.broker.message.policy import Policy
 from mqks.commands import main
@@ -120,6 +121,7 @@ DIED = {
     "tries": 3,
     "published": "2023-11-14T22:13:20.500000+00:00",
     "died": "2023-11-14T22:14:20.250000+00:00",
+    "why": None,
 }
 
 
@@ -148,6 +150,55 @@ def test_inspect_tells_all_that_is_known_of_a_message(
     else:
         expires = "2096-10-02T08:06:40.000000+00:00"
         assert counts == [(0, 0, None)] * 3 + [(1, 1, expires), (1, 0, None), (0, 0, None)]
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_letters_are_counted_by_what_their_consumers_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons: list[str | BaseException | None] = [
+        LookupError("no 17\n of 9"),
+        LookupError("no 4 of 12"),
+        None,
+        OSError(),
+        Unprintable(),
+    ]
+    with Broker(tmp_path / "mqks.db") as broker, connect_blocking(broker.url) as client:
+        client.set_queue("q", dead_letters="dead")
+        client.set_queue("other", dead_letters="dead")
+        others: list[str | BaseException | None] = [ValueError("ü" * 9999), "said"]
+        for queue, some in {"q": reasons, "other": others}.items():
+            for _ in some:
+                client.publish(queue, "x", to=queue)
+            with client.consume(queue, create=True) as consumer:
+                for reason in some:
+                    consumer.receive(30).reject(dead=True, reason=reason)
+                client.publish(queue, "x", to=queue)
+                message = consumer.receive(30)
+                with pytest.raises(InvalidRequest, match="more than 512 bytes"):
+                    message.reject(reason="x" * 513)
+        assert len(client.peek("dead")) == 7
+        found = shown(capsys, "inspect", "letters", "dead", "--url", broker.url, "--json")
+    died = [(row["letters"], row["queue"], row["reason"], row["why"]) for row in found]
+    assert died == [
+        (2, "q", "dead", "LookupError: no # of #"),
+        (1, "q", "dead", ""),
+        (1, "q", "dead", "OSError"),
+        (1, "q", "dead", "Unprintable"),
+        (1, "other", "dead", "ValueError: " + "ü" * 250),
+        (1, "other", "dead", "said"),
+    ]
+    assert all(str(row["first"]) <= str(row["last"]) and row["id"] for row in found)
+    again = shown(
+        capsys,
+        *("inspect", "letters", "dead", "--json", "--limit", "1"),
+        *("--db", str(tmp_path / "mqks.db")),
+    )
+    assert again == found[:1]
 
 
 def test_scheduled_messages_of_a_file_are_not_ready(

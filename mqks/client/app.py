@@ -237,8 +237,8 @@ class App:
                     await self._handle(service, message)
                 else:
                     await self._answer(service, message)
-            except Exception:
-                fate = await self._reject(service, consumer, message)
+            except Exception as error:
+                fate = await self._reject(service, consumer, message, error)
                 what = message.id, service.queue, message.retry + 1, fate
                 _log.exception("message %s of %s failed, try %d%s", *what)
             else:
@@ -258,7 +258,9 @@ class App:
         with nullcontext() if tracing is None else tracing.process(message, is_alone=True):
             return await service.work(message)
 
-    async def _reject(self, service: _Service, consumer: AsyncConsumer, message: Message) -> str:
+    async def _reject(
+        self, service: _Service, consumer: AsyncConsumer, message: Message, error: Exception
+    ) -> str:
         """Reject it, and say if that was its last try."""
         settle, answered = message._settle, Event()
         if settle is None or settle is settled:
@@ -270,7 +272,7 @@ class App:
             consumer._session.settle_told(message, action, call)
 
         message._settle = told
-        message.reject(retries=service.retries, backoff=service.backoff)
+        message.reject(retries=service.retries, backoff=service.backoff, reason=error)
         try:
             await answered.wait(self.client._options.timeout_s)
         finally:

@@ -40,6 +40,9 @@ class DeadLetter(NamedTuple):
     published: float
     """Seconds since 1970, like `died`."""
     died: float
+    why: str | None = None
+    """The reason that its consumer gave with the reject by which it died, as in
+    `ValueError: no such customer`."""
 
 
 @strict()
@@ -153,14 +156,16 @@ class Message:
         dead: bool = False,
         retries: int | None = None,
         backoff: Backoff | None = None,
+        reason: str | BaseException | None = None,
     ) -> None:
         """Return it to the end of its queue, after `delay_s` if given; `dead` makes it dead. It is
         redelivered with `retry` increased by one. Otherwise as `ack`.
 
         `retries` and `backoff` are as in `set_queue`, and apply if the queue's policy does not set
-        them.
+        them. If it is dead by this, its dead letter has the `reason`: at most 512 bytes of UTF-8,
+        or an exception, of which what fits is kept.
         """
-        self._settle_once(reject(delay_s, dead, retries, backoff))
+        self._settle_once(reject(delay_s, dead, retries, backoff, reason))
 
     def release(self, *, delay_s: float | None = None) -> None:
         """Return it to its old place, as if it had not been delivered, after `delay_s` if given.
@@ -322,10 +327,11 @@ def _attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
     }
     if values is None:
         return pairs, None
-    reason, queue, tries, published, died = values
-    where = unquote(decoded(queue), errors="surrogateescape")
+    reason, queue, tries, published, died, why = values
+    where, told = (unquote(decoded(each), errors="surrogateescape") for each in (queue, why))
     try:
-        return pairs, DeadLetter(decoded(reason), where, int(tries), float(published), float(died))
+        times = float(published), float(died)
+        return pairs, DeadLetter(decoded(reason), where, int(tries), *times, told or None)
     except ValueError:
         raise ProtocolViolation(f"the peer sent {meta[:80]!r} instead of a dead letter") from None
 
@@ -354,7 +360,7 @@ class Processing:
         if kind is None:
             self._message.ack()
         elif issubclass(kind, Exception):
-            self._message.reject()
+            self._message.reject(reason=error)
         else:  # Its task was cancelled, or its process is to end: the message has not failed.
             self._message.release()
 

@@ -21,6 +21,7 @@ from mqks.limits import (
     DURATION_S_MAX,
     PEEK_ROWS_MAX,
     PREFETCH,
+    REASON_BYTES_MAX,
     SEQ_MAX,
     STATS_ROWS_DEFAULT,
 )
@@ -180,6 +181,21 @@ def flags(action: str, values: Mapping[str, Any]) -> list[bytes]:
     return found
 
 
+def told_reason(reason: str | BaseException) -> str:
+    """The reason of a reject as text. An exception is its kind and its text in one line, cut to
+    what fits. Raises TypeError."""
+    if isinstance(reason, str):
+        return reason
+    if not isinstance(reason, BaseException):
+        raise TypeError(f"reason must be text or an exception, not {shortly(reason)}")
+    try:
+        text = f"{type(reason).__name__}: {str(reason)[:REASON_BYTES_MAX]}"
+    except Exception:
+        text = type(reason).__name__
+    told = " ".join(text.split()).removesuffix(":").encode("utf-8", "replace")
+    return told[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+
+
 def _checked(what: str, value: Any, read: Reader) -> bytes:
     """The text of a value."""
     if what == "meta":
@@ -188,6 +204,8 @@ def _checked(what: str, value: Any, read: Reader) -> bytes:
         text = _seconds(what, _since_1970_s(value) if what == "at" else value)
     elif what in ("retries", "backoff"):
         text = _policy_text(f"--{what}".encode(), value)
+    elif what == "reason":
+        text = quote(told_reason(value), errors="surrogateescape").encode()
     elif what in ("after", "limit", "prefetch", "priority"):
         text = b"%d" % _whole(what, value)
     elif what == "key" and isinstance(value, str):
@@ -473,6 +491,7 @@ def reject(
     dead: bool,
     retries: int | None,
     backoff: Backoff | None,
+    reason: str | BaseException | None = None,
 ) -> bytes:
     """A reject without its consumer and messages."""
     if dead and (delay_s, retries, backoff) != (None, None, None):
@@ -480,7 +499,7 @@ def reject(
     if delay_s is not None and backoff is not None:
         raise InvalidRequest("delay_s and backoff exclude each other")
     values = {"dead": dead, "delay_s": delay_s, "retries": retries, "backoff": backoff}
-    return b" ".join([b"reject", *flags("reject", values)])
+    return b" ".join([b"reject", *flags("reject", {**values, "reason": reason or None})])
 
 
 def _policy_text(flag: bytes, value: object) -> bytes:

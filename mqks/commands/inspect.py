@@ -57,6 +57,7 @@ MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = (
     *("meta", "due", "expires", "rejects", "losses", "letter", "escaped", "priority", "key"),
 )
+CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
@@ -143,6 +144,24 @@ def messages(
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
 
+def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = False) -> None:
+    """Count the dead letters of a queue by cause: where and why they died, and what their consumer
+    said, with # for numbers. The most frequent first."""
+    from mqks.inspection.source import group_of  # here, as above
+
+    groups: dict[tuple[str, str, str], Row] = {}
+    for row in source.messages(name):
+        if letter := row["letter"]:
+            key, died = group_of(letter), letter["died"]
+            group = groups.setdefault(
+                key, {"letters": 0, **dict(zip(CAUSE, key, strict=True)), "first": died}
+            )
+            group["letters"] += 1
+            group |= {"last": died, "id": row["id"]}
+    found = sorted(groups.values(), key=lambda group: -group["letters"])[:limit]
+    table(iter(found), ("letters", *CAUSE, "first", "last", "id"), as_json=as_json, cut="why")
+
+
 def unacked(
     source: "Source",
     name: Annotated[str | None, queue_argument("Only of this queue.")] = None,
@@ -198,6 +217,7 @@ COMMANDS: dict[Run, str] = {
     consumers: "mqks inspect consumers",
     connections: "mqks inspect connections",
     messages: "mqks inspect messages mail --limit 5 --data --event 'user.*'",
+    letters: "mqks inspect letters mail.dead",
     unacked: "mqks inspect unacked mail",
     journal: "mqks inspect journal --json",
     stats: "mqks inspect stats --json",
@@ -313,4 +333,5 @@ def message_object(row: Row, *, data: bool) -> Row:
 def _cells(row: Row) -> Row:
     """What stands otherwise in a table."""
     letter, data = row["letter"], row["data"].decode("utf-8", "surrogateescape")
-    return {"letter": letter and letter["reason"], "data": data}
+    told = letter and ": ".join(filter(None, (letter["reason"], letter["why"])))
+    return {"letter": told, "data": data}

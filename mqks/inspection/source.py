@@ -3,6 +3,7 @@
 Both return the same rows, with the names of `stats`; values that a source does not know are None.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, Self
@@ -101,10 +102,17 @@ def letter_of(meta: bytes) -> tuple[str, Row | None]:
     text = own.decode("ascii", "backslashreplace")
     if values is None:
         return text, None
-    reason, queue, tries, *times = map(requests.decoded, values)
+    reason, queue, tries, *times, why = map(requests.decoded, values)
     published, died = (time_text(round(float(each) * 1e6)) for each in times)
-    name = unquote(queue, errors="surrogateescape")
-    return text, dict(zip(LETTER, (reason, name, int(tries), published, died), strict=True))
+    name, told = (unquote(each, errors="surrogateescape") for each in (queue, why))
+    found = reason, name, int(tries), published, died, told or None
+    return text, dict(zip(LETTER, found, strict=True))
+
+
+def group_of(letter: Row) -> tuple[str, str, str]:
+    """What dead letters with the same cause have in common: the queue, the reason, and what the
+    consumer said, with a `#` for each number, so that ids do not part them."""
+    return letter["queue"], letter["reason"], re.sub(r"\d+", "#", letter["why"] or "")
 
 
 def error_row(row: Row) -> Row:

@@ -7,10 +7,11 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from mqks.errors import BadRequest
-from mqks.limits import KEY_BYTES_MAX, META_BYTES_MAX
+from mqks.limits import KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX
 
-LETTER = ("reason", "queue", "tries", "published", "died")
-"""Keys that the server sets in dead letters, in this order and behind all others."""
+LETTER = ("reason", "queue", "tries", "published", "died", "why")
+"""Keys that the server sets in dead letters, in this order and behind all others. The last one only
+if the reject that killed the message had a `--reason`."""
 RESERVED = frozenset(key.encode() for key in LETTER)
 # Visible ASCII, except the comma, and `%` only before two hexadecimal digits.
 _ALLOWED = re.compile(rb"(?:[!-$&-+\--~]|%[0-9A-Fa-f]{2})+")
@@ -36,6 +37,15 @@ def check_meta(meta: bytes) -> bytes:
     return meta
 
 
+def check_reason(value: bytes) -> bytes:
+    """Return the reason of a reject unchanged if it is valid. Raises BadRequest."""
+    if len(value) > 3 * REASON_BYTES_MAX or len(unquote_to_bytes(value)) > REASON_BYTES_MAX:
+        raise BadRequest(f"the reason has more than {REASON_BYTES_MAX} bytes")
+    if b"&" in value or not _ALLOWED.fullmatch(value):
+        raise BadRequest(f"{_shown(value)} is not percent-encoded, as in no%20such%20customer")
+    return value
+
+
 def check_key(key: bytes) -> bytes:
     """Return `key` unchanged if it is valid. Raises BadRequest."""
     if len(key) > KEY_BYTES_MAX:
@@ -47,9 +57,11 @@ def check_key(key: bytes) -> bytes:
 
 def split_letter(meta: bytes) -> tuple[bytes, list[bytes] | None]:
     """The attributes that a message was published with, and those of a dead letter: the values of
-    `LETTER`, as they stand there."""
+    `LETTER`, as they stand there, empty if it is missing."""
     own, equals, told = (b"&" + meta).partition(b"&reason=")
     values = [pair.partition(b"=")[2] for pair in (equals + told)[1:].split(b"&")]
+    if len(values) == len(LETTER) - 1:
+        values.append(b"")
     return (own[1:], values) if len(values) == len(LETTER) else (meta, None)
 
 

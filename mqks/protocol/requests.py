@@ -39,7 +39,7 @@ from mqks.limits import (
 )
 from mqks.protocol.escapes import is_escaped
 from mqks.protocol.masks import check_bound
-from mqks.protocol.meta import check_key, check_meta
+from mqks.protocol.meta import check_key, check_meta, check_reason
 
 T = TypeVar("T")
 Parsing = Generator[bool, None, T]
@@ -117,6 +117,8 @@ class Answer(NamedTuple):
     selection: Selection | None = None
     fate: bool = False
     """The confirm tells what became of the message."""
+    why: bytes = b""
+    """Percent-encoded; kept with the dead letter if the message dies by this."""
     for_us: int | None = None
     """A touch: the lease ends after this time; None: after the ack timeout."""
 
@@ -866,6 +868,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--priority": ("priority", _priority),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
+    "--reason": ("why", check_reason),
     "--remove": ("remove", bytes),
     "--remove-mask": ("remove_masks", bytes),
     "--then": ("then", bytes),
@@ -932,7 +935,7 @@ _TABLE = (
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
-        f"{SELECTION} [--fate]",
+        f"{SELECTION} [--reason={{text}}] [--fate]",
         _reject,
         OF_CONSUMER,
         apart=((b"--dead", b"--delay", b"--retries", BACKOFF),),

@@ -35,14 +35,17 @@ def with_published(message: bytes, time_us: int) -> bytes:
 
 
 class Letters:
-    """Makes dead letters of messages that die together."""
+    """Makes dead letters of messages that die together. `why`: the reason that their consumer gave,
+    percent-encoded."""
 
     __slots__ = ("_died", "_died_us", "_first")
 
-    def __init__(self, reason: str, queue: bytes, died_us: int) -> None:
+    def __init__(self, reason: str, queue: bytes, died_us: int, why: bytes) -> None:
         name = quote_from_bytes(queue, safe="").encode()
         self._first = b"reason=%b&queue=%b" % (reason.encode(), name)
         self._died_us, self._died = died_us, _seconds(died_us)
+        if why:
+            self._died += b"&why=" + why
 
     def of(self, message: bytes, tries: int, arrived_us: Callable[[], int]) -> bytes:
         """The dead letter of this message; data of an earlier death are replaced. `arrived_us` is
@@ -68,7 +71,7 @@ def letter_of(message: bytes) -> Letter | None:
     own, values = split_letter(meta)
     if values is None:
         return None
-    reason, queue, tries, _, died = values
+    reason, queue, tries, _, died, _ = values
     seconds, _, thousandths = died.partition(b".")
     died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
     name, original = unquote_to_bytes(queue), Parts(text, own, published, traits).joined()

@@ -25,18 +25,20 @@ class Dead(NamedTuple):
     tries: int
 
 
-def kill(queue: Place, dead: Sequence[Dead], reason: Event) -> None:
-    """Move or drop these dead messages."""
+def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") -> None:
+    """Move or drop these dead messages. `why`: the reason that their consumer gave."""
     if dead:
-        _kill(queue, queue.dead_letters, dead, reason)
+        _kill(queue, queue.dead_letters, dead, reason, why)
 
 
-def _kill(queue: Place, target: Place | None, dead: Sequence[Dead], reason: Event) -> None:
+def _kill(
+    queue: Place, target: Place | None, dead: Sequence[Dead], reason: Event, why: bytes = b""
+) -> None:
     queue.count_dead(len(dead), reason, dropped=target is None)
     if target is None:
         queue.lane.settle([each.number for each in dead])
         return
-    letters = Letters(reason, queue.name, queue.shared.schedule.wall_us())
+    letters = Letters(reason, queue.name, queue.shared.schedule.wall_us(), why)
     told = [(n, letters.of(line, tries, partial(queue.arrived_us, n))) for n, line, tries in dead]
     move(queue, target, told)
     target.deliver()

@@ -97,9 +97,10 @@ def give_back(
     event: Event,
     delay_us: int = 0,
     defaults: Policy = DEFAULT,
+    why: bytes = b"",
 ) -> Event | None:
-    """A consumer returns these. `defaults` apply where the queue has no rule. Return the reason if
-    any of them died."""
+    """A consumer returns these. `defaults` apply where the queue has no rule; `why` is kept with
+    those that die. Return the reason if any of them died."""
     lane = queue.lane
     if event is REJECT or event is KILL:
         queue.shared.counters.rejected += len(deliveries)
@@ -119,7 +120,7 @@ def give_back(
         late = is_overdue(queue, number)
         mark = lane.mark_of(number)
         fates.append(fate(event, mark, rules, line, now_us, is_overdue=late, delay_us=delay_us))
-    apply(queue, State.UNACKED, deliveries, fates)
+    apply(queue, State.UNACKED, deliveries, fates, why)
     return next((each.event for each in fates if each.event in DEATHS), None)
 
 
@@ -139,7 +140,11 @@ def is_overdue(queue: Place, number: int) -> bool:
 
 
 def apply(
-    queue: Place, state: State, deliveries: Iterable[Delivery], fates: Iterable[Fate]
+    queue: Place,
+    state: State,
+    deliveries: Iterable[Delivery],
+    fates: Iterable[Fate],
+    why: bytes = b"",
 ) -> None:
     """Do what was decided about messages in this state, and deliver."""
     lane, clocks = queue.lane, queue.shared.schedule
@@ -172,7 +177,7 @@ def apply(
             marks.append(mark)
     move(queue, queue, tail, marks)
     for event, some in dead.items():
-        kill(queue, some, event)
+        kill(queue, some, event, why)
     queue.deliver()
 
 

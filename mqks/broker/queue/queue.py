@@ -339,11 +339,12 @@ class Queue:
         event: Event,
         delay_us: int = 0,
         defaults: Policy = DEFAULT,
+        why: bytes = b"",
     ) -> Event | None:
         """See `fates.give_back`. Nothing comes back to a queue that is deleted."""
         if self.deleted:
             return None
-        reason = fates.give_back(self, deliveries, event, delay_us, defaults)
+        reason = fates.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
             self._look()
         return reason

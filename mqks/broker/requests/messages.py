@@ -82,7 +82,13 @@ def reject(broker: Broker, connection: Connection, request: Request, wanted: Ans
     if wanted.retries is not None or wanted.backoff is not None:
         defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
     event = Event.KILL if wanted.dead else Event.REJECT
-    how = partial(Queue.give_back, event=event, delay_us=wanted.delay_us, defaults=defaults)
+    how = partial(
+        Queue.give_back,
+        event=event,
+        delay_us=wanted.delay_us,
+        defaults=defaults,
+        why=wanted.why,
+    )
     if wanted.selection is not None:
         chosen = Chosen(wanted.selection, broker.schedule.wall_us())
         return broker.give_up_some(wanted.consumer, how, chosen)
