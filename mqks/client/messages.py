@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
@@ -45,6 +45,8 @@ class Message:
     """One delivery to a consumer."""
 
     __slots__ = ("_event", "_id", "_settle", "consumer_id", "data")
+
+    _loads: ClassVar[Any] = staticmethod(json.loads)
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class Message:
     def json(self) -> Any:
         """The data as JSON; raises ValueError, mostly a json.JSONDecodeError."""
         try:
-            return json.loads(self.data)
+            return self._loads(self.data)
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
 
@@ -185,6 +187,13 @@ class MetaMessage(Message):
 
     def _raw_meta(self) -> bytes:
         return self._event.rpartition(b",meta=")[2]
+
+
+def reading(kind: type[Message], loads: Callable[[bytes], Any] | None) -> type[Message]:
+    """The same messages, which read JSON with this function; None: with `json.loads`."""
+    if loads is None:
+        return kind
+    return type(kind.__name__, (kind,), {"__slots__": (), "_loads": staticmethod(loads)})
 
 
 class Peeked(NamedTuple):

@@ -7,12 +7,16 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
 from functools import lru_cache
 from itertools import compress, product
 from typing import Any, Literal, NamedTuple, TypedDict
 from urllib.parse import quote, urlencode
+from uuid import UUID
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.errors import BadRequest
@@ -37,8 +41,8 @@ from mqks.protocol.requests import (
     policy_value,
 )
 
-Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
-"""Text and bytes are sent unchanged, all other values as JSON."""
+Data = object
+"""Text and bytes are sent unchanged, all other values as JSON, see `encoder`."""
 Backoff = float | tuple[float, float]
 """Seconds before the first redelivery, and the maximum."""
 
@@ -88,7 +92,31 @@ BEHIND = "--after", "--then", "--mask"
 """The flags of `stats` that name a row."""
 
 _FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def encoder(default: Callable[[Any], Any] | None = None) -> Callable[[object], str]:
+    """Encodes as JSON, also date, time, datetime (ISO 8601), UUID, Decimal (text), Enum (its value)
+    and dataclasses (objects). For other values, `default` returns what is encoded instead, or
+    raises TypeError."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, date | time):
+            return value.isoformat()
+        if isinstance(value, UUID | Decimal):
+            return str(value)
+        if isinstance(value, Enum):
+            return value.value
+        if is_dataclass(value) and not isinstance(value, type):
+            return {each.name: getattr(value, each.name) for each in fields(value)}
+        if default is not None:
+            return default(value)
+        raise TypeError(f"{shortly(value)} has no form in JSON; json_default= can give it one")
+
+    kind = json.JSONEncoder
+    return kind(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain).encode
+
+
+_json = encoder()
 
 
 def name(text: str | bytes) -> bytes:
@@ -121,7 +149,7 @@ def line(*words: bytes) -> bytes:
     return b" ".join(words) + (b"\r\n" if last.endswith(b"\r") else b"\n")
 
 
-def payload(data: Data) -> bytes:
+def payload(data: Data, to_json: Callable[[object], str] = _json) -> bytes:
     """The bytes of data. Text and bytes must not contain a tab or a newline, or end with a carriage
     return; JSON escapes them."""
     if isinstance(data, bytes):
@@ -130,7 +158,7 @@ def payload(data: Data) -> bytes:
         raw = encoded(data)
     else:
         try:
-            return encoded(_json(data))
+            return encoded(to_json(data))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the data cannot be written as JSON: {error}") from None
     if b"\n" in raw or b"\t" in raw or raw.endswith(b"\r"):
@@ -240,6 +268,7 @@ def bodies(
     once: bool = False,
     mandatory: bool = False,
     flags: bytes = b"",
+    to_json: Callable[[object], str] = _json,
 ) -> Iterator[list[bytes]]:
     """The part after the id of confirmed publishes, in pieces."""
     some: list[bytes] = []
@@ -250,7 +279,7 @@ def bodies(
     for message in messages:
         try:
             event, data = message
-            body = form % (_name(event), payload(data))
+            body = form % (_name(event), payload(data, to_json))
         except (TypeError, ValueError, AttributeError):
             _check_pair(message)
             raise
