@@ -30,6 +30,7 @@ from mqks import (
     QueueMissing,
     RequestFailed,
     connect,
+    connect_blocking,
 )
 from mqks.client.app import Work
 from mqks.testing import Broker
@@ -524,3 +525,32 @@ async def test_a_service_that_cannot_start_takes_no_message(mqks_broker: Broker)
     async with connect(mqks_broker.url) as client:
         with pytest.raises(QueueMissing):
             await client.check_queue("q")
+
+
+def test_failures_are_logged_with_time_and_level(mqks_broker: Broker) -> None:
+    program = """
+import mqks
+app = mqks.App()
+@app.consumer("q", events=["e"])
+async def work(message):
+    try:
+        raise ValueError("no such customer")
+    finally:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+app.run()
+"""
+    with connect_blocking(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", "x", confirm=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"MQKS_URL": mqks_broker.url},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0
+    first, *_ = done.stderr.splitlines()
+    when = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8},[0-9]{3}"
+    assert re.fullmatch(when + " ERROR mqks.app: message .* failed, try 1", first)

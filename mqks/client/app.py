@@ -36,6 +36,7 @@ _log = logging.getLogger("mqks.app")
 ERROR_CHARACTERS_MAX = 1000
 """Of the text of an error, in the reply to the caller."""
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RETRIES = 20
 BACKOFF_S = 1.0, 600.0
 """A message is dead after 20 failures, with pauses of 1, 2, 4 … 512, 600, 600 … seconds: after
@@ -186,9 +187,11 @@ class App:
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish the messages in progress, ack them and return.
+        Log to stderr with time and level, unless the program has set up `logging`.
 
         Raises what `connect` raises, and RequestFailed if the server refuses a consumer.
         """
+        logging.basicConfig(format=LOG_FORMAT)  # Does nothing if the program has set up logging.
         failure: BaseException | None = None
         try:
             anyio.run(self._run)
