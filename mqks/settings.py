@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origi
 
 from mqks.errors import BadRequest, ConfigurationError, did_you_mean
 from mqks.limits import QUEUE_TABLES_MAX
+from mqks.protocol.durations import in_seconds
 from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import POLICY_FIELDS, policy_value
 
@@ -26,7 +27,10 @@ MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
 """Minimum of a limit that shrinks with `memory_bytes`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
-_SIZE_EXAMPLE = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
+_EXAMPLES = {
+    "bytes": " or a size such as 512MiB (KiB, MiB, GiB, TiB)",
+    "seconds": " or a duration such as 1h30m (ms, s, m, h, d)",
+}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # Not settings: the path of mqks.toml, and the URL that clients use.
 _OTHER_VARIABLES = ("MQKS_CONFIG", "MQKS_URL")
@@ -447,7 +451,7 @@ class Setting:
         if type(number) not in (int, self.kind):
             kind = "a whole number" if self.kind is int else "a number"
             of_unit = f" of {self.about.unit}" if self.about.unit else ""
-            example = _SIZE_EXAMPLE if self.about.unit == "bytes" else ""
+            example = _EXAMPLES.get(self.about.unit, "")
             raise ValueError(f"must be {kind}{of_unit}{example}, not {value!r}")
         low, high = self.about.bounds
         if not low <= number <= high:
@@ -455,6 +459,8 @@ class Setting:
         return self.kind(number)
 
     def _read_number(self, text: str) -> Any:
+        if self.about.unit == "seconds":
+            text = in_seconds(text)
         suffix = next((name for name in _SIZES if text.endswith(name)), "")
         if suffix and self.about.unit != "bytes":
             return None
@@ -676,7 +682,7 @@ def _in_bytes(key: str, value: Any) -> Any:
             if number != value and number.isdecimal():
                 return int(number) * size
         if not value.isdecimal():
-            raise ValueError(f"must be a whole number of bytes{_SIZE_EXAMPLE}, not {value!r}")
+            raise ValueError(f"must be a whole number of bytes{_EXAMPLES['bytes']}, not {value!r}")
     return value
 
 

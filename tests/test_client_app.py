@@ -21,14 +21,18 @@ from anyio import from_thread, to_thread
 from mqks import (
     App,
     AsyncClient,
+    CallFailed,
     ConnectionLost,
     InvalidRequest,
     Message,
     Options,
     PublishFailed,
+    QueueMissing,
     RequestFailed,
     connect,
+    connect_blocking,
 )
+from mqks.client.app import Work
 from mqks.testing import Broker
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
@@ -437,3 +441,116 @@ def test_services_with_wrong_arguments_are_refused_when_they_are_made() -> None:
     for queue, options, kind, told in wrong:
         with pytest.raises(kind, match=re.escape(told)):
             app.consumer(queue, **options)
+
+
+async def test_hooks_are_called_around_the_work(
+    mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, told, stop = App(mqks_broker.url), list[str](), anyio.Event()
+
+    @app.on_startup
+    async def start() -> None:
+        await app.client.ping("x")
+        told.append("start")
+
+    @app.on_shutdown
+    async def end() -> None:
+        await app.client.ping("x")
+        told.append("end")
+
+    @app.on_shutdown
+    async def end_first() -> None:
+        told.append("end first")
+
+    @app.middleware
+    async def outer(message: Message, work: Work) -> object:
+        told.append("outer")
+        return await work(message)
+
+    @app.middleware
+    async def inner(message: Message, work: Work) -> object:
+        told.append("inner")
+        try:
+            return f"<{await work(message)}>"
+        finally:
+            told.append("inner ends")
+
+    @app.on_error
+    async def fail(error: Exception, message: Message) -> None:
+        told.append(f"{error!r} {message.text}")
+        raise KeyError("in on_error")
+
+    @app.on_error
+    async def fail_again(error: Exception, message: Message) -> None:
+        told.append("again")
+
+    @app.consumer("q", ["e"], retries=1)
+    async def work(message: Message) -> str:
+        if message.text == "bad":
+            raise ValueError("no")
+        return message.text
+
+    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
+        await client.set_queue("q", dead_letters="dead")
+        await client.subscribe("q", ["e"])
+        tasks.start_soon(app.serve, stop)
+        assert (await client.call("e", "good")).text == "<good>"
+        with pytest.raises(CallFailed, match="ValueError: no"):
+            await client.call("e", "bad")
+        await client.publish("e", "bad", confirm=True)
+        with anyio.fail_after(WAIT_S):
+            while not await client.peek("dead"):
+                await anyio.sleep(0.01)
+        stop.set()
+    tried = ["outer", "inner", "inner ends"]
+    failed = [*tried, "ValueError('no') bad", "again"]
+    assert told == ["start", *tried, *failed, *failed, "end first", "end"]
+    assert caplog.text.count("a function of on_error failed") == 2
+    with pytest.raises(TypeError, match="async"):
+        app.on_error(lambda error, message: None)  # type: ignore[type-var]
+
+
+async def test_a_service_that_cannot_start_takes_no_message(mqks_broker: Broker) -> None:
+    app = App(mqks_broker.url)
+
+    @app.on_startup
+    async def start() -> None:
+        raise OSError("no database")
+
+    @app.consumer("q", ["e"])
+    async def work(message: Message) -> None: ...
+
+    with pytest.raises(OSError, match="no database"):
+        await app.serve(anyio.Event())
+    async with connect(mqks_broker.url) as client:
+        with pytest.raises(QueueMissing):
+            await client.check_queue("q")
+
+
+def test_failures_are_logged_with_time_and_level(mqks_broker: Broker) -> None:
+    program = """
+import mqks
+app = mqks.App()
+@app.consumer("q", events=["e"])
+async def work(message):
+    try:
+        raise ValueError("no such customer")
+    finally:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+app.run()
+"""
+    with connect_blocking(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", "x", confirm=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"MQKS_URL": mqks_broker.url},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0
+    first, *_ = done.stderr.splitlines()
+    when = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8},[0-9]{3}"
+    assert re.fullmatch(when + " ERROR mqks.app: message .* failed, try 1", first)

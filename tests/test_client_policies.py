@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import anyio
 import pytest
@@ -325,6 +328,58 @@ async def test_a_prefetch_that_changes(connect: Any, proxy: Proxy) -> None:
         async with client.consume("q", auto_ack=True) as consumer:
             with pytest.raises(InvalidRequest):
                 consumer.set_prefetch(1)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    id: UUID
+    price: Decimal
+    parts: list[Order]
+
+
+async def test_json_knows_the_types_of_the_standard_library(
+    connect: Any, mqks_broker: Broker
+) -> None:
+    def default(value: object) -> object:
+        if isinstance(value, complex):
+            return [value.real, value.imag]
+        raise TypeError(f"no {value!r}")
+
+    own = Options(json_default=default, json_loads=lambda data: ("read", data))
+    part = Order(UUID(int=1), Decimal("0.10"), [])
+    order = Order(UUID(int=2), Decimal("1e3"), [part])
+    ids = [f"00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
+    told = {"id": ids[1], "price": "1E+3", "parts": [{"id": ids[0], "price": "0.10", "parts": []}]}
+    day = date(2030, 1, 31)
+    at = datetime(2030, 1, 31, 9, tzinfo=UTC)
+    values = {"day": day, "at": at, "colour": Colour.RED, "all": (order,)}
+    async with (
+        connect(mqks_broker.url) as client,
+        client.consume("q", ["e"], auto_ack=True) as consumer,
+    ):
+        await client.publish("e", order)
+        await client.publish_many([("e", values), ("e", at)])
+        found = [(await consumer.receive(WAIT_S)).json() for _ in range(3)]
+        text = "2030-01-31T09:00:00+00:00"
+        assert found == [
+            told,
+            {"day": "2030-01-31", "at": text, "colour": "red", "all": [told]},
+            text,
+        ]
+        with pytest.raises(InvalidRequest, match="json_default"):
+            await client.publish("e", {"x": 1j})
+    async with connect(mqks_broker.url, own) as client, client.consume("q", meta=True) as consumer:
+        await client.publish("e", {"x": 1j})
+        await client.publish_many([("e", [part.id, 2j])])
+        found = [(await consumer.receive(WAIT_S)).json() for _ in range(2)]
+        lines = [b'{"x":[0.0,1.0]}', b'["%b",[0.0,2.0]]' % ids[0].encode()]
+        assert found == [("read", line) for line in lines]
+        with pytest.raises(InvalidRequest, match="no <object"):
+            await client.publish("e", {"x": object()})
 
 
 async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broker) -> None:

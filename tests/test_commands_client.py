@@ -18,15 +18,18 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pytest
 
 from mqks import connect_blocking
 from mqks.commands import main
+from mqks.protocol.requests import Backoff
+from mqks.settings import load
 from tests import forks
 from tests.proxy import Peer
 from tests.server_process import ServerProcess
@@ -659,6 +662,30 @@ def test_attributes_are_told_as_json(shell: Shell) -> None:
     assert (row["meta"], row["data"]) == ({"k": "v=1,&", "a": ""}, "x")
     assert row["letter"].keys() == {"reason", "queue", "tries", "published", "died", "why"}
     assert (row["letter"]["reason"], row["letter"]["queue"]) == ("dead", "q")
+
+
+def test_durations_have_units_everywhere(shell: Any, tmp_path: Path) -> None:
+    config = tmp_path / "mqks.toml"
+    config.write_text('[[queue]]\nname = "x"\nttl = "1h30m"\nbackoff = "500ms,1.5m"\n')
+    [table] = load({}, {}, config).queue_tables
+    assert table.fields == {"ttl_s": 5400.0, "backoff": Backoff(0.5, 90.0)}
+    shell("set-queue", "q", "--create", "--ttl", "2d", "--ack-timeout", "1m", "--backoff", "1s,1h")
+    shell("subscribe", "q", "e")
+    began = time.time()
+    shell("publish", "e", "x", "--delay", "1h", "--ttl", "90")
+    assert shell("purge", "q", "--older", "1d", "--yes")[0] == 0
+    with connect_blocking(shell.url) as client:
+        [row] = client.peek("q", scheduled=True)
+        assert row.due is not None
+        assert began + 3599 < row.due < time.time() + 3601
+        policy = client.stats("queue", "q")["policy"]
+        told = {name: policy[name]["value"] for name in ("ttl_s", "ack_timeout_s", "backoff")}
+        assert told == {"ttl_s": 172800, "ack_timeout_s": 60, "backoff": [1, 3600]}
+        client.set_queue("q", ttl_s=cast("Any", "1h"))
+        assert client.stats("queue", "q")["policy"]["ttl_s"]["value"] == 3600
+    for wrong in ("-1", "1y", "nan"):
+        code, _, error = shell("publish", "e", "x", f"--delay={wrong}")
+        assert (code, b"duration" in error) == (64, True)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,9 @@ def test_from_the_queue_to_every_reader_and_back(
 
     assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
     found = table(url).to_pyarrow_table()
-    assert duckdb.sql("select count(*), count(distinct key) from found").fetchall() == [(100, 100)]
+    counts = duckdb.sql("select count(*), count(distinct key) from found")
+    assert counts is not None
+    assert counts.fetchall() == [(100, 100)]
     assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
     assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
     for _ in range(2):  # The second continues the first, which was complete.

@@ -19,21 +19,10 @@ POLICIES = [
     Policy(retries=0, backoff=Backoff(0.1), single_consumer=False),
     Policy(
         DeleteRule(None),
-        *(
-            1,
-            2,
-            3,
-            Backoff(1e-6, 1 / 3),
-            b"dead\xff,=%",
-            1e9,
-            SEQ_MAX,
-            1,
-            "drop",
-            True,
-            0.1,
-            *2 * ["key"],
-            True,
-        ),
+        *(1, 2, 3, Backoff(1e-6, 1 / 3), b"dead\xff,=%", 1e9, SEQ_MAX, 1, "drop", True, 0.1),
+        ordered="key",
+        fair="key",
+        is_sparse=True,
     ),
 ]
 

@@ -7,6 +7,7 @@ import pytest
 from mqks.errors import ConfigurationError
 from mqks.settings import RENAMED, SETTINGS, Settings, gather, load
 
+DURATIONS = " or a duration such as 1h30m (ms, s, m, h, d)"
 SIZES = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
 
 
@@ -70,6 +71,8 @@ def test_the_file_is_the_named_one_or_the_variables_or_the_one_here(directory: P
         ("db_bytes_max", "1TiB", 1024**4),
         ("drain_timeout_s", "2", 2.0),
         ("drain_timeout_s", "0.25", 0.25),
+        ("drain_timeout_s", "1m30s", 90.0),
+        ("drain_timeout_s", "250ms", 0.25),
         ("insecure", "true", True),
         ("insecure", "Yes", True),
         ("uvloop", "off", False),
@@ -152,7 +155,7 @@ def test_toml_values_keep_their_types(directory: Path) -> None:
         ("memory_bytes", "1MB", f"must be a whole number of bytes{SIZES}, not '1MB'"),
         ("memory_bytes", "MiB", f"must be a whole number of bytes{SIZES}, not 'MiB'"),
         ("queues_max", "0", "must be from 1 to 100000000, not '0'"),
-        ("drain_timeout_s", "soon", "must be a number of seconds, not 'soon'"),
+        ("drain_timeout_s", "soon", f"must be a number of seconds{DURATIONS}, not 'soon'"),
         ("drain_timeout_s", "nan", "must be from 0 to 3600, not 'nan'"),
         ("drain_timeout_s", "inf", "must be from 0 to 3600, not 'inf'"),
         ("insecure", "maybe", "must be true or false, not 'maybe'"),

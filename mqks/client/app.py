@@ -26,7 +26,7 @@ from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.keywords import strict
 from mqks.client.messages import Message, Settle, settled
 from mqks.client.options import Options, default_name
-from mqks.client.requests import Backoff, Data
+from mqks.client.requests import Backoff
 from mqks.client.session import Call
 from mqks.client.urls import Urls
 from mqks.limits import COUNT_MAX
@@ -36,13 +36,19 @@ _log = logging.getLogger("mqks.app")
 ERROR_CHARACTERS_MAX = 1000
 """Of the text of an error, in the reply to the caller."""
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RETRIES = 20
 BACKOFF_S = 1.0, 600.0
 """A message is dead after 20 failures, with pauses of 1, 2, 4 … 512, 600, 600 … seconds: after
 almost two hours."""
 
 Work = Callable[[Message], Awaitable[object]]
+Middleware = Callable[[Message, Work], Awaitable[object]]
+"""Awaits the second with the first, and returns what it returns."""
+OnError = Callable[[Exception, Message], Awaitable[object]]
+Hook = Callable[[], Awaitable[object]]
 F = TypeVar("F", bound=Callable[[Message], object])
+G = TypeVar("G", bound=Callable[..., Awaitable[object]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,10 @@ class App:
         self._options = options
         self._stop_timeout_s = stop_timeout_s
         self._services: list[_Service] = []
+        self._middleware: list[Middleware] = []
+        self._on_error: list[OnError] = []
+        self._on_startup: list[Hook] = []
+        self._on_shutdown: list[Hook] = []
         self._client: AsyncClient | None = None
 
     def consumer(
@@ -158,6 +168,27 @@ class App:
 
         return register
 
+    def middleware(self, function: G) -> G:
+        """Call this async function around each message, with the message and what to await with it:
+        what that returns or raises is the result. The first one registered is the outermost."""
+        return _hook(self._middleware, function)
+
+    def on_error(self, function: G) -> G:
+        """Call this async function with the exception and the message before a failed message is
+        rejected, or its caller gets the error. What it raises is logged."""
+        return _hook(self._on_error, function)
+
+    def on_startup(self, function: G) -> G:
+        """Call this async function when the client is connected, before the first message. What it
+        raises ends the service."""
+        return _hook(self._on_startup, function)
+
+    def on_shutdown(self, function: G) -> G:
+        """Call this async function after the last message, while the client is still connected,
+        also if the service fails, but not if a function of `on_startup` does. The last one
+        registered is called first."""
+        return _hook(self._on_shutdown, function)
+
     @property
     def client(self) -> AsyncClient:
         """The client of the running service, to publish from functions."""
@@ -169,9 +200,11 @@ class App:
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish the messages in progress, ack them and return.
+        Log to stderr with time and level, unless the program has set up `logging`.
 
         Raises what `connect` raises, and RequestFailed if the server refuses a consumer.
         """
+        logging.basicConfig(format=LOG_FORMAT)  # Does nothing if the program has set up logging.
         failure: BaseException | None = None
         try:
             anyio.run(self._run)
@@ -198,14 +231,20 @@ class App:
 
     async def serve(self, stop: anyio.Event) -> None:
         """Serve until `stop` is set; for programs with an event loop of their own."""
-        async with (
-            connect(self._url, self._options, client_name=self._client_name) as self._client,
-            anyio.create_task_group() as tasks,
-        ):
-            for service in self._services:
-                tasks.start_soon(self._serve, service, stop)
-            await stop.wait()
-            tasks.cancel_scope.deadline = anyio.current_time() + self._stop_timeout_s
+        async with connect(self._url, self._options, client_name=self._client_name) as self._client:
+            for hook in self._on_startup:
+                await hook()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for service in self._services:
+                        tasks.start_soon(self._serve, service, stop)
+                    await stop.wait()
+                    tasks.cancel_scope.deadline = anyio.current_time() + self._stop_timeout_s
+            finally:
+                with anyio.CancelScope(shield=True):
+                    with anyio.move_on_after(self._stop_timeout_s):
+                        for hook in reversed(self._on_shutdown):
+                            await hook()
 
     async def _serve(self, service: _Service, stop: anyio.Event) -> None:
         async with self.client.consume(
@@ -238,6 +277,7 @@ class App:
                 else:
                     await self._answer(service, message)
             except Exception as error:
+                await self._tell(error, message)
                 fate = await self._reject(service, consumer, message, error)
                 what = message.id, service.queue, message.retry + 1, fate
                 _log.exception("message %s of %s failed, try %d%s", *what)
@@ -250,13 +290,23 @@ class App:
             result = await self._handle(service, message)
             if message.reply_to is not None:
                 event, meta = requests.reply(message.meta, None)
-                step.publish(event, cast(Data, result), meta=meta)
+                step.publish(event, result, meta=meta)
             step.ack(message)
 
     async def _handle(self, service: _Service, message: Message) -> object:
         tracing = self.client._tracing
+        work = service.work
+        for middleware in reversed(self._middleware):
+            work = partial(_around, middleware, work)
         with nullcontext() if tracing is None else tracing.process(message, is_alone=True):
-            return await service.work(message)
+            return await work(message)
+
+    async def _tell(self, error: Exception, message: Message) -> None:
+        for hook in self._on_error:
+            try:
+                await hook(error, message)
+            except Exception:
+                _log.exception("a function of on_error failed")
 
     async def _reject(
         self, service: _Service, consumer: AsyncConsumer, message: Message, error: Exception
@@ -288,14 +338,27 @@ class App:
 
     async def _answer(self, service: _Service, message: Message) -> None:
         try:
-            await self.client.reply(message, cast(Data, await self._handle(service, message)))
+            await self.client.reply(message, await self._handle(service, message))
         except Exception as error:
+            await self._tell(error, message)
             _log.exception("request %s of %s failed", message.id, service.queue)
             try:
                 text = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
                 await self.client.reply(message, text, error=type(error).__name__)
             except (InvalidRequest, RequestFailed):
                 _log.exception("the caller of request %s gets no reply", message.id)
+
+
+def _around(middleware: Middleware, work: Work, message: Message) -> Awaitable[object]:
+    return middleware(message, work)
+
+
+def _hook(hooks: list[Any], function: G) -> G:
+    call: object = function if inspect.isroutine(function) else type(function).__call__
+    if not inspect.iscoroutinefunction(call):
+        raise TypeError(f"a hook is an async function, not {function!r}")
+    hooks.append(function)
+    return function
 
 
 def _work_of(function: Callable[[Message], object], concurrency: int) -> Work:

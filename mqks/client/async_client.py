@@ -28,7 +28,7 @@ from mqks.client.errors import (
     Stopped,
 )
 from mqks.client.keywords import check, checking, strict
-from mqks.client.messages import Message, Peeked, QueueUpdate
+from mqks.client.messages import Message, Peeked, QueueUpdate, reading
 from mqks.client.opened import STATE, caller
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -338,7 +338,8 @@ class AsyncClient:
                     deadline_s = self._deadline(timeout_s)
                     if span is not None:
                         messages, flags = span.counted(messages), span.flags
-                    for bodies in requests.bodies(messages, once, mandatory, flags):
+                    args = messages, once, mandatory, flags, self._session.to_json
+                    for bodies in requests.bodies(*args):
                         with connection.lock:
                             if not await connection.room(deadline_s):
                                 call.result()
@@ -725,7 +726,9 @@ class AsyncMessages:
         self._connection = client._new_connection(self._kind, arguments=self._arguments)
         self._session = self._connection.session
         if self._tracing is not None:
-            self._session.message_type = self._tracing.message_type(self.queue)
+            self._session.message_type = reading(
+                self._tracing.message_type(self.queue), client._options.json_loads
+            )
         await client._start(self._connection)
         return self
 
@@ -826,7 +829,7 @@ class AsyncTransaction(Step):
     """See `AsyncClient.transaction`."""
 
     def __init__(self, client: AsyncClient, timeout_s: float | None) -> None:
-        super().__init__(client._session.new_id)
+        super().__init__(client._session.new_id, client._session.to_json)
         self._client = client
         self._timeout_s = timeout_s
 

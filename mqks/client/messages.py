@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
@@ -50,6 +50,8 @@ class Message:
     """One delivery to a consumer."""
 
     __slots__ = ("_event", "_id", "_settle", "_step", "consumer_id", "data")
+
+    _loads: ClassVar[Any] = staticmethod(json.loads)
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class Message:
     def json(self) -> Any:
         """The data as JSON; raises ValueError, mostly a json.JSONDecodeError."""
         try:
-            return json.loads(self.data)
+            return self._loads(self.data)
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
 
@@ -252,6 +254,13 @@ def original(traits: bytes, data: bytes) -> bytes:
 def key_of(traits: bytes) -> str | None:
     raw = read_traits(traits).key
     return unquote(decoded(raw), errors="surrogateescape") if raw else None
+
+
+def reading(kind: type[Message], loads: Callable[[bytes], Any] | None) -> type[Message]:
+    """The same messages, which read JSON with this function; None: with `json.loads`."""
+    if loads is None:
+        return kind
+    return type(kind.__name__, (kind,), {"__slots__": (), "_loads": staticmethod(loads)})
 
 
 class Peeked(NamedTuple):

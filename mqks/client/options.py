@@ -4,7 +4,9 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mqks.client.keywords import strict
 
@@ -47,6 +49,10 @@ class Options:
     tracing: bool = False
     """Whether clients and services emit spans and metrics of OpenTelemetry, and messages carry
     their trace. Needs `mqks[otel]`."""
+    json_default: Callable[[Any], Any] | None = None
+    """Returns what to encode as JSON instead of a value of a type that the client does not know."""
+    json_loads: Callable[[bytes], Any] | None = None
+    """What `message.json()` calls with the data; by default `json.loads`."""
     ssl_context: ssl.SSLContext | None = None
     """For `mqkss://`; by default the system's certificate authorities are trusted."""
 

@@ -7,12 +7,16 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
 from functools import lru_cache
 from itertools import compress, product
 from typing import Any, Literal, NamedTuple, TypedDict
 from urllib.parse import quote, urlencode
+from uuid import UUID
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.errors import BadRequest
@@ -38,8 +42,8 @@ from mqks.protocol.requests import (
     policy_value,
 )
 
-Data = str | bytes | dict[str, Any] | list[Any] | tuple[Any, ...] | float | None
-"""Text and bytes are sent unchanged, all other values as JSON."""
+Data = object
+"""Text and bytes are sent unchanged, all other values as JSON, see `encoder`."""
 Backoff = float | tuple[float, float]
 """Seconds before the first redelivery, and the maximum."""
 
@@ -101,7 +105,31 @@ BEHIND = "--after", "--then", "--mask"
 """The flags of `stats` that name a row."""
 
 _FORBIDDEN_IN_NAME = re.compile(rb"[ \t\n]")
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def encoder(default: Callable[[Any], Any] | None = None) -> Callable[[object], str]:
+    """Encodes as JSON, also date, time, datetime (ISO 8601), UUID, Decimal (text), Enum (its value)
+    and dataclasses (objects). For other values, `default` returns what is encoded instead, or
+    raises TypeError."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, date | time):
+            return value.isoformat()
+        if isinstance(value, UUID | Decimal):
+            return str(value)
+        if isinstance(value, Enum):
+            return value.value
+        if is_dataclass(value) and not isinstance(value, type):
+            return {each.name: getattr(value, each.name) for each in fields(value)}
+        if default is not None:
+            return default(value)
+        raise TypeError(f"{shortly(value)} has no form in JSON; json_default= can give it one")
+
+    kind = json.JSONEncoder
+    return kind(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain).encode
+
+
+_json = encoder()
 
 
 def name(text: str | bytes) -> bytes:
@@ -134,7 +162,7 @@ def line(*words: bytes) -> bytes:
     return b" ".join(words) + (b"\r\n" if last.endswith(b"\r") else b"\n")
 
 
-def published(data: Data) -> tuple[bytes, bytes]:
+def published(data: Data, to_json: Callable[[object], str] = _json) -> tuple[bytes, bytes]:
     """The flag of these data, after a space, and the data on the wire: escaped where they do not
     fit into a line as they are."""
     if isinstance(data, bytes):
@@ -143,7 +171,7 @@ def published(data: Data) -> tuple[bytes, bytes]:
         raw = encoded(data)
     else:
         try:
-            return b"", encoded(_json(data))
+            return b"", encoded(to_json(data))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the data cannot be written as JSON: {error}") from None
     if b"\n" in raw or b"\t" in raw or raw.endswith(b"\r"):
@@ -263,6 +291,7 @@ def bodies(
     once: bool = False,
     mandatory: bool = False,
     flags: bytes = b"",
+    to_json: Callable[[object], str] = _json,
 ) -> Iterator[list[bytes]]:
     """The part after the id of confirmed publishes, in pieces."""
     some: list[bytes] = []
@@ -273,7 +302,7 @@ def bodies(
     for message in messages:
         try:
             event, data = message
-            flag, raw = published(data)
+            flag, raw = published(data, to_json)
             body = form % (flag, _name(event), raw)
         except (TypeError, ValueError, AttributeError):
             _check_pair(message)

@@ -31,7 +31,7 @@ from mqks.client.errors import (
     ReplyTimeout,
     RequestFailed,
 )
-from mqks.client.messages import Message, MetaMessage, QueueUpdate, Settle, settled
+from mqks.client.messages import Message, MetaMessage, QueueUpdate, Settle, reading, settled
 from mqks.client.options import Options
 from mqks.client.outages import Outages
 from mqks.protocol.lines import LineSplitter
@@ -146,6 +146,7 @@ class Session:
         self.greeting_s = inf
         """Time for the first answer, where there are other servers to try."""
         self._options = options
+        self.to_json = requests.encoder(options.json_default)
         self._prefix = prefix.encode()
         self._jitter = jitter
         self._guard = guard
@@ -245,7 +246,7 @@ class Session:
         """Publish one message and give its id; with a `call`, ask for a confirm."""
         id_ = self.new_id() if message_id is None else requests.name(message_id)
         form = requests.PUBLISH[call is not None, once, mandatory]
-        escaped, raw = requests.published(data)
+        escaped, raw = requests.published(data, self.to_json)
         line = b"%b%b%b%b %b %b\n" % (id_, form, flags, escaped, requests.name(event), raw)
         if call is not None:
             self._ask(id_, line, call)
@@ -533,7 +534,9 @@ class ConsumerSession(Session):
         self.is_awaited = False
         """Whether the program waits for a message."""
         has_meta = self.has_meta or b"--meta" in words
-        self.message_type: type[Message] = MetaMessage if has_meta else Message
+        self.message_type: type[Message] = reading(
+            MetaMessage if has_meta else Message, options.json_loads
+        )
         """What deliveries become."""
 
     @property

@@ -14,10 +14,11 @@ from mqks.client.messages import Message, Settle, settled
 
 @strict("reject")
 class Step:
-    """Requests that take effect together. `new_id` gives ids."""
+    """Requests that take effect together. `new_id` gives ids, `to_json` writes JSON."""
 
-    def __init__(self, new_id: Callable[[], bytes]) -> None:
+    def __init__(self, new_id: Callable[[], bytes], to_json: Callable[[object], str]) -> None:
         self._new_id = new_id
+        self._to_json = to_json
         self._lines: list[bytes] = []
         self._settled: list[tuple[Message, Settle]] = []
 
@@ -35,7 +36,8 @@ class Step:
         client's `publish`."""
         message_id = self._new_id() if id is None else requests.name(id)
         form = requests.PUBLISH[False, once, mandatory] + requests.publish_flags(terms)
-        line = b"%b%b %b %b\n" % (message_id, form, requests.name(event), requests.payload(data))
+        escaped, raw = requests.published(data, self._to_json)
+        line = b"%b%b%b %b %b\n" % (message_id, form, escaped, requests.name(event), raw)
         self._lines.append(line)
         return requests.decoded(message_id)
 

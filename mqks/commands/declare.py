@@ -17,9 +17,11 @@ from inspect import Parameter, signature
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from mqks.commands.connection import Server, Timeout, source_of
 from mqks.commands.options import AsJson, Database, Told, Url, tell
+from mqks.protocol.durations import in_seconds
 
 Run = Callable[..., Told | None]
 
@@ -31,6 +33,17 @@ def option(name: str, annotation: object, default: object = None) -> Parameter:
 URL, TIMEOUT = option("url", Url), option("timeout", Timeout, 30.0)
 CONTEXT = option("context", typer.Context, Parameter.empty)
 DATABASE, AS_JSON = option("db", Database), option("as_json", AsJson, False)
+
+
+def seconds(text: str | float) -> float:
+    """A number of seconds, or a duration with units."""
+    try:
+        number = float(in_seconds(str(text)))
+    except ValueError:
+        number = -1
+    if not number >= 0:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds, or a duration as in 1h30m")
+    return number
 
 
 def declare(
@@ -79,11 +92,14 @@ def _fields(many: Any) -> Iterator[Parameter]:
 
 
 def _read(parameter: Parameter) -> Parameter:
-    """The same with an Option or an Argument of Typer, if texts stand for it."""
+    """The same with an Option or an Argument of Typer, if texts stand for it. Options in seconds
+    are durations."""
     if get_origin(parameter.annotation) is not Annotated:
         return parameter
     kind, *texts = get_args(parameter.annotation)
     if not all(isinstance(each, str) for each in texts):
+        if isinstance(texts[0], OptionInfo) and texts[0].metavar == "SECONDS":
+            texts[0].parser, texts[0].min = seconds, None
         return parameter
     *names, help_text = texts
     metavar = names.pop() if names and names[-1][0] != "-" else None
@@ -92,5 +108,6 @@ def _read(parameter: Parameter) -> Parameter:
     else:
         # Typer would add --no-… to a flag.
         names = names or [f"--{parameter.name.replace('_', '-')}"]
-        read = typer.Option(*names, metavar=metavar, help=help_text)
+        parser = seconds if metavar == "SECONDS" else None
+        read = typer.Option(*names, metavar=metavar, help=help_text, parser=parser)
     return parameter.replace(annotation=Annotated[kind, read])

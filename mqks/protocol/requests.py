@@ -37,6 +37,7 @@ from mqks.limits import (
     TIME_S_MAX,
     WORDS_MAX,
 )
+from mqks.protocol.durations import in_seconds
 from mqks.protocol.escapes import is_escaped
 from mqks.protocol.masks import check_bound
 from mqks.protocol.meta import check_key, check_meta, check_reason
@@ -843,6 +844,7 @@ POLICY = (
     PolicyField("fair", b"--fair", _KEY, "key", "Let the keys of messages take turns."),
 )
 POLICY_FLAGS = {field.flag: field.read for field in POLICY}
+DURATIONS = frozenset((BACKOFF, b"--ttl", b"--ack-timeout"))
 POLICY_FIELDS = {field.flag: field.name for field in POLICY}
 """The name of the policy field, by flag."""
 VALUES: dict[str, tuple[str, Reader]] = {
@@ -1030,12 +1032,14 @@ def policy_value(word: bytes, value: object) -> Any:
 
 
 def policy_text(word: bytes, value: object) -> bytes:
-    """The text after the flag for a value from JSON or TOML: a number, text, a list of numbers,
-    true or false. Raises BadRequest."""
+    """The text after the flag for a value from JSON or TOML: a number, text (durations also with
+    units), a list of numbers, true or false. Raises BadRequest."""
     if isinstance(value, bool):
         value = "yes" if value else "no"
     if isinstance(value, list | tuple) and word == BACKOFF:
         value = ",".join(map(str, value))
+    if isinstance(value, str) and word in DURATIONS:
+        value = ",".join(map(in_seconds, value.split(",")))
     is_name = word == b"--dead-letters"
     if not isinstance(value, str if is_name else str | int | float):
         raise BadRequest(f"{value!r:.80} is not {'text' if is_name else 'a number or text'}")
