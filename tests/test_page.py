@@ -386,6 +386,32 @@ def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess)
         assert len(client.peek("orders")) == 2
 
 
+def test_dead_letters_of_one_cause_are_retried_or_dropped(
+    page: Page, server: ServerProcess
+) -> None:
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        client.set_queue("orders", dead_letters="orders.dead")
+        client.publish_many([("order.new", n) for n in range(30)])
+        with client.consume("orders") as consumer:
+            for n in range(30):
+                reason = None if n >= 28 else f"no <order> & {n}" if n % 4 else "time=out"
+                consumer.receive().reject(dead=True, reason=reason)
+            until(lambda: client.stats("queue", "orders.dead")["ready"] == 30)
+        page.goto("/queue?name=orders.dead")
+        causes = page.get_by_role("region", name="Dead letters by cause").locator("tbody tr")
+        told = [each.locator("td").all_text_contents()[:4] for each in causes.all()]
+        assert told == [
+            ["no <order> & #", "dead", "orders", "21"],
+            ["time=out", "dead", "orders", "7"],
+            ["—", "dead", "orders", "2"],
+        ]
+        sure(page, "Retry these", "21 messages redriven.")
+        assert client.stats("queue", "orders")["ready"] == 21
+        sure(page, "Drop these", "7 messages purged.")
+        assert [each.text for each in client.peek("orders.dead")] == ["28", "29"]
+
+
 def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])

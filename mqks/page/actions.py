@@ -44,7 +44,15 @@ def _queue(form: Form) -> str:
 
 
 def _one_or_all(form: Form, what: str) -> str:
-    return f"message {printable(form['id'])}" if form.get("id") else f"all {what} messages"
+    if form.get("id"):
+        return f"message {printable(form['id'])}"
+    where = ", ".join(f"{key} {value or '(none)'}" for key, value in _pairs(form, "where").items())
+    return f"all {what} messages" + (f" with {printable(where)}" if where else "")
+
+
+def _pairs(form: Form, key: str) -> dict[str, str]:
+    text = form.get(key, "")
+    return dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
 
 
 def _to_queue(form: Form) -> str:
@@ -68,7 +76,7 @@ def _terms(form: Form) -> dict[str, Any]:
         terms["delay_s"] = delay_s
     if (ttl_s := _number(form, "ttl_s")) is not None:
         terms["ttl_s"] = ttl_s
-    if meta := dict(parse_qsl(form.get("meta", ""), keep_blank_values=True)):
+    if meta := _pairs(form, "meta"):
         terms["meta"] = meta
     return terms
 
@@ -85,7 +93,8 @@ async def _publish(client: AsyncClient, form: Form) -> str:
 
 
 async def _purge(client: AsyncClient, form: Form) -> str:
-    return _messages(await client.purge(form["queue"], scheduled="scheduled" in form), "purged")
+    choice = _choice(form) or {"scheduled": "scheduled" in form}
+    return _messages(await client.purge(form["queue"], **choice), "purged")
 
 
 async def _delete(client: AsyncClient, form: Form) -> str:
@@ -103,7 +112,9 @@ async def _redrive(client: AsyncClient, form: Form) -> str:
 
 
 def _choice(form: Form) -> dict[str, Any]:
-    return {"id": form["id"]} if form.get("id") else {}
+    if form.get("id"):
+        return {"id": form["id"]}
+    return {"where": where} if (where := _pairs(form, "where")) else {}
 
 
 async def _promote(client: AsyncClient, form: Form) -> str:
@@ -160,8 +171,8 @@ ACTIONS: Final = {
             "purge",
             "Purge",
             lambda form: (
-                f"Delete every message that is ready in {_queue(form)}"
-                f"{' and every scheduled one' if 'scheduled' in form else ''}?"
+                f"Delete {_one_or_all(form, 'ready')} of {_queue(form)}"
+                f"{', and every scheduled one' if 'scheduled' in form else ''}?"
             ),
             _purge,
             _to_queue,
