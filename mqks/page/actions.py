@@ -5,13 +5,14 @@ The one rule: an action is requests of the protocol, sent with the permissions o
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient
-from mqks.client.errors import InvalidRequest
+from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.requests import Policy
 from mqks.inspection.text import printable
 from mqks.page.tables import queue_link
@@ -72,12 +73,18 @@ def _number(form: Form, key: str) -> float | None:
 def _terms(form: Form) -> dict[str, Any]:
     requests.name(form["event"])
     terms: dict[str, Any] = {}
-    if (delay_s := _number(form, "delay_s")) is not None:
-        terms["delay_s"] = delay_s
-    if (ttl_s := _number(form, "ttl_s")) is not None:
-        terms["ttl_s"] = ttl_s
+    for key in ("delay_s", "ttl_s", "priority"):
+        if (value := _number(form, key)) is not None:
+            terms[key] = value
+    if (priority := terms.get("priority")) is not None:
+        if priority != int(priority):
+            raise InvalidRequest(f"priority: {priority} is not a whole number")
+        terms["priority"] = int(priority)
+    if key := form.get("key", ""):
+        terms["key"] = key
     if meta := _pairs(form, "meta"):
         terms["meta"] = meta
+    requests.flags("publish", terms)
     return terms
 
 
@@ -86,9 +93,11 @@ async def _publish(client: AsyncClient, form: Form) -> str:
     data = form.get("data", "").replace("\r\n", "\n")  # Browsers send line ends as CR LF.
     mandatory = "mandatory" in form
     given = await client.publish(form["event"], data, confirm=True, mandatory=mandatory, **terms)
-    bound = await client.stats("bindings", form["event"], f"--limit={BINDINGS}")
-    lost = not any(each["exists"] for each in bound) and len(bound) < BINDINGS
-    nobody = " No queue is bound to the event: nobody gets the message." if lost else ""
+    nobody = ""
+    with suppress(RequestFailed):  # Who may publish need not see the bindings.
+        bound = await client.stats("bindings", form["event"], f"--limit={BINDINGS}")
+        if len(bound) < BINDINGS and not any(each["exists"] for each in bound):
+            nobody = " No queue is bound to the event: nobody gets the message."
     return f"Published as {printable(given)}.{nobody}"
 
 

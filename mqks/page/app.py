@@ -371,7 +371,7 @@ class Page:
 
     async def _publish(self, request: Request, session: Session) -> Response:
         typed, session.typed = session.typed, {}
-        keys = ("event", "data", "meta", "delay_s", "ttl_s", "mandatory")
+        keys = ("event", "data", "meta", "delay_s", "ttl_s", "priority", "key", "mandatory")
         wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
@@ -532,6 +532,8 @@ def _message(message: Peeked, data_bytes: int) -> Mapping[str, Any]:
         "time": time_text(int(message.time * 1e6))[:19].replace("T", " "),
         "due": None if message.due is None else time_text(int(message.due * 1e6))[:19],
         "retry": message.retry,
+        "priority": message.priority,
+        "key": message.key,
         "meta": message.meta,
         "letter": None if letter is None else letter._asdict(),
         "data": _data(message.data),
@@ -561,9 +563,14 @@ async def _causes(client: AsyncClient, queue: str) -> tuple[list[Mapping[str, An
 
 def _copy_link(message: Peeked) -> str:
     """The form to publish a copy with; none for data that a form cannot hold."""
-    if len(message.data) > DATA_BYTES_MAX:
+    if len(message.data) > DATA_BYTES_MAX or b"\r" in message.data or b"\0" in message.data:
         return ""
-    pairs = {"event": message.event, "data": message.data, "meta": urlencode(message.meta)}
+    try:
+        text = message.text
+    except UnicodeDecodeError:
+        return ""
+    pairs = {"event": message.event, "data": text, "meta": urlencode(message.meta)}
+    pairs |= {"priority": str(message.priority or ""), "key": message.key or ""}
     return "/publish?" + urlencode(pairs, errors="surrogateescape", quote_via=quote)
 
 
