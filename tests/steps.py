@@ -310,7 +310,9 @@ x%d delete_queue q --when-unused=9
 x%d nothing
 x%d close_connection 999
 """.strip().split(b"\n")
-SELECTED: Final = b"", b" --limit=1", b" --id=none", b" --event=none.*", b" --older=3600"
+SELECTED: Final = (
+    *(b"", b" --limit=1", b" --id=none", b" --event=none.*", b" --older=3600", b" --where=k=v"),
+)
 
 ROWS: Final = [
     Row("line: all actions with fixed arguments", each(all_fixed)),

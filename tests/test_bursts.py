@@ -25,7 +25,7 @@ from tests.server_process import ServerProcess
 MIB = 1024 * 1024
 HELD = 64
 """Messages that the consumer `c` holds, and that wait in `q` and in `dead`."""
-SELECTION = (b"--event=e", b"--id=h7", b"--older=0")
+SELECTION = (b"--event=e", b"--id=h7", b"--older=0", b"--where=k=v&why=")
 SOME = (*SELECTION, b"--limit=3")
 ADDS = (b"--add f%d", b"--add-mask *.f%d")
 REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {

@@ -98,7 +98,8 @@ def test_its_example_parses(told: Told, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 NO_DEFAULT = """
-    --event --id --id-prefix --delay --at --ttl --count --timeout --queue --older --limit --to
+    --event --id --id-prefix --delay --at --ttl --count --timeout --queue --older --where --limit
+    --to
     --delete-queue-when-unused --when-unused --password-file --schema --start --end --sent-field
     --html --parquet --retries --losses --deliveries --backoff --dead-letters --messages-max
     --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --file --out

@@ -96,6 +96,7 @@ def parse(line: bytes) -> Any:
         (b"purge q --scheduled", Purge(b"q", None, None, True)),
         (b"peek --scheduled q --limit=2", Peek(b"q", True, limit=2)),
         (b"peek q --id=m", Peek(b"q", selection=Selection(None, b"m"))),
+        (b"redrive d --where=queue=q", Move(b"d", None, Selection(where=b"queue=q"))),
         (b"reject c --all --older=1", Answer(b"c", ALL, selection=Selection(None, None, 10**6))),
         (b"read --limit=2 q --from=1 --meta", Log(b"q", 1, limit=2, meta=True)),
         (b"trim q 5 --epoch=e", Trim(b"q", 5, b"e")),

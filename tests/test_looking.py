@@ -193,6 +193,9 @@ def test_letters_are_counted_by_what_their_consumers_said(
         (1, "other", "dead", "said"),
     ]
     assert all(str(row["first"]) <= str(row["last"]) and row["id"] for row in found)
+    cause = "--where", "why=LookupError: no # of #&queue=%71"
+    listed = "inspect", "messages", "dead", *cause, "--json", "--db", str(tmp_path / "mqks.db")
+    assert len(shown(capsys, *listed)) == 2
     again = shown(
         capsys,
         *("inspect", "letters", "dead", "--json", "--limit", "1"),

@@ -184,7 +184,14 @@ async def test_clients_choose_messages(connect: Any, mqks_broker: Broker) -> Non
             assert await client.requeue(consumer_id, older_s=1000) == 0
             assert await client.requeue(consumer_id) == 11
         assert await client.purge("q") == 11
-        for wrong in ({"event": "a b"}, {"id": ""}, {"older_s": -1}):
+        await client.publish_many([("a.x", "1"), ("a.x", "2")], meta={"ä&": "= ü"})
+        await client.publish("a.x", "3", confirm=True)
+        assert len(await client.peek("q", where={"ä&": "= ü"})) == 2
+        assert len(await client.peek("q", where={"ä&": ""})) == 1
+        assert await client.move("q", "p", where={"ä&": "= ü", "other": ""}, limit=1) == 1
+        assert await client.purge("q", where={"ä&": "= ü", "other": "x"}) == 0
+        assert await client.purge("q", where={"ä&": "= ü"}) == 1
+        for wrong in ({"event": "a b"}, {"where": {"": "x"}}, {"id": ""}, {"older_s": -1}):
             with pytest.raises(InvalidRequest):
                 await client.purge("q", **wrong)
         with pytest.raises(RequestFailed):

@@ -571,8 +571,8 @@ class BlockingClient:
         **choice: Unpack[requests.Choice],
     ) -> int:
         """Drop ready messages of the queue and return their number: all, or those selected by
-        `event` (a mask), `id`, `older_s` (a minimum age in seconds) and `limit`. With `scheduled`,
-        scheduled messages too."""
+        `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
+        `limit`. With `scheduled`, scheduled messages too."""
         return self._counted(requests.purge(queue, scheduled, choice), timeout_s, queue)
 
     def requeue(
@@ -583,8 +583,8 @@ class BlockingClient:
         **selection: Unpack[requests.Selection],
     ) -> int:
         """Move unacked messages of a consumer to the end of its queue and return their number:
-        all, or those selected by `event` (a mask), `id` and `older_s` (a minimum age in seconds).
-        """
+        all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
+        `where` (attributes)."""
         if not selection:
             selection = {"older_s": 0.0}
         return self._counted(requests.reject_some(consumer, selection), timeout_s)
@@ -607,8 +607,8 @@ class BlockingClient:
         **choice: Unpack[requests.Choice],
     ) -> int:
         """Move ready messages of a queue to the end of another one and return their number: all,
-        or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
-        `limit`."""
+        or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where`
+        (attributes) and `limit`."""
         return self._counted(requests.move(source, to, choice), timeout_s, source)
 
     def redrive(
@@ -634,8 +634,8 @@ class BlockingClient:
         **selection: Unpack[requests.Selection],
     ) -> list[Peeked]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
-        with `scheduled`, the scheduled ones instead. `event` (a mask), `id` and `older_s` (a
-        minimum age in seconds) select some. Nothing is consumed."""
+        with `scheduled`, the scheduled ones instead. `event` (a mask), `id`, `older_s` (a
+        minimum age in seconds) and `where` (attributes) select some. Nothing is consumed."""
         found: list[Peeked] = []
         goes_on: int | None = after
         while goes_on is not None and len(found) < limit:

@@ -202,7 +202,7 @@ def flags(action: str, values: Mapping[str, Any]) -> list[bytes]:
     found = []
     for what, value in values.items():
         word = b"--" + what.removesuffix("_s").replace("_", "-").encode()
-        if value is None or value is False or (what == "meta" and not value):
+        if value is None or value is False or (what in ("meta", "where") and not value):
             continue
         read = ACTIONS[action.encode()].flags[word].read
         found.append(word if read is None else b"%b=%b" % (word, _checked(what, value, read)))
@@ -226,8 +226,8 @@ def told_reason(reason: str | BaseException) -> str:
 
 def _checked(what: str, value: Any, read: Reader) -> bytes:
     """The text of a value."""
-    if what == "meta":
-        text = _meta(value)
+    if what in ("meta", "where"):
+        text = _meta(value, reserved=what == "where")
     elif what == "at" or what.endswith("_s"):
         text = _seconds(what, _since_1970_s(value) if what == "at" else value)
     elif what in ("retries", "backoff"):
@@ -261,13 +261,14 @@ def _since_1970_s(at: datetime | float) -> float:
     return max(0.0, at.timestamp())
 
 
-def _meta(meta: Mapping[str, str]) -> bytes:
+def _meta(meta: Mapping[str, str], *, reserved: bool = False) -> bytes:
     if not isinstance(meta, Mapping):
         raise TypeError(f"meta must be a dict of texts, not {shortly(meta)}")
     if not all(isinstance(text, str) for pair in meta.items() for text in pair):
         raise InvalidRequest("meta: keys and values must be text")
     try:
-        return check_meta(urlencode(meta, quote_via=quote, errors="surrogateescape").encode())
+        text = urlencode(meta, quote_via=quote, errors="surrogateescape").encode()
+        return check_meta(text, reserved=reserved)
     except (BadRequest, UnicodeEncodeError) as error:
         raise InvalidRequest(f"meta: {error}") from None
 
@@ -568,6 +569,9 @@ class Selection(TypedDict, total=False):
     """Their id."""
     older_s: float | None
     """Their minimum age in the queue, in seconds."""
+    where: Mapping[str, str] | None
+    """Attributes that they have, also those of a dead letter; an empty value is that of one that is
+    missing. In `why`, a `#` may stand for each number."""
 
 
 class Choice(Selection, total=False):

@@ -145,10 +145,10 @@ def messages(
 
 
 def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = False) -> None:
-    """Count the dead letters of a queue by cause.
+    """Count the dead letters of a queue by cause, the most frequent first.
 
-    A cause is where and why they died, and what their consumer said, with # for numbers. The most
-    frequent is first.
+    A cause is where and why they died, and what their consumer said, with # for numbers; --where
+    of redrive, move and purge takes it, as in --where 'queue=mail&why=no order #'.
     """
     from mqks.inspection.source import group_of  # here, as above
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Annotated, Any, TypedDict
+from urllib.parse import unquote
 
 import typer
 
@@ -56,12 +57,31 @@ Older = Annotated[
 ]
 
 
+def _pairs(text: str) -> dict[str, str]:
+    told = (pair.partition("=") for pair in text.split("&"))
+    pairs = {unquote(key): unquote(value) for key, equals, value in told if key and equals}
+    if len(pairs) != text.count("&") + 1:
+        raise typer.BadParameter(f"{text!r} must be KEY=VALUE&KEY=VALUE, each key once")
+    return pairs
+
+
+Where = Annotated[
+    dict[str, str] | None,
+    typer.Option(
+        parser=_pairs,
+        metavar="KEY=VALUE&…",
+        help="Only messages with these attributes; in why=TEXT, # may stand for each number.",
+    ),
+]
+
+
 class Selection(TypedDict):
     """Options that select messages, by the names of the client."""
 
     event: EventMask
     id: Annotated[str | None, "ID", "Only messages with this id."]
     older_s: Older
+    where: Where
 
 
 class Choice(Selection):

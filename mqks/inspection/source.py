@@ -3,7 +3,6 @@
 Both return the same rows, with the names of `stats`; values that a source does not know are None.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, Self
@@ -12,7 +11,7 @@ from urllib.parse import unquote
 from mqks.client import requests
 from mqks.client.messages import key_of, original
 from mqks.inspection.text import time_text
-from mqks.protocol.meta import LETTER, split_letter
+from mqks.protocol.meta import LETTER, cause, split_letter
 from mqks.protocol.replies import read_traits
 
 Row = dict[str, Any]
@@ -111,8 +110,9 @@ def letter_of(meta: bytes) -> tuple[str, Row | None]:
 
 def group_of(letter: Row) -> tuple[str, str, str]:
     """What dead letters with the same cause have in common: the queue, the reason, and what the
-    consumer said, with a `#` for each number, so that ids do not part them."""
-    return letter["queue"], letter["reason"], re.sub(r"\d+", "#", letter["why"] or "")
+    consumer said, see `cause`."""
+    why = requests.decoded(cause(requests.encoded(letter["why"] or "")))
+    return letter["queue"], letter["reason"], why
 
 
 def error_row(row: Row) -> Row:

@@ -19,6 +19,7 @@ from mqks.journal.contents import Message
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
 from mqks.protocol.masks import MASK, bound_matches, name_masks
+from mqks.protocol.meta import has_pairs
 from mqks.settings import DatabaseUrl
 
 DAMAGE_SHOWN = 20
@@ -242,14 +243,18 @@ class Stopped:
 
 def _selected(selection: Mapping[str, Any]) -> Callable[[Message], bool]:
     """As the server selects."""
-    event, id, older_s = (selection.get(key) for key in ("event", "id", "older_s"))
+    event, id, older_s, where = map(selection.get, ("event", "id", "older_s", "where"))
+    pairs = {requests.encoded(key): requests.encoded(value) for key, value in (where or {}).items()}
     matches = name_masks([requests.encoded("**" if event is None else event)])
     raw_id = None if id is None else requests.encoded(id)
     before_us = math.inf if older_s is None else (time.time() - older_s) * 1e6
 
     def is_selected(message: Message) -> bool:
         return (
-            matches(message.event) and raw_id in (None, message.id) and message.time_us <= before_us
+            matches(message.event)
+            and raw_id in (None, message.id)
+            and message.time_us <= before_us
+            and has_pairs(message.meta, pairs)
         )
 
     return is_selected

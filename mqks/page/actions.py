@@ -5,13 +5,14 @@ The one rule: an action is requests of the protocol, sent with the permissions o
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient
-from mqks.client.errors import InvalidRequest
+from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.requests import Policy
 from mqks.inspection.text import printable
 from mqks.page.tables import queue_link
@@ -44,7 +45,15 @@ def _queue(form: Form) -> str:
 
 
 def _one_or_all(form: Form, what: str) -> str:
-    return f"message {printable(form['id'])}" if form.get("id") else f"all {what} messages"
+    if form.get("id"):
+        return f"message {printable(form['id'])}"
+    where = ", ".join(f"{key} {value or '(none)'}" for key, value in _pairs(form, "where").items())
+    return f"all {what} messages" + (f" with {printable(where)}" if where else "")
+
+
+def _pairs(form: Form, key: str) -> dict[str, str]:
+    text = form.get(key, "")
+    return dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
 
 
 def _to_queue(form: Form) -> str:
@@ -64,12 +73,18 @@ def _number(form: Form, key: str) -> float | None:
 def _terms(form: Form) -> dict[str, Any]:
     requests.name(form["event"])
     terms: dict[str, Any] = {}
-    if (delay_s := _number(form, "delay_s")) is not None:
-        terms["delay_s"] = delay_s
-    if (ttl_s := _number(form, "ttl_s")) is not None:
-        terms["ttl_s"] = ttl_s
-    if meta := dict(parse_qsl(form.get("meta", ""), keep_blank_values=True)):
+    for key in ("delay_s", "ttl_s", "priority"):
+        if (value := _number(form, key)) is not None:
+            terms[key] = value
+    if (priority := terms.get("priority")) is not None:
+        if priority != int(priority):
+            raise InvalidRequest(f"priority: {priority} is not a whole number")
+        terms["priority"] = int(priority)
+    if key := form.get("key", ""):
+        terms["key"] = key
+    if meta := _pairs(form, "meta"):
         terms["meta"] = meta
+    requests.flags("publish", terms)
     return terms
 
 
@@ -78,14 +93,17 @@ async def _publish(client: AsyncClient, form: Form) -> str:
     data = form.get("data", "").replace("\r\n", "\n")  # Browsers send line ends as CR LF.
     mandatory = "mandatory" in form
     given = await client.publish(form["event"], data, confirm=True, mandatory=mandatory, **terms)
-    bound = await client.stats("bindings", form["event"], f"--limit={BINDINGS}")
-    lost = not any(each["exists"] for each in bound) and len(bound) < BINDINGS
-    nobody = " No queue is bound to the event: nobody gets the message." if lost else ""
+    nobody = ""
+    with suppress(RequestFailed):  # Who may publish need not see the bindings.
+        bound = await client.stats("bindings", form["event"], f"--limit={BINDINGS}")
+        if len(bound) < BINDINGS and not any(each["exists"] for each in bound):
+            nobody = " No queue is bound to the event: nobody gets the message."
     return f"Published as {printable(given)}.{nobody}"
 
 
 async def _purge(client: AsyncClient, form: Form) -> str:
-    return _messages(await client.purge(form["queue"], scheduled="scheduled" in form), "purged")
+    choice = _choice(form) or {"scheduled": "scheduled" in form}
+    return _messages(await client.purge(form["queue"], **choice), "purged")
 
 
 async def _delete(client: AsyncClient, form: Form) -> str:
@@ -103,7 +121,9 @@ async def _redrive(client: AsyncClient, form: Form) -> str:
 
 
 def _choice(form: Form) -> dict[str, Any]:
-    return {"id": form["id"]} if form.get("id") else {}
+    if form.get("id"):
+        return {"id": form["id"]}
+    return {"where": where} if (where := _pairs(form, "where")) else {}
 
 
 async def _promote(client: AsyncClient, form: Form) -> str:
@@ -160,8 +180,8 @@ ACTIONS: Final = {
             "purge",
             "Purge",
             lambda form: (
-                f"Delete every message that is ready in {_queue(form)}"
-                f"{' and every scheduled one' if 'scheduled' in form else ''}?"
+                f"Delete {_one_or_all(form, 'ready')} of {_queue(form)}"
+                f"{', and every scheduled one' if 'scheduled' in form else ''}?"
             ),
             _purge,
             _to_queue,

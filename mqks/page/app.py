@@ -5,11 +5,12 @@ change a token that only our own forms know.
 """
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.resources import files
-from itertools import starmap
+from itertools import islice, starmap
 from time import monotonic, time
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -31,6 +32,7 @@ from mqks.client.errors import (
     RequestFailed,
 )
 from mqks.client.messages import Peeked
+from mqks.inspection.source import group_of
 from mqks.inspection.text import printable, time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
@@ -66,6 +68,9 @@ HELD: Final = 100
 """Unacked messages of a queue on one page."""
 MESSAGES: Final = 20
 """Messages of a queue on one page."""
+LETTERS: Final = 1000
+"""Of so many dead letters the causes are counted, or of fewer with so many bytes of data."""
+LETTERS_BYTES: Final = 4 << 20
 DATA_BYTES_MAX: Final = 4096
 """Shown of the data of one message."""
 LAID_OUT_CHARACTERS_MAX: Final = 4 * DATA_BYTES_MAX
@@ -297,6 +302,7 @@ class Page:
         held = await session.client.stats("unacked", name, f"--limit={HELD}", *there)
         scheduled = "scheduled" in request.query_params
         messages, reason = list[tuple[Peeked, int]](), ""
+        causes, looked = list[Mapping[str, Any]](), 0
         try:
             async with self._one_peeks:
                 peeked = await session.client.peek(
@@ -310,6 +316,8 @@ class Page:
                     for each in peeked
                 ]
                 del peeked
+                if not scheduled and any(each.letter for each, _ in messages):
+                    causes, looked = await _causes(session.client, name)
         except RequestFailed:
             reason = "You may not read the messages of this queue."
         typed, session.typed = session.typed, {}
@@ -337,7 +345,8 @@ class Page:
             reason=reason,
             scheduled=scheduled,
             messages=[*starmap(_message, messages)],
-            has_dead=any(each.letter for each, _ in messages),
+            causes=causes,
+            looked=looked,
         )
 
     async def _connection(self, request: Request, session: Session) -> Response:
@@ -362,7 +371,7 @@ class Page:
 
     async def _publish(self, request: Request, session: Session) -> Response:
         typed, session.typed = session.typed, {}
-        keys = ("event", "data", "meta", "delay_s", "ttl_s", "mandatory")
+        keys = ("event", "data", "meta", "delay_s", "ttl_s", "priority", "key", "mandatory")
         wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
@@ -523,6 +532,8 @@ def _message(message: Peeked, data_bytes: int) -> Mapping[str, Any]:
         "time": time_text(int(message.time * 1e6))[:19].replace("T", " "),
         "due": None if message.due is None else time_text(int(message.due * 1e6))[:19],
         "retry": message.retry,
+        "priority": message.priority,
+        "key": message.key,
         "meta": message.meta,
         "letter": None if letter is None else letter._asdict(),
         "data": _data(message.data),
@@ -531,11 +542,35 @@ def _message(message: Peeked, data_bytes: int) -> Mapping[str, Any]:
     }
 
 
+async def _causes(client: AsyncClient, queue: str) -> tuple[list[Mapping[str, Any]], int]:
+    """The first dead letters of a queue counted by cause, the most frequent first; and how many
+    messages were looked at."""
+    counts, looked, size, last = Counter[tuple[str, str, str]](), 0, 0, 0
+    while looked < LETTERS and size < LETTERS_BYTES:
+        some = await client.peek(queue, after=last, limit=MESSAGES)
+        counts.update(group_of(each.letter._asdict()) for each in some if each.letter)
+        looked += len(some)
+        if len(some) < MESSAGES:
+            break
+        size, last = size + sum(len(each.data) for each in some), some[-1].seq
+    keys = "queue", "reason", "why"
+    found = ((count, dict(zip(keys, key, strict=True))) for key, count in counts.most_common())
+    return [
+        {"count": count, **where, "where": urlencode(where, errors="surrogateescape")}
+        for count, where in islice(found, NAMES)
+    ], looked
+
+
 def _copy_link(message: Peeked) -> str:
     """The form to publish a copy with; none for data that a form cannot hold."""
-    if len(message.data) > DATA_BYTES_MAX:
+    if len(message.data) > DATA_BYTES_MAX or b"\r" in message.data or b"\0" in message.data:
         return ""
-    pairs = {"event": message.event, "data": message.data, "meta": urlencode(message.meta)}
+    try:
+        text = message.text
+    except UnicodeDecodeError:
+        return ""
+    pairs = {"event": message.event, "data": text, "meta": urlencode(message.meta)}
+    pairs |= {"priority": str(message.priority or ""), "key": message.key or ""}
     return "/publish?" + urlencode(pairs, errors="surrogateescape", quote_via=quote)
 
 

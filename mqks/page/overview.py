@@ -128,7 +128,8 @@ def _needs(
     if why := sample["journal"].get("unwritable"):
         yield "Publishes are refused", None, str(why)
     for row in rows(settings, sample):
-        if (row["share"] or 0) >= SHARE_MOST:
+        # Of the ids of --once the oldest are forgotten: where they are used, all places are full.
+        if (row["share"] or 0) >= SHARE_MOST and row["setting"] != "once_ids_max":
             told = f"{row['setting']}: {row['now']} of {row['limit']} {row['what']}"
             yield "A limit is near", None, told
     free, least = sample["journal"].get("disk_free_bytes"), settings["disk_free_bytes_min"]

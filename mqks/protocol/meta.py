@@ -13,12 +13,14 @@ LETTER = ("reason", "queue", "tries", "published", "died", "why")
 """Keys that the server sets in dead letters, in this order and behind all others. The last one only
 if the reject that killed the message had a `--reason`."""
 RESERVED = frozenset(key.encode() for key in LETTER)
+_NUMBER = re.compile(rb"[0-9]+")
 # Visible ASCII, except the comma, and `%` only before two hexadecimal digits.
 _ALLOWED = re.compile(rb"(?:[!-$&-+\--~]|%[0-9A-Fa-f]{2})+")
 
 
-def check_meta(meta: bytes) -> bytes:
-    """Return `meta` unchanged if it is valid. Raises BadRequest."""
+def check_meta(meta: bytes, *, reserved: bool = False) -> bytes:
+    """Return `meta` unchanged if it is valid; with `reserved`, it may have keys that the server
+    sets. Raises BadRequest."""
     if len(meta) > META_BYTES_MAX:
         raise BadRequest(f"the attributes have {len(meta)} bytes, the limit is {META_BYTES_MAX}")
     if not _ALLOWED.fullmatch(meta):
@@ -29,12 +31,38 @@ def check_meta(meta: bytes) -> bytes:
         key = unquote_to_bytes(name)
         if not key or not equals:
             raise BadRequest(f"{_shown(pair)} is not an attribute, as in key=value")
-        if key in RESERVED:
+        if key in RESERVED and not reserved:
             raise BadRequest(f"the attribute {key.decode()} is reserved: the server sets it")
         if key in keys:
             raise BadRequest(f"the attribute {_shown(key)} is given twice")
         keys.add(key)
     return meta
+
+
+def pairs_of(meta: bytes) -> dict[bytes, bytes]:
+    """The decoded attributes of valid `meta`."""
+    if not meta:
+        return {}
+    split = [pair.partition(b"=") for pair in meta.split(b"&")]
+    if b"%" in meta:
+        return {unquote_to_bytes(key): unquote_to_bytes(value) for key, _, value in split}
+    return {key: value for key, _, value in split}
+
+
+def cause(why: bytes) -> bytes:
+    """The reason of a reject with a `#` for each number, so that ids do not part dead letters with
+    the same cause."""
+    return _NUMBER.sub(b"#", why)
+
+
+def has_pairs(meta: bytes, wanted: dict[bytes, bytes]) -> bool:
+    """Whether valid `meta` has these attributes; one that is missing counts as empty, and `why`
+    also matches its `cause`."""
+    found = pairs_of(meta)
+    return all(
+        (value := found.get(key, b"")) == each or (key == b"why" and cause(value) == each)
+        for key, each in wanted.items()
+    )
 
 
 def check_reason(value: bytes) -> bytes:

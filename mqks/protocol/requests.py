@@ -103,6 +103,8 @@ class Selection(NamedTuple):
     message_id: bytes | None = None
     older_us: int | None = None
     """They came so long ago."""
+    where: bytes | None = None
+    """They have these attributes, percent-encoded."""
 
 
 class Answer(NamedTuple):
@@ -711,7 +713,7 @@ def _rebind(queue: bytes, **changes: Any) -> Rebind:
 
 def _reject(consumer: bytes, message: bytes, **values: Any) -> Answer:
     if "selection" in values and message != ALL:
-        raise BadRequest("--event, --id and --older are only possible with --all")
+        raise BadRequest("--event, --id, --older and --where are only possible with --all")
     if "fate" in values and message == ALL:
         raise BadRequest("--fate is only possible with one message, not with --all")
     return Answer(consumer, message, **values)
@@ -877,6 +879,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--to": ("to", _any_name),
     "--tz": ("zone", _short_text),
     "--when-unused": ("rule", _rule),
+    "--where": ("where", partial(check_meta, reserved=True)),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
     "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
@@ -898,7 +901,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
 ONE_OR_ALL = "{consumer_id} {msg_id}|--all"
 SCHEDULED_ONE = "{queue} {msg_id}|--all"
 ADD = "[--add {event} ...] [--add-mask {mask} ...]"
-SELECTION = "[--event={mask}] [--id={msg_id}] [--older={seconds}]"
+SELECTION = "[--event={mask}] [--id={msg_id}] [--older={seconds}] [--where={meta}]"
 CHOICE = f"{SELECTION} [--limit={{n}}]"
 OF_QUEUE, OF_CONSUMER, READS = {"queue": "consume"}, {"consumer": "consumer"}, {"queue": "read"}
 BINDS = {"queue": "consume", "replace": "bind", "add": "bind", "add_masks": "bind"}
@@ -977,7 +980,7 @@ _TABLE = (
         "{queue} [--scheduled] " + CHOICE,
         Purge,
         ADMIN,
-        apart=((b"--scheduled", b"--event", b"--id", b"--older", b"--limit"),),
+        apart=((b"--scheduled", b"--event", b"--id", b"--older", b"--where", b"--limit"),),
     ),
     Action("peek", "{queue} [--scheduled] [--after={seq}] " + CHOICE, Peek, READS),
     Action(
