@@ -649,6 +649,12 @@ class MachineWithTimes(Machine):
 class MachineWithPriorities(MachineWithTimes):
     """The same, of several priorities."""
 
+    def send(self, name: str, line: str) -> None:
+        """What comes from disk, comes before the next request: one of a higher priority that joins
+        meanwhile would go first, and the model knows no disk."""
+        super().send(name, line)
+        self._flush()
+
     @rule(
         connection=CONNECTIONS,
         publishes=st.lists(
@@ -673,14 +679,12 @@ class MachineWithPriorities(MachineWithTimes):
     def some_wait(self, connection: str, publishes: list[tuple[str, int]], crashes: bool) -> None:
         """And are delivered then: chance seldom finds the way there."""
         self.consume_more(connection, "c1", "q1", confirm=False)
-        self._flush()
         self.crash()
         self.publish_with_priority(connection, publishes)
         if crashes:
             self.commit()
             self.crash()
         self.consume_more(connection, "c1", "q1", confirm=False)
-        self._flush()
 
 
 class MachineInMemory(Machine):

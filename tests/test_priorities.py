@@ -104,6 +104,18 @@ def test_what_is_delivered_at_once_and_comes_back_has_its_priority() -> None:
     assert drained(lab) == [3, 1, 2]
 
 
+def test_each_delivery_of_one_id_has_its_ack_timeout() -> None:
+    lab = opened()
+    lab.send("a", b"s set_queue q --ack-timeout=5")
+    lab.send("a", b"m1 publish e d", b"m1 publish --priority=5 e d")
+    lab.rest()
+    assert drained(lab, "y") == [1, 1]
+    lab.tick(6)
+    lab.rest()
+    assert sum(b"retry=1" in line for line in lab.replies) == 2
+    lab.check()
+
+
 def test_overflow_drops_the_oldest_of_the_lowest_priority() -> None:
     lab = opened()
     lab.send("a", b"s set_queue q --messages-max=3 --overflow=drop")

@@ -65,7 +65,7 @@ def _size(lines: Iterable[bytes]) -> int:
 
 
 def _deliveries(consumer: Consumer) -> list[tuple[int, bytes]]:
-    return [*consumer.unacked.values(), *chain.from_iterable(consumer.repeated.values())]
+    return [*consumer.held()]
 
 
 def _check_queue(queue: Queue) -> None:

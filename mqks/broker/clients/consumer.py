@@ -4,9 +4,9 @@ The one rule: with manual ack, every delivery is in `unacked`, and counted, unti
 returned.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, cast
 
 from mqks.broker.base.budget import Budget
@@ -82,8 +82,8 @@ class Consumer(Taker):
         """Its queue's bindings or rule have changed, and the update is not sent yet."""
         self.unacked: dict[bytes, Delivery] = {}
         """Message id → its oldest unsettled delivery."""
-        self.repeated: dict[bytes, deque[Delivery]] = {}
-        """Message id → later deliveries under the same id."""
+        self.repeated: dict[bytes, OrderedDict[int, bytes]] = {}
+        """Message id → later deliveries under the same id: number → message."""
         self.unacked_bytes = 0
         self.since = HeldSince(queue.shared.schedule.wall_us)
         """Since when it holds each of them."""
@@ -151,7 +151,7 @@ class Consumer(Taker):
             told = self._tell_meta(numbers, lines)
         elif lane.has_attributes:
             told = [*map(replies.plain, lines)]
-        if lane.marks:
+        if lane.marks and not lane.marks.keys().isdisjoint(numbers):
             told = self._tell_marks(numbers, lines, told)
         if self.manual_ack:
             if ids is None:
@@ -163,7 +163,10 @@ class Consumer(Taker):
                 self.unacked.update(taken)
             else:
                 for message_id, number, line in zip(ids, numbers, lines, strict=True):
-                    self._take_one(message_id, (number, line))
+                    if message_id in self.unacked:
+                        self.repeated.setdefault(message_id, OrderedDict())[number] = line
+                    else:
+                        self.unacked[message_id] = (number, line)
             if is_long:
                 self.since.keep([number for number, _ in self.held()])
             size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
@@ -209,12 +212,6 @@ class Consumer(Taker):
             self.deadlines = Deadlines(self.queue.shared.schedule, self.queue.shared.turns, self)
         return self.deadlines
 
-    def _take_one(self, message_id: bytes, delivery: Delivery) -> None:
-        if message_id in self.unacked:
-            self.repeated.setdefault(message_id, deque()).append(delivery)
-        else:
-            self.unacked[message_id] = delivery
-
     def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:
         """Take the oldest delivery of each id from the unacked; unknown ids are ignored."""
         pop, repeated = self.unacked.pop, self.repeated
@@ -252,7 +249,7 @@ class Consumer(Taker):
         """Make the next delivery with a settled id its oldest. Always returns True."""
         if later := self.repeated.get(message_id):
             self.since.out_of_order = True
-            self.unacked[message_id] = later.popleft()
+            self.unacked[message_id] = later.popitem(last=False)
             if not later:
                 del self.repeated[message_id]
         return True
@@ -282,11 +279,11 @@ class Consumer(Taker):
         return self.since.time_us(next(iter(unacked.values()))[0])
 
     def holds(self, message_id: bytes, number: int) -> bool:
-        """Whether this delivery is unacked; of several with one id the oldest is settled first."""
+        """Whether this delivery is unacked."""
         held = self.unacked.get(message_id)
-        if held is None:
-            return False
-        return number == held[0] or (number > held[0] and message_id in self.repeated)
+        return held is not None and (
+            number == held[0] or number in self.repeated.get(message_id, ())
+        )
 
     def touch(self, message_id: bytes, for_us: int | None) -> None:
         """Restart the ack timeout of this message, or set it to `for_us`."""
@@ -313,33 +310,14 @@ class Consumer(Taker):
 
     def held(self) -> Iterator[Delivery]:
         """All unacked deliveries, in no order."""
-        return chain(self.unacked.values(), chain.from_iterable(self.repeated.values()))
+        later = map(OrderedDict.items, self.repeated.values())
+        return chain(self.unacked.values(), chain.from_iterable(later))
 
     def take_these(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Take back those of the deliveries that are still unacked."""
-        by_id: dict[bytes, set[int]] = {}
-        for number, line in deliveries:
-            by_id.setdefault(line[: line.index(b" ")], set()).add(number)
-        held = [
-            (number, message_id)
-            for message_id, numbers in by_id.items()
-            for number in self._held_of(message_id, numbers)
-        ]
-        return self._take_numbered([(message_id, number) for number, message_id in sorted(held)])
-
-    def _held_of(self, message_id: bytes, numbers: set[int]) -> list[int]:
-        """Those of the numbers that are unacked under this id, of which there may be very many."""
-        oldest = self.unacked.get(message_id)
-        if oldest is None:
-            return []
-        held = chain([oldest], self.repeated.get(message_id, ()))
-        found: list[int] = []
-        for number, _ in held:
-            if number in numbers:
-                found.append(number)
-                if len(found) == len(numbers):
-                    break
-        return found
+        ids = ((number, line[: line.index(b" ")]) for number, line in deliveries)
+        held = ((message_id, number) for number, message_id in sorted(dict.fromkeys(ids)))
+        return self._take_numbered([each for each in held if self.holds(*each)])
 
     def _take_numbered(self, late: list[tuple[bytes, int]]) -> list[Delivery]:
         by_id: dict[bytes, set[int]] = {}
@@ -349,16 +327,13 @@ class Consumer(Taker):
             self._put_first(message_id, by_id[message_id])
         return self.take_back(message_id for message_id, _ in late)
 
-    def _put_first(self, message_id: bytes, numbers: Collection[int]) -> None:
+    def _put_first(self, message_id: bytes, numbers: Iterable[int]) -> None:
         """Make these the oldest deliveries with their id."""
-        later = self.repeated[message_id]
-        first = islice(chain([self.unacked[message_id]], later), len(numbers))
-        if all(number in numbers for number, _ in first):
-            return  # They are already, mostly; there may be very many others.
-        held = [self.unacked[message_id], *later]
-        held.sort(key=lambda delivery: delivery[0] not in numbers)
-        self.unacked[message_id], *others = held
-        self.repeated[message_id] = deque(others)
+        later, (oldest, line) = self.repeated[message_id], self.unacked[message_id]
+        later[oldest] = line
+        for number in (oldest, *sorted(numbers, reverse=True)):
+            later.move_to_end(number, last=False)
+        self.unacked[message_id] = later.popitem(last=False)
 
     def update(self, about: bytes) -> bytes:
         """The line about the queue's bindings, `replies.bound`."""
@@ -380,10 +355,10 @@ def consumers_of(queue: Queue) -> Iterable[Consumer]:
 
 
 def _each(
-    unacked: dict[bytes, Delivery], repeated: dict[bytes, deque[Delivery]]
+    unacked: dict[bytes, Delivery], repeated: dict[bytes, OrderedDict[int, bytes]]
 ) -> Iterator[Delivery]:
     """Take the deliveries out one by one. Not generator expressions: compiled, those are lists."""
     for _, delivery in emptied(unacked):
         yield delivery
     for _, later in emptied(repeated):
-        yield from later
+        yield from emptied(later)

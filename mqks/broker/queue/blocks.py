@@ -6,8 +6,9 @@ block has a range of any length.
 """
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, compress
 from typing import Final, cast
 
 from mqks.broker.base.budget import Budget
@@ -18,6 +19,8 @@ from mqks.limits import DELIVERY_BYTES
 BLOCK: Final = 1024
 SHORT: Final = 64
 """So many consecutive messages on disk are worth a block of their own."""
+FEW: Final = 8
+"""Below one in so many of a block, messages are looked up one by one."""
 MESSAGE_OVERHEAD_BYTES: Final = 64
 """Memory of a bytes object and its entry in a list, besides its length (measured: 33 + 8, rounded
 up by the allocator)."""
@@ -51,6 +54,40 @@ class Block:
         if isinstance(numbers, range):
             return min(max(0, number - numbers.start), len(numbers))
         return bisect_left(numbers, number)
+
+    def places(self, numbers: Sequence[int]) -> list[int]:
+        """Places of those of these increasing numbers, none above its last one, that are in it."""
+        its = self.numbers
+        if isinstance(its, range):
+            first = its.start
+            return [number - first for number in numbers if number >= first]
+        if len(numbers) * FEW < len(its):
+            found = [(bisect_left(its, number), number) for number in numbers]
+            return [place for place, number in found if its[place] == number]
+        wanted = {*numbers}
+        return [place for place, number in enumerate(its) if number in wanted]
+
+    def take_few(
+        self, numbers: Sequence[int], most_bytes: int, found: list[int], bodies: list[bytes]
+    ) -> int | None:
+        """Take those of these few numbers out that are in it, see `Blocks.pop_some`; return the
+        one that was not, if it was in it. The caller counts them."""
+        its, lines = self.numbers, self.lines
+        assert lines is not None
+        if isinstance(its, range):
+            its = self.numbers = array("q", its)
+        for number in numbers:
+            place = bisect_left(its, number)
+            if its[place] != number:
+                continue
+            line = lines[place]
+            if line is None or most_bytes <= 0:
+                return number
+            del its[place], lines[place]
+            found.append(number)
+            bodies.append(line)
+            most_bytes -= len(line)
+        return None
 
     def insert(self, number: int, lines: Sequence[bytes | None]) -> None:
         """Add messages, with consecutive numbers from `number` on, that are not in it."""
@@ -141,33 +178,28 @@ class Blocks:
         lines = None if found is None else self._blocks[found[0]].lines
         return lines[found[1]] if found is not None and lines is not None else None
 
-    def among(self, numbers: Iterable[int]) -> list[tuple[int, bytes | None]]:
+    def among(self, numbers: Sequence[int]) -> list[tuple[int, bytes | None]]:
         """Those of these increasing numbers that are there, with their bodies in memory."""
-        found = []
-        for at, place in self._places(numbers):
+        found: list[tuple[int, bytes | None]] = []
+        for at, wanted in self._parts(numbers):
             block = self._blocks[at]
-            found.append((block.numbers[place], block.lines[place] if block.lines else None))
+            its, lines = block.numbers, block.lines
+            found += [
+                (its[place], lines[place] if lines else None) for place in block.places(wanted)
+            ]
         return found
 
-    def _places(self, numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Of each of these increasing numbers that is there the index of its block, and its place
-        there."""
-        blocks, at, last = self._blocks, -1, -1
-        block_numbers: range | array[int] = range(0)
-        for number in numbers:
-            if number > last:
-                at = bisect_left(blocks, number, at + 1, key=_last)
-                if at == len(blocks):
-                    return
-                block_numbers = blocks[at].numbers
-                last = block_numbers[-1]
-            if isinstance(block_numbers, range):
-                if number >= block_numbers.start:
-                    yield at, number - block_numbers.start
-                continue
-            place = bisect_left(block_numbers, number)
-            if block_numbers[place] == number:
-                yield at, place
+    def _parts(self, numbers: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """These increasing numbers by the block where they are, if they are there: its index."""
+        blocks, at, end = self._blocks, -1, 0
+        while end < len(numbers):
+            at += 1
+            if at < len(blocks) and blocks[at].numbers[-1] < numbers[end]:
+                at = bisect_left(blocks, numbers[end], at + 1, key=_last)
+            if at == len(blocks):
+                return
+            start, end = end, bisect_right(numbers, blocks[at].numbers[-1], end)
+            yield at, numbers[start:end]
 
     def from_number(self, number: int) -> int | None:
         """The smallest number that is not below this one."""
@@ -344,28 +376,57 @@ class Blocks:
         self._remove(at, place, place + 1)
         return line
 
-    def pop_all(self, numbers: Sequence[int]) -> list[bytes]:
-        """Take out these messages, in memory, by increasing numbers; return the bodies."""
-        taken = list[bytes]()
-        by_block: dict[int, list[int]] = {}
-        for at, place in self._places(numbers):
-            by_block.setdefault(at, []).append(place)
-        for at, places in by_block.items():
-            lines = cast(list[bytes], self._blocks[at].lines)
-            taken += [lines[place] for place in places]
-        for at, places in reversed(by_block.items()):
-            if places[-1] - places[0] == len(places) - 1:
-                self._remove(at, places[0], places[-1] + 1)
-                continue
+    def pop_some(
+        self, numbers: Sequence[int], most_bytes: int
+    ) -> tuple[list[int], list[bytes], int]:
+        """Take out those of these increasing numbers that are there, until one that is only on
+        disk, or until they have so many bytes. Return them, their bodies, and how many of the
+        numbers were looked at."""
+        found, bodies, size = list[int](), list[bytes](), 0
+        taken, stop = list[tuple[int, list[int]]](), None
+        for at, wanted in self._parts(numbers):
             block = self._blocks[at]
-            lines = cast(list[bytes], block.lines)
-            self.count -= len(places)
-            self._counted(block, -len(places), -sum(len(lines[place]) for place in places))
-            left = block.numbers
-            left = block.numbers = array("q", left) if isinstance(left, range) else left
-            for place in reversed(places):
-                del lines[place], left[place]
-        return taken
+            before, count = size, len(found)
+            if block.lines is not None and len(wanted) * FEW < len(block.numbers):
+                stop = block.take_few(wanted, most_bytes - size, found, bodies)
+                size += sum(map(len, bodies[count:]))
+                self.count -= len(found) - count
+                self._counted(block, count - len(found), before - size)
+            else:
+                places, lines = block.places(wanted), block.lines
+                some = [] if lines is None else [lines[place] for place in places]
+                if block.held < len(block.numbers) and None in some:
+                    del some[some.index(None) :]
+                held = cast(list[bytes], some)
+                sizes = [*accumulate(map(len, held), initial=size)]
+                fitting = min(len(held), bisect_left(sizes, most_bytes))
+                size = sizes[fitting]
+                if fitting < len(places):
+                    stop = block.numbers[places[fitting]]
+                if fitting:
+                    del places[fitting:]
+                    taken.append((at, places))
+                    found += [block.numbers[place] for place in places]
+                    bodies += held[:fitting]
+            if stop is not None:
+                break
+        for at, places in reversed(taken):
+            self._remove_some(at, places)
+        return found, bodies, len(numbers) if stop is None else bisect_left(numbers, stop)
+
+    def _remove_some(self, at: int, places: list[int]) -> None:
+        """Remove the messages in these places of a block, in memory."""
+        if places[-1] - places[0] == len(places) - 1:
+            self._remove(at, places[0], places[-1] + 1)
+            return
+        block = self._blocks[at]
+        lines, its = cast(list[bytes | None], block.lines), block.numbers
+        self.count -= len(places)
+        self._counted(block, -len(places), -size_of([lines[place] for place in places])[1])
+        stays = bytearray(b"\1") * len(its)
+        for place in places:
+            stays[place] = 0
+        block.lines, block.numbers = [*compress(lines, stays)], array("q", compress(its, stays))
 
     def pop_first(self, end: int, count: int) -> "range | array[int]":
         """Take out some of the first messages, below `end`, at most so many; return the numbers."""

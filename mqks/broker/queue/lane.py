@@ -277,20 +277,15 @@ class Lane:
         """Take out ready messages in memory, wherever they are, by increasing numbers. Those not
         delivered must be returned by `keep_returned`; then the caller calls `picked`."""
         self.returned -= bisect_left(numbers, self.cursor)
-        return self.blocks.pop_all(numbers)
+        return self.blocks.pop_some(numbers, SEQ_MAX)[1]
 
-    def ranked(self, most: int) -> list[int]:
-        """Take the first numbers out of the highest level, whose bodies are in memory: at most
-        `most`, or as many as one delivery takes. They are delivered or returned at once."""
+    def ranked(self, most: int) -> tuple[list[int], list[bytes]]:
+        """The same for the first ones of the highest level: at most `most`, or as many as one
+        delivery takes."""
         assert self.levels is not None
-        found, size = list[int](), 0
-        for number, line in self.levels.first(min(most, STEP_MESSAGES)):
-            if line is None or size >= DELIVERY_BYTES:
-                break
-            found.append(number)
-            size += len(line)
-        self.levels.take(len(found))
-        return found
+        numbers, lines = self.levels.take(min(most, STEP_MESSAGES), DELIVERY_BYTES)
+        self.returned -= bisect_left(numbers, self.cursor)
+        return numbers, lines
 
     def picked(self, numbers: Sequence[int], held: Iterable[int]) -> None:
         """These were delivered, to consumers that must ack those that are `held`."""

@@ -116,9 +116,17 @@ class Levels:
         each = (self._levels[priority].after(0, SEQ_MAX, most) for priority in self._order[::-1])
         return [*islice(chain.from_iterable(each), most)]
 
-    def take(self, count: int) -> None:
-        """Take out the first ones of the highest level, which `first` has returned."""
-        self._pop_first(self._order[-1], count)
+    def take(self, most: int, most_bytes: int) -> tuple[list[int], list[bytes]]:
+        """Take the first ones of the highest level out, of the ready ones too: those in memory, at
+        most so many, and about so many bytes. Return their numbers and bodies."""
+        while self._order:
+            priority = self._order[-1]
+            found = self._levels[priority].after(0, SEQ_MAX, most)
+            numbers, lines, looked = self._ready.pop_some(found, most_bytes)
+            self._pop_first(priority, looked)
+            if numbers or looked < len(found):
+                return numbers, lines
+        return [], []
 
     def _pop_first(self, priority: int, count: int) -> None:
         level = self._levels[priority]

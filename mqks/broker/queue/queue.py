@@ -527,7 +527,7 @@ class Queue:
             if len(self.ring) > 1:
                 takers = islice(self.ring, TAKERS_MAX)
                 most = sum(max(0, taker.room()) for taker in takers)
-            self.deliver_these(lane.ranked(max(1, most)))
+            self._deliver_out(*lane.ranked(max(1, most)))
             return
         first, lines = lane.front(most)
         taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
@@ -639,10 +639,15 @@ class Queue:
     def deliver_these(self, numbers: Sequence[int], to: Taker | None = None) -> int:
         """Deliver ready messages out of order, by increasing numbers, all of them in memory: to
         this consumer, or to all in turns. Return how many were taken, the first ones."""
-        lane, held = self.lane, list[int]()
         if to is not None:
             numbers = numbers[: max(0, to.room())]
-        lines = lane.pick(numbers)
+        return self._deliver_out(numbers, self.lane.pick(numbers), to)
+
+    def _deliver_out(
+        self, numbers: Sequence[int], lines: list[bytes], to: Taker | None = None
+    ) -> int:
+        """The same for messages that are taken out."""
+        lane, held = self.lane, list[int]()
         if to is None:
             taken = self._dispatch(numbers, lines, None, stored=True, held=held)
             for number, line in zip(numbers[taken:], lines[taken:], strict=True):

@@ -260,7 +260,7 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
         for queue in [*broker.queues.values()]
         if (name is None or queue.name == name) and queue.name >= last
         for consumer in [*consumers_of(queue)]
-        for seq, line in _held(consumer)
+        for seq, line in [*consumer.held()]
     )
     rows: list[Row] = []
     found = yield from _smallest(limit, held, key, itemgetter(0))
@@ -316,10 +316,6 @@ def errors(
         }
         for record in (found[:limit] if after else found[-limit:])
     ]
-
-
-def _held(consumer: Consumer) -> list[tuple[int, bytes]]:
-    return [*consumer.unacked.values(), *chain.from_iterable(consumer.repeated.values())]
 
 
 def _page(
