@@ -183,9 +183,13 @@ def test_a_backup_of_a_killed_server_has_what_is_in_its_wal(db: Path, copy: Path
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"m publish --confirm e x") == b"m ok "
+        beat = b"b schedule --confirm beat --every=9 publish e x"
+        assert client.ask(beat) == b"b ok "
         server.kill()
     assert main(["backup", str(copy), "--db", str(db)]) == 0
     assert ids(copy) == [b"m"]
+    with DatabaseFile.open(copy) as file:
+        assert file.schedules.keys() == {b"beat"}
     assert beside(copy) == ["copy.db"]
 
 

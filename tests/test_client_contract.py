@@ -1461,3 +1461,56 @@ async def test_stats(connect: Any, mqks_broker: Broker) -> None:
 def test_an_old_name_means_the_same(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"mqks.{old} is now mqks.{new}"):
         assert getattr(mqks, old) is getattr(mqks, new)
+
+
+async def test_schedules(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url, QUICK) as client:
+        await client.subscribe("q", ["beat"])
+        await client.schedule("b", None, "beat", "a\tb", every_s=3600, meta={"k": "v"}, priority=3)
+        cron, words = "0 3 * * mon", {"missed": "one", "jitter_s": 1.5, "pause": True}
+        await client.schedule("a", cron, "beat", {"n": 1}, tz="Europe/Berlin", to="q", **words)
+        paused, every = await client.schedules()
+        assert (paused["name"], paused["cron"], paused["tz"]) == ("a", cron, "Europe/Berlin")
+        assert (paused["missed"], paused["jitter_s"], paused["next_us"]) == ("one", 1.5, None)
+        assert paused["publish"] == '--to=q beat {"n":1}'
+        assert (every["every_s"], every["cron"], every["paused"]) == (3600.0, None, False)
+
+        await client.run_schedule("b")
+        async with client.consume("q", meta=True) as consumer:
+            message = await consumer.receive(WAIT_S)
+        assert (message.text, message.meta, message.priority) == ("a\tb", {"k": "v"}, 3)
+        assert message.id.startswith("b:")
+
+        await client.resume_schedule("a")
+        await client.pause_schedule("b")
+        assert [row["paused"] for row in await client.schedules()] == [False, True]
+        for name in ("a", "a"):
+            await client.unschedule(name)
+        assert [row["name"] for row in await client.schedules()] == ["b"]
+        for change in (client.pause_schedule, client.resume_schedule, client.run_schedule):
+            with pytest.raises(RequestFailed, match="there is no schedule 'a'"):
+                await change("a")
+
+
+async def test_a_schedule_that_makes_no_sense(connect: Any, mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url, QUICK) as client:
+        wrong: list[tuple[tuple[str, str | None], dict[str, Any]]] = [
+            (("s", None), {}),
+            (("s", "* * * * *"), {"every_s": 5}),
+            (("s", None), {"every_s": -1}),
+            (("s", None), {"every_s": 5, "missed": "all"}),
+            (("s", "* * * * * publish evil x"), {}),
+            (("publish", "* * * * *"), {}),
+            (("s", "--every=5"), {}),
+            (("s t", "* * * * *"), {}),
+            (("s", "* * * * *"), {"ttl_s": -1}),
+        ]
+        for (name, cron), options in wrong:
+            with pytest.raises(InvalidRequest):
+                await client.schedule(name, cron, "e", "x", **options)
+        for cron, tz in (("61 * * * *", "UTC"), ("* * * * *", "Europe/Nowhere")):
+            with pytest.raises(RequestFailed, match="is not a"):
+                await client.schedule("s", cron, "e", "x", tz=tz)
+        with pytest.raises(TypeError, match="at"):
+            await client.schedule("s", "* * * * *", "e", "x", at=5)
+        assert await client.schedules() == []

@@ -41,6 +41,12 @@ LIVE = {
     "mqks tail": "flowing --count 1",
     "mqks peek": "q",
     "mqks requeue": "w --all",
+    "mqks schedule add": "beat e x --every 1h",
+    "mqks schedule list": "",
+    "mqks schedule pause": "beat",
+    "mqks schedule resume": "beat",
+    "mqks schedule run": "beat",
+    "mqks schedule remove": "beat",
     "mqks subscribe": "made e1 e2",
     "mqks rebind": "made e3",
     "mqks set-queue": "made --ttl 5 --retries= --create",
@@ -61,6 +67,7 @@ LIVE = {
     "mqks inspect connections": "",
     "mqks inspect messages": "q --data",
     "mqks inspect unacked": "",
+    "mqks inspect schedules": "",
     "mqks inspect journal": "",
     "mqks inspect stats": "",
     "mqks inspect error": "{0.error_id}",
@@ -96,6 +103,8 @@ class World:
         self.server = ServerProcess(directory / "mqks.db")
         with LineClient(self.server.address) as client:
             assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+            kept = b"k schedule --confirm kept --every=3600 publish e x"
+            assert client.ask(kept) == b"k ok "
             self.error_id = client.ask(b"x frob").split(b" error ")[1].decode()
         self.client = LineClient(self.server.address)
         self.client.send(b"w consume held e2 --manual-ack\nm publish e2 x\n")

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import struct
@@ -641,6 +642,70 @@ def test_scheduled_messages_and_dead_letters(
     assert told("move", "q", "other", "--event", "f.a") == "1 message moved\n"
     assert told("redrive", "dead", "--to", "other") == "1 message redriven\n"
     assert ids("other") == ["m2", "m1"]
+
+
+def test_schedules(
+    server: ServerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MQKS_URL", server.url)
+
+    def told(*words: object) -> str:
+        code, out, err = run(capsys, *words)
+        assert (code, err) == (0, "")
+        return out
+
+    def rows(*words: object) -> list[dict[str, Any]]:
+        return list(map(json.loads, told(*words, "--json").splitlines()))
+
+    told("subscribe", "q", "e")
+    zone = "--tz", "Europe/Berlin", "--missed", "one", "--jitter", 5
+    told("schedule", "add", "report", "0 3 * * *", "e", "two  words", *zone, "--meta", "k=v")
+    told("schedule", "add", "beat", "e", "x", "--every", "5m", "--ttl", 9, "--pause")
+    beat, report = rows("schedule", "list")
+    assert (beat["every_s"], beat["paused"], beat["publish"]) == (300.0, True, "--ttl=9 e x")
+    assert (report["cron"], report["tz"], report["missed"]) == (
+        "0 3 * * *",
+        "Europe/Berlin",
+        "one",
+    )
+    assert report["publish"] == "--meta=k=v e two  words"
+    assert rows("inspect", "schedules") == [beat, report]
+    line = told("schedule", "list").splitlines()[2]
+    assert re.match(
+        r"report +0 3 \* \* \* Europe/Berlin +e +no +\d{4}-\d\d-\d\dT0[12]:00:00 +- ", line
+    )
+
+    told("schedule", "run", "beat")
+    [message] = rows("inspect", "messages", "q", "--data")
+    assert (message["id"].split(":")[0], message["data"]) == ("beat", "x")
+    told("schedule", "resume", "beat")
+    told("schedule", "pause", "report")
+    assert [row["paused"] for row in rows("inspect", "schedules")] == [False, True]
+    told("schedule", "remove", "report", "--yes")
+    assert [row["name"] for row in rows("schedule", "list")] == ["beat"]
+
+    wrong: list[tuple[tuple[object, ...], str]] = [
+        (("remove", "beet"), "there is no schedule beet; did you mean beat?"),
+        (("run", "beet"), "there is no schedule 'beet'"),
+        (("add", "s", "61 * * * *", "e", "x"), "is not a cron expression"),
+        (("add", "s", "e", "x"), 'give "CRON" EVENT DATA'),
+        (("add", "s", "* * * * *", "e", "x", "--every", "5"), 'give "CRON" EVENT DATA'),
+        (("add", "s", "e", "x", "--every", "5 weeks"), "is not a time"),
+        (("add", "s", "e", "x", "--every", "nan"), "every_s"),
+    ]
+    for words, reason in wrong:
+        code, out, err = run(capsys, "schedule", *words)
+        assert (code != 0, out) == (True, "")
+        assert reason in " ".join(err.replace("│", "").split())
+    assert [row["name"] for row in rows("schedule", "list")] == ["beat"]
+    server.kill()
+    monkeypatch.delenv("MQKS_URL")
+    assert [row["name"] for row in rows("inspect", "schedules", "--db", tmp_path / "mqks.db")] == [
+        "beat"
+    ]
 
 
 def test_attributes_are_told_as_json(shell: Shell) -> None:

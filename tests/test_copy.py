@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from mqks.broker.message.policy import DEFAULT
 from mqks.commands import main
-from mqks.errors import CannotWrite, DatabaseLocked, InspectionFailed, JournalDamaged
+from mqks.errors import CannotWrite, DatabaseLocked, InspectionFailed, JournalDamaged, JournalFailed
 from mqks.journal import copying
 from mqks.journal.default_store import existing_store, new_store
 from mqks.journal.memory import Memory
@@ -96,6 +96,8 @@ def something_of_everything(db: Path) -> None:
             b"publish --confirm %b %b" % (ODD, b"x" * LARGE),
             b"publish --confirm %b %b" % (ODD, b"y" * LARGE),
             b"delete_queue --confirm deleted",
+            b"schedule --confirm %b 0 3 * * * --jitter=5 publish user.new \xff" % ODD,
+            b"schedule --confirm beat --every=7200 --missed=one --pause publish user.new x",
         ):
             reply = client.ask(b"id " + request)
             assert reply == b"id ok ", reply[:200]
@@ -125,6 +127,7 @@ def contents(db: Path) -> dict[str, Any]:
         return {
             "queues": file.queues,
             "bindings": file.bindings,
+            "schedules": file.schedules,
             "messages": {queue.name: [*file.messages(queue.name)] for queue in file.queues},
             "errors": file.errors(),
             "segments": segments,
@@ -167,6 +170,7 @@ def test_there_and_back_everything_is_as_it_was(
     assert "verified" in capsys.readouterr().out
     before = contents(db)
     assert before["segments"]
+    assert before["schedules"].keys() == {b"beat", ODD}
     assert [len(before["messages"][name]) for name in (b"mail", b"dead", ODD)] == [52, 1, 3]
     assert {queue.name: queue.unacked for queue in before["queues"]}[b"mail"] == 1
     # The epoch has moved on: programs that read the old file again notice.
@@ -258,6 +262,7 @@ JOURNALS = st.fixed_dictionaries(
         "queues": st.dictionaries(st.integers(1, 99), st.tuples(NAMES, NUMBERS), max_size=9),
         "bindings": st.lists(st.tuples(NAMES, NAMES), unique=True, max_size=9),
         "once": st.lists(NAMES, unique=True, max_size=9),
+        "schedules": st.dictionaries(NAMES, st.just('{"publish":"e x","every_us":9}'), max_size=9),
     }
 )
 
@@ -280,6 +285,7 @@ async def test_any_journal_comes_back_as_it_was(journal: dict[str, Any]) -> None
         queues=queues,
         bindings=journal["bindings"],
         once=journal["once"],
+        schedules=journal["schedules"],
         next_queue_id=max(queues, default=0) + 1 + more_queues,
         next_segment=max(first.segments, default=0) + more_segments,
     )
@@ -297,6 +303,38 @@ async def test_any_journal_comes_back_as_it_was(journal: dict[str, Any]) -> None
 
 
 # ------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.anyio
+async def test_a_copy_that_has_lost_a_schedule_is_refused(db: Path) -> None:
+    first = Memory()
+    first.metadata = Metadata(epoch="0123", schedules={b"s": '{"publish":"e x","every_us":9}'})
+    settings = Settings(db=db)
+    source, target = await first.open(settings, print), await Memory().open(settings, print)
+    commit = target.commit
+
+    async def forgetful(segments: Any, entry: Any = None, **more: Any) -> None:
+        await commit(segments, entry and replace(entry, schedules={}), **more)
+
+    target.commit = forgetful  # type: ignore[method-assign]
+    with pytest.raises(JournalFailed, match="has not what was written"):
+        await copying.copy(source, target, lambda _: None)
+    assert first.metadata.epoch == "0123"
+
+
+def test_a_place_with_nothing_but_a_schedule_is_not_filled(
+    journal_url: DatabaseUrl, db: Path
+) -> None:
+    other = db.with_name("other.db")
+    filled(db)
+    for place in (other, journal_url):
+        beat = b"s schedule --confirm beat --every=9 publish e x"
+        with (
+            Broker(place, db_replication="none") as broker,
+            LineClient(("127.0.0.1", broker.port)) as client,
+        ):
+            assert client.ask(beat) == b"s ok "
+        assert copied(db, place) == CannotWrite.exit_code
 
 
 def test_a_journal_that_is_served_is_refused(

@@ -72,6 +72,10 @@ def queue(name: str, rule: object = None) -> Row:
     return {"kind": "queue", "name": name, "rule": rule}
 
 
+def schedule(name: str) -> Row:
+    return {"kind": "schedule", "name": name, "every_s": 60.0, "publish": "e x"}
+
+
 def end(queues: int = 0, messages: int = 0, bindings: int = 0) -> Row:
     return {"kind": "end", "queues": queues, "messages": messages, "bindings": bindings}
 
@@ -139,6 +143,33 @@ def test_masks_are_moved_too(server: ServerProcess, other: ServerProcess, tool: 
     again = tool.exported("--url", other.url, "--messages")
     found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
     assert found == [("p", "m"), ("q", "m")]
+
+
+def test_schedules_are_moved_too(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
+    ask(
+        server,
+        b"s subscribe --confirm q e",
+        b"b schedule --confirm s\xff 0 3 * * mon --tz=Europe/Berlin --missed=one "
+        b"publish --ttl=9 e \xff",
+        b"c schedule --confirm beat --every=1.5 --jitter=2 --pause publish e a publish b",
+    )
+    rows = tool.exported("--url", server.url)
+    assert [row["kind"] for row in rows[-3:]] == ["schedule", "schedule", "end"]
+    assert rows[-1]["schedules"] == 2
+    assert not [r for r in tool.exported("--url", server.url, "--queue", "q") if "publish" in r]
+
+    assert tool.imported(rows, other, "--queue", "q") == 0
+    assert tool.exported("--url", other.url)[-1] == end(1, 0, 1)
+    assert tool.imported(rows, other, "--merge") == 0
+    assert tool.exported("--url", other.url) == rows
+    server.stop()
+    assert tool.exported("--db", "mqks.db") == rows
+    # One that is there is changed only on demand.
+    rows = [HEADER, rows[-3] | {"every_s": 60.0}, end() | {"schedules": 1}]
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert "line 2: the schedule exists; --merge changes it" in tool.err
+    assert tool.imported(rows, other, "--merge") == 0
+    assert tool.exported("--url", other.url)[-3] == rows[1]
 
 
 def test_names_of_any_bytes_round_trip(
@@ -410,6 +441,13 @@ def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool
         ([HEADER, queue("q"), message("q", "m") | {"data_base64": "?"}], 3),
         ([HEADER, queue("q"), message("q", "m"), queue("late")], 4),
         ([HEADER, queue("q"), end(1), end(1)], 4),
+        ([HEADER, schedule("s"), queue("q")], 3),
+        ([HEADER, schedule("s") | {"publish": "e\n"}], 2),
+        ([HEADER, schedule("s") | {"every_s": "x"}], 2),
+        ([HEADER, schedule("s") | {"cron": "0 publish * * *"}], 2),
+        ([HEADER, schedule("s t")], 2),
+        ([HEADER, schedule("s"), end()], 3),
+        ([HEADER, end() | {"schedules": 1}], 2),
         ([HEADER, queue("q"), message("q", "m"), end(1, 2)], 4),
         ("[]\n", 1),
         ("no json\n", 1),

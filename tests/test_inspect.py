@@ -31,7 +31,7 @@ from tests.waiting import WAIT_S
 MQKS = [sys.executable, "-m", "mqks"]
 ODD = b"od\xffd"
 """A queue's name that is no UTF-8."""
-LISTS = ("queues", "bindings", "consumers", "connections", "unacked", "errors")
+LISTS = ("queues", "bindings", "schedules", "consumers", "connections", "unacked", "errors")
 OBJECTS = ("journal", "stats")
 COMMANDS = [*LISTS, *OBJECTS, "queue mail", "messages mail --data", "error {error_id}"]
 
@@ -58,6 +58,8 @@ class World:
             b"delete_queue --confirm mail --when-unused=600",
             b"subscribe --confirm %s a,seq=1" % ODD,
             b"rebind --confirm ghost user.new --add-mask user.*",
+            b"schedule --confirm %s 0 3 * * * --tz=Europe/Berlin publish user.new \xff" % ODD,
+            b"schedule --confirm beat --every=7200 --pause publish --ttl=5 user.new x",
         ):
             assert client.ask(b"s " + request) == b"s ok "
         for consumer, queue, event in ((b"w", b"held", b"user.new"), (b"r", b"back", b"again")):
@@ -132,6 +134,10 @@ KNOWN_TO_BOTH = {
     "journal": ("epoch", "messages"),
     "stats": ("epoch", "queues", "bindings", "messages_ready", "messages_unacked"),
     "errors": ("id", "time", "connection", "request_id", "action", "reason"),
+    "schedules": (
+        *("name", "cron", "every_s", "tz", "event", "publish", "missed", "jitter_s"),
+        *("paused", "next_us", "last_us"),
+    ),
 }
 
 
@@ -158,6 +164,7 @@ def test_a_stopped_file_tells_what_the_server_told(world: World, told: Told, cra
             assert there.keys() <= here.keys()
     assert [row["name"] for row in live["queues"]] == ["back", "held", "mail", "od\udcffd"]
     assert [row["unacked"] for row in live["queues"]] == [0, 3, 0, 0]
+    assert [row["name"] for row in live["schedules"]] == ["beat", "od\udcffd"]
     ghost: Row = {"queue": "ghost", "event": "user.new", "mask": None, "exists": False}
     by_mask = ghost | {"event": None, "mask": "user.*"}
     for command in ("bindings", "bindings user.new"):

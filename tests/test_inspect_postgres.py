@@ -34,7 +34,14 @@ COMMANDS = [
     *("inspect bindings user.new", "inspect messages mail --data --limit 1000"),
     *("inspect messages od\udcffd --data", "inspect messages dead", "inspect messages mail"),
     *("inspect messages mail --scheduled", "inspect unacked", "inspect unacked mail"),
-    *("inspect journal", "inspect stats", "inspect errors", "export", "export --messages"),
+    *(
+        "inspect journal",
+        "inspect stats",
+        "inspect errors",
+        "inspect schedules",
+        "export",
+        "export --messages",
+    ),
 ]
 
 

@@ -623,6 +623,52 @@ class BlockingClient:
         retries. Return their number. The selection is that of `move`."""
         return self._counted(requests.redrive(queue, to, choice), timeout_s, queue)
 
+    def schedule(
+        self,
+        name: str,
+        cron: str | None,
+        event: str,
+        data: requests.Data = None,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[requests.Scheduled],
+    ) -> None:
+        """Add a schedule, or change the one of this name: it publishes a message at each tick of
+        the `cron` expression in the time zone `tz`, or, if that is None, each `every_s` seconds.
+        The same schedule again changes nothing. The other options are `missed`, `jitter_s`,
+        `pause`, and those of `publish` but `id`, `once` and `at`."""
+        body = requests.schedule(name, cron, event, data, options)
+        self._request(body, timeout_s)
+
+    def pause_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Raises RequestFailed if there is no such schedule."""
+        self._request(requests.change_schedule(name, b"--pause"), timeout_s)
+
+    def resume_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Ticks of the time in which it was paused are not missed. Raises RequestFailed if there is
+        no such schedule."""
+        self._request(requests.change_schedule(name, b"--resume"), timeout_s)
+
+    def run_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Publish its message now, besides the ticks; after a reconnect, perhaps twice. Raises
+        RequestFailed if there is no such schedule, or the message can't be published."""
+        self._request(requests.change_schedule(name, b"--run"), timeout_s)
+
+    def unschedule(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Remove a schedule, if there is one of this name."""
+        self._request(requests.unschedule(name), timeout_s)
+
+    def schedules(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """All schedules by name, as `stats` shows them. Needs the permission to inspect the
+        server."""
+        found: list[dict[str, Any]] = []
+        page: list[dict[str, Any]] | None = None
+        while page is None or len(page) == requests.PAGE_ROWS:
+            words = requests.page("schedules", page[-1] if page else None, "name")
+            page = self.stats(*words, timeout_s=timeout_s)
+            found += page
+        return found
+
     def peek(
         self,
         queue: str,

@@ -61,13 +61,11 @@ HTTP_FIRST = b"HTTP/", b"<"
 """The first bytes of HTTP answers; the older ones have no headers."""
 
 
-class Terms(TypedDict, total=False):
-    """Options of a message besides its event and data."""
+class Repeatable(TypedDict, total=False):
+    """Options of a message besides its event and data, each of which many messages can have."""
 
     delay_s: float | None
     """Seconds until it is delivered."""
-    at: datetime | float | None
-    """The time of delivery: a datetime with a time zone, or seconds since 1970."""
     ttl_s: float | None
     """Time to live in a queue, in seconds."""
     meta: Mapping[str, str] | None
@@ -78,6 +76,13 @@ class Terms(TypedDict, total=False):
     """From -128 to 127; 0 by default."""
     key: str | None
     """What it belongs to, as a customer's number."""
+
+
+class Terms(Repeatable, total=False):
+    """Options of a message besides its event and data."""
+
+    at: datetime | float | None
+    """The time of delivery: a datetime with a time zone, or seconds since 1970."""
 
 
 class Many(Terms, total=False):
@@ -558,6 +563,56 @@ def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
     """A cancel or a promote."""
     which = b"--all" if message_id is None else name(message_id)
     return b"%b --confirm %b %b" % (action, name(queue), which)
+
+
+class Timing(TypedDict, total=False):
+    """When the ticks of a schedule are."""
+
+    every_s: float | None
+    """So many seconds apart, at least one."""
+    tz: str | None
+    """The time zone of a cron expression; UTC by default."""
+    missed: Literal["skip", "one"] | None
+    """What to publish for missed ticks: nothing, by default, or one message."""
+    jitter_s: float | None
+    """Each tick is late by up to so many seconds."""
+    pause: bool
+    """Whether it is added paused."""
+
+
+class Scheduled(Timing, Repeatable, total=False):
+    """Options of a schedule."""
+
+    mandatory: bool
+    """Whether a tick is tried again until a queue is bound to the event."""
+
+
+def timed(of: str, cron: str | None, timing: Mapping[str, Any]) -> bytes:
+    """A schedule up to what it publishes. Raises InvalidRequest."""
+    words = [*map(name, [of, *(cron or "").split()])]
+    if b"publish" in words:
+        raise InvalidRequest("publish is neither a name of a schedule nor in a cron expression")
+    return b" ".join([b"schedule --confirm", *words, *flags("schedule", timing), b"publish"])
+
+
+def schedule(of: str, cron: str | None, event: str, data: Data, options: Scheduled) -> bytes:
+    """Raises InvalidRequest."""
+    if (cron is None) == (options.get("every_s") is None):
+        raise InvalidRequest("a schedule needs either cron or every_s")
+    given: dict[str, Any] = {**options}
+    timing = {each: given.pop(each) for each in Timing.__annotations__ if each in given}
+    flag, raw = published(data)
+    words = [timed(of, cron, timing), *flags("publish", given), *flag.split(), name(event), raw]
+    return b" ".join(words)
+
+
+def change_schedule(of: str, flag: bytes) -> bytes:
+    """`flag` is one of `--pause`, `--resume` and `--run`."""
+    return b" ".join([b"schedule --confirm", name(of), flag])
+
+
+def unschedule(of: str) -> bytes:
+    return b"unschedule --confirm " + name(of)
 
 
 class Selection(TypedDict, total=False):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mqks import __version__
-from mqks.commands import ask, inspect, messages, pipeline, queues, user
+from mqks.commands import ask, inspect, messages, pipeline, queues, schedule, user
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
@@ -96,6 +96,7 @@ for panel, commands in COMMANDS.items():
     for run, example in commands.items():
         declare(app, run, example, panel=panel)
 app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
+app.add_typer(schedule.app, name="schedule", rich_help_panel=MESSAGES)
 app.add_typer(user.app, name="user", rich_help_panel=RUN)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=PIPELINE)
 

@@ -1,4 +1,4 @@
-"""Queues and consumers that a command names must exist.
+"""Queues, consumers and schedules that a command names must exist.
 
 The one rule: a name that does not exist is an error before anything is asked or done. The server
 itself does nothing at an action on such a queue, and confirms that.
@@ -30,14 +30,22 @@ def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> Non
 
 def check_consumer(client: "BlockingClient", consumer_id: str) -> None:
     """The same for the id of a consumer."""
-    ids = _names(client, "consumers", "id")
-    if ids is not None and len(ids) < NAMES_COMPARED_MAX and consumer_id not in ids:
-        near = did_you_mean(consumer_id, ids)
-        raise InspectionFailed(f"there is no consumer {consumer_id}{near}")
+    _check(client, "consumer", "id", consumer_id)
+
+
+def check_schedule(client: "BlockingClient", name: str) -> None:
+    """The same for a schedule."""
+    _check(client, "schedule", "name", name)
+
+
+def _check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
+    found = _names(client, f"{what}s", key)
+    if found is not None and len(found) < NAMES_COMPARED_MAX and wanted not in found:
+        raise InspectionFailed(f"there is no {what} {wanted}{did_you_mean(wanted, found)}")
 
 
 def _names(client: "BlockingClient", what: str, key: str) -> list[str] | None:
-    """Of the first queues or consumers; None for a user who may not inspect."""
+    """Of the first ones; None for a user who may not inspect."""
     from mqks.client.errors import RequestFailed  # here, as above
     from mqks.client.wire import rows
 

@@ -57,6 +57,7 @@ MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = (
     *("meta", "due", "expires", "rejects", "losses", "letter", "escaped", "priority", "key"),
 )
+SCHEDULE = ("name", "when", "event", "paused", "next", "last", "missed", "publish")
 CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
@@ -177,6 +178,20 @@ def unacked(
     _list(rows, UNACKED, as_json)
 
 
+def schedules(source: "Source", as_json: AsJson = False) -> None:
+    """List the schedules, with the next and the last time of each, in UTC."""
+    rows = source.schedules()
+    table(rows if as_json else map(schedule_cells, rows), SCHEDULE, as_json=as_json, cut="publish")
+
+
+def schedule_cells(row: Row) -> Row:
+    """A schedule in a table."""
+    every_s, paused = row["every_s"], _text(row["paused"])
+    when = f"{row['cron']} {row['tz']}" if every_s is None else f"every {duration(every_s)}"
+    times = {"next": _second(row["next_us"]), "last": _second(row["last_us"])}
+    return {**row, "when": when, "paused": paused, **times}
+
+
 def journal(source: "Source", as_json: AsJson = False) -> None:
     """Show the journal on disk."""
     _object(source.journal(), as_json)
@@ -222,6 +237,7 @@ COMMANDS: dict[Run, str] = {
     messages: "mqks inspect messages mail --limit 5 --data --event 'user.*'",
     letters: "mqks inspect letters mail.dead",
     unacked: "mqks inspect unacked mail",
+    schedules: "mqks inspect schedules --db mqks.db",
     journal: "mqks inspect journal --json",
     stats: "mqks inspect stats --json",
     error: "mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db",
@@ -324,6 +340,10 @@ def _duration(seconds: float | None) -> str | None:
 
 def _time(time_us: int | None) -> str | None:
     return None if time_us is None else time_text(time_us)
+
+
+def _second(time_us: int | None) -> str | None:
+    return None if time_us is None else time_text(time_us)[:19]
 
 
 def message_object(row: Row, *, data: bool) -> Row:

@@ -116,7 +116,7 @@ def publish(
         raise typer.BadParameter(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
-    terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": _pairs(meta or ())}
+    terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": pairs(meta or ())}
     terms |= {"priority": priority, "key": key}
     content = Path(file).read_bytes() if file is not None else data or ""
     with server.connected() as client:
@@ -144,7 +144,7 @@ def _time(text: str | None) -> "datetime | float | None":
         ) from None
 
 
-def _pairs(texts: Iterable[str]) -> dict[str, str]:
+def pairs(texts: Iterable[str]) -> dict[str, str]:
     pairs = dict[str, str]()
     for text in texts:
         key, equals, value = text.partition("=")

@@ -75,6 +75,9 @@ class Live:
             self.queue(queue)
         return self._rows([b"unacked", *_given(queue)], "queue", "seq")
 
+    def schedules(self) -> Iterator[Row]:
+        return self._rows([b"schedules"], "name")
+
     def journal(self) -> Row:
         return self._object(b"journal")
 

@@ -193,6 +193,9 @@ class Stopped:
                         "delivered_us": None,
                     }
 
+    def schedules(self) -> Iterator[Row]:
+        return (row.told(name) for name, row in self._file.schedules.items())
+
     def journal(self) -> Row:
         facts, free = self._file.facts, None
         if isinstance(self._database, Path):

@@ -21,7 +21,7 @@ texts are not.
 The one rule: nothing is written or locked, and each transaction is short.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -29,6 +29,7 @@ from typing import Final, NamedTuple, Self
 from mqks.broker.base.ranges import Range, below, numbers
 from mqks.broker.log.pending import ErrorRecord, Mark
 from mqks.broker.message.policy import Policy
+from mqks.broker.routing.ticks import ScheduleRow
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.marks import NO_MARKS, Marks
@@ -126,6 +127,8 @@ class Contents:
     """Sorted by name."""
     bindings: list[tuple[bytes, bytes]]
     """Name of the queue, whether it exists or not, and event; sorted."""
+    schedules: dict[bytes, ScheduleRow]
+    """Sorted by name."""
     facts: Facts
     damage: list[Damage]
     torn: str = ""
@@ -136,7 +139,7 @@ class Contents:
     def __init__(self, name: str, *, thorough: bool) -> None:
         self.name = name
         self._thorough = thorough
-        self.queues, self.bindings, self.damage = [], [], []
+        self.queues, self.bindings, self.schedules, self.damage = [], [], {}, []
         self._segments: dict[int, Segment] = {}
         self._rows: Mapping[int, QueueRow] = {}
 
@@ -180,6 +183,9 @@ class Contents:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _keep_schedules(self, rows: Iterable[tuple[bytes, str]]) -> None:
+        self.schedules = {name: ScheduleRow.parse(name, row) for name, row in sorted(rows)}
 
     # -- what all segments together say
 

@@ -81,7 +81,8 @@ async def _begin(target: Store) -> None:
     async for _ in target.segments(there):
         there.damage.clear()
         there.next_segment = 0
-    if there.next_segment != 1 or there.next_queue_id != 1 or there.bindings or there.errors:
+    rows = there.bindings or there.errors or there.schedules
+    if there.next_segment != 1 or there.next_queue_id != 1 or rows:
         raise CannotWrite(f"{target.name} has a journal already: name one that does not exist")
     await target.begin()
     await target.become("")

@@ -6,10 +6,13 @@
      "id": "m1", "event": "user.new", "retry": 0, "data": "bob"}
     {"kind": "binding", "queue": "mail", "event": "user.new"}
     {"kind": "binding", "queue": "mail", "mask": "user.*.gone"}
-    {"kind": "end", "queues": 1, "messages": 1, "bindings": 2}
+    {"kind": "schedule", "name": "beat", "cron": null, "every_s": 30.0, "tz": "UTC",
+     "missed": "skip", "jitter_s": 0.0, "paused": false, "publish": "user.new bob"}
+    {"kind": "end", "queues": 1, "messages": 1, "bindings": 2, "schedules": 1}
 
 All queues come first, then the messages of each in order, then all bindings, so that an import can
-fill queues that get no other messages meanwhile. A message has more fields if they have a value:
+fill queues that get no other messages meanwhile. An export of all queues ends with the schedules.
+A message has more fields if they have a value:
 `meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, its `priority`
 and `key`, whether it was published `escaped` (its data here are the original ones), and for a dead
 letter the `letter`: its reason, queue, tries, and when it was published and died. Data that are not
@@ -32,6 +35,7 @@ _OFTEN_EMPTY = {
     *("escaped", "priority", "key"),
 }
 """Fields that are omitted if they have no value."""
+_OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)
 
 
 def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
@@ -58,6 +62,9 @@ def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
             counts["bindings"] += 1
             what = "event" if row["mask"] is None else "mask"
             yield {"kind": "binding", "queue": row["queue"], what: row[what]}
+    for row in () if only else source.schedules():
+        counts["schedules"] = counts.get("schedules", 0) + 1
+        yield {"kind": "schedule", **{field: row[field] for field in _OF_A_SCHEDULE}}
     yield {"kind": "end", **counts}
 
 

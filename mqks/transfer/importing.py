@@ -5,8 +5,9 @@ attributes, whatever else is bound to the event. All bindings come last, so that
 nothing else meanwhile.
 
 Messages get new numbers and times, and their counts start at 0. Scheduled messages keep their due
-time. A dead letter becomes an ordinary message: the reason of its death is not imported. Delete
-rules are set at the end, except those without a delay, which would delete the queue at once.
+time; schedules have their first tick after the import. A dead letter becomes an ordinary message:
+the reason of its death is not imported. Delete rules are set at the end, except those without a
+delay, which would delete the queue at once.
 
 The one rule: a line is imported completely or not at all, and errors contain the line number.
 """
@@ -15,6 +16,7 @@ import json
 import secrets
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -122,6 +124,20 @@ class Line(NamedTuple):
         except InvalidRequest as error:
             raise self.wrong(f"policy: {error}") from None
 
+    def schedule(self) -> bytes:
+        """The request that adds it, without its id."""
+        fields = ("every_s", "tz", "missed", "jitter_s")
+        timing = {each: self.row.get(each) or None for each in fields}
+        timing["pause"] = self.row.get("paused") is True
+        cron = None if self.row.get("cron") is None else self.text("cron")
+        publish = self.raw("publish")
+        if b"\n" in publish or b"\t" in publish:
+            raise self.wrong("publish must not hold a newline or a tab")
+        try:
+            return b"%b %b" % (requests.timed(self.text("name"), cron, timing), publish)
+        except (InvalidRequest, TypeError) as error:
+            raise self.wrong(str(error)) from None
+
 
 def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]:
     """The lines of an export; `advance` is called with the bytes processed. Raises ImportFailed."""
@@ -165,8 +181,8 @@ class Import:
         self._queues: dict[bytes, Line] = {}
         self._batch: list[tuple[int, bytes]] = []
         self._batch_bytes = 0
-        self._counts = {"queues": 0, "messages": 0, "bindings": 0}
-        self._left_out = dict.fromkeys(self._counts, 0)
+        self._counts = Counter(queues=0, messages=0, bindings=0)
+        self._left_out = Counter[str]()
         """The same for lines that were skipped."""
 
     def run(self, lines: Iterable[Line]) -> dict[str, int]:
@@ -176,6 +192,7 @@ class Import:
             "queue": self._make_queues,
             "message": self._fill_queues,
             "binding": self._bind,
+            "schedule": self._schedule,
             "end": self._end,
         }
         left = list(stages)
@@ -270,13 +287,25 @@ class Import:
             self._ask(line, b"rebind --confirm %b %b %b" % (name, flag, bound))
             self._counts["bindings"] += 1
 
+    def _schedule(self, lines: Iterator[Line]) -> None:
+        there = {row["name"] for row in self._rows(b"schedules", "name")}
+        for line in lines:
+            if self._only:
+                self._left_out["schedules"] += 1
+                continue
+            if line.text("name") in there and not self._merge:
+                raise line.wrong("the schedule exists; --merge changes it")
+            self._ask(line, line.schedule())
+            self._counts["schedules"] += 1
+
     def _end(self, lines: Iterator[Line]) -> None:
         line = next(lines)
         if more := next(lines, None):
             raise more.wrong("there are lines after the end line")
         self._check_all_are_told()
-        were = {what: count + self._left_out[what] for what, count in self._counts.items()}
-        if (told := {what: line.row.get(what) for what in were}) != were:
+        kinds = {**self._counts, **self._left_out, **line.row}.keys() - {"kind"}
+        were = {what: self._counts[what] + self._left_out[what] for what in sorted(kinds)}
+        if (told := {what: line.row.get(what, 0) for what in were}) != were:
             raise line.wrong(f"its counts are {told}, but the file has {were}")
         for name, line in self._queues.items():
             if name in self._there:

@@ -234,22 +234,7 @@ def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _page(broker.schedules.rows, after, limit)
     for name in names:
         if (found := broker.schedules.rows.get(name)) is not None:
-            wanted = found.wanted
-            yield [
-                {
-                    "name": _text(name),
-                    "cron": found.cron or None,
-                    "tz": found.zone,
-                    "every_s": found.every_us / 1e6 or None,
-                    "event": _text(wanted.event),
-                    "publish": found.publish,
-                    "missed": found.missed,
-                    "jitter_s": found.jitter_us / 1e6,
-                    "paused": found.paused,
-                    "next_us": None if found.paused else found.next_us,
-                    "last_us": found.last_us or None,
-                }
-            ]
+            yield [found.told(name)]
 
 
 def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:

@@ -5,7 +5,7 @@ The one rule: a tick is the message and the schedule's next time, in one commit.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from mqks.broker.base.turns import Work
@@ -50,6 +50,30 @@ class ScheduleRow(NamedTuple):
         wanted: Publish = ACTIONS[b"publish"].parse(line, 0)
         return wanted
 
+    @classmethod
+    def parse(cls, name: bytes, stored: str) -> "ScheduleRow":
+        """Raises SchemaTooNew."""
+        try:
+            return cls(**json.loads(stored))
+        except TypeError:
+            raise SchemaTooNew(f"the schedule {shown(name)} is of a newer mqks: use that") from None
+
+    def told(self, name: bytes) -> dict[str, Any]:
+        """As `stats` tells it."""
+        return {
+            "name": name.decode("utf-8", "surrogateescape"),
+            "cron": self.cron or None,
+            "tz": self.zone,
+            "every_s": self.every_us / 1e6 or None,
+            "event": self.wanted.event.decode("utf-8", "surrogateescape"),
+            "publish": self.publish,
+            "missed": self.missed,
+            "jitter_s": self.jitter_us / 1e6,
+            "paused": self.paused,
+            "next_us": None if self.paused else self.next_us,
+            "last_us": self.last_us or None,
+        }
+
     def is_same(self, other: "ScheduleRow") -> bool:
         """Whether it is defined in the same way."""
         return self[:6] == other[:6]
@@ -73,13 +97,7 @@ class Schedules:
 
     def restore(self, rows: Mapping[bytes, str]) -> None:
         """Raises SchemaTooNew."""
-        for name, row in rows.items():
-            try:
-                self.rows[name] = ScheduleRow(**json.loads(row))
-            except TypeError:
-                raise SchemaTooNew(
-                    f"the schedule {shown(name)} is of a newer mqks: use that"
-                ) from None
+        self.rows = {name: ScheduleRow.parse(name, row) for name, row in rows.items()}
 
     def start(self) -> None:
         """After recovery."""

@@ -1,0 +1,138 @@
+"""`mqks schedule`: messages that are published again and again.
+
+The one rule: a schedule is a request of the protocol; nothing of it is kept here.
+"""
+
+from contextlib import suppress
+from typing import Annotated, Any, Literal, TypedDict, Unpack
+
+import typer
+
+from mqks.commands.connection import Server
+from mqks.commands.declare import Run, declare
+from mqks.commands.existing import check_schedule
+from mqks.commands.inspect import SCHEDULE, schedule_cells
+from mqks.commands.messages import pairs
+from mqks.commands.options import UNITS, AsJson, Names, Told, Yes, confirm, table
+from mqks.inspection.text import printable
+
+app = typer.Typer(
+    help="Publish messages again and again, at times of a cron expression or every so often.",
+    epilog="Example: mqks schedule add beat alive now --every 30s",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
+
+
+class Options(TypedDict):
+    """By the names of the client, but `every` and `meta`, which are texts."""
+
+    every: Annotated[str | None, "TIME", "Instead of CRON: publish this often: 30s, 5m, 12h, 1d."]
+    tz: Annotated[str | None, "ZONE", r"Time zone of CRON, as Europe/Berlin. \[default: UTC]"]
+    missed: Annotated[
+        Literal["skip", "one"] | None,
+        typer.Option(help=r"What to publish for missed ticks. \[default: skip]"),
+    ]
+    jitter_s: Annotated[
+        float | None,
+        typer.Option("--jitter", metavar="SECONDS", help="Each tick is late by up to this time."),
+    ]
+    pause: Annotated[bool, "Add it paused."]
+    mandatory: Annotated[bool, "Try a tick again until a queue is bound to the event."]
+    delay_s: Annotated[
+        float | None,
+        typer.Option("--delay", metavar="SECONDS", help="Deliver each message after this time."),
+    ]
+    ttl_s: Annotated[
+        float | None,
+        typer.Option("--ttl", metavar="SECONDS", help="Time to live of a message in a queue."),
+    ]
+    meta: Annotated[Names, "KEY=VALUE", "An attribute of the messages. Repeatable."]
+    to: Annotated[str | None, "QUEUE", "Only this queue gets the messages."]
+    priority: Annotated[int | None, "N", "Their priority, from -128 to 127."]
+    key: Annotated[str | None, "KEY", "Their key."]
+
+
+def add(
+    server: Server,
+    name: Name,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[CRON] EVENT DATA", help='The times, as in "0 3 * * *", the event, the data.'
+        ),
+    ],
+    **options: Unpack[Options],
+) -> Told:
+    """Add a schedule, or change the one of this name.
+
+    CRON has minute, hour, day, month and weekday. The same schedule again changes nothing.
+    """
+    given: Any = {**options}
+    every_s = _seconds(given.pop("every"))
+    if len(words) != (3 if every_s is None else 2):
+        raise typer.BadParameter('give "CRON" EVENT DATA, or EVENT DATA with --every')
+    given |= {"every_s": every_s, "meta": pairs(given["meta"] or ())}
+    cron = words[0] if every_s is None else None
+    with server.connected() as client:
+        client.schedule(name, cron, *words[-2:], **given)
+    return {"name": name}, ""
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    with suppress(ValueError):
+        number, unit = text[:-1], dict(UNITS).get(text[-1:])
+        return float(text) if unit is None else float(number) * unit
+    raise typer.BadParameter(f"--every {text!r} is not a time, as in 30s, 5m, 12h or 1d")
+
+
+def list_(server: Server, as_json: AsJson = False) -> None:
+    """List the schedules."""
+    with server.connected() as client:
+        rows = client.schedules()
+    table(rows if as_json else map(schedule_cells, rows), SCHEDULE, as_json=as_json, cut="publish")
+
+
+def pause(server: Server, name: Name) -> Told:
+    """Publish nothing until it is resumed."""
+    with server.connected() as client:
+        client.pause_schedule(name)
+    return {"name": name, "paused": True}, ""
+
+
+def resume(server: Server, name: Name) -> Told:
+    """Publish again from now on. Nothing was missed."""
+    with server.connected() as client:
+        client.resume_schedule(name)
+    return {"name": name, "paused": False}, ""
+
+
+def run(server: Server, name: Name) -> Told:
+    """Publish one message now, besides the ticks."""
+    with server.connected() as client:
+        client.run_schedule(name)
+    return {"name": name}, ""
+
+
+def remove(server: Server, name: Name, yes: Yes = False) -> Told:
+    """Remove a schedule. Messages that it has published stay."""
+    with server.connected() as client:
+        check_schedule(client, name)
+        confirm(f"Remove the schedule {printable(name)}?", yes)
+        client.unschedule(name)
+    return {"name": name}, ""
+
+
+COMMANDS: dict[Run, str] = {
+    add: "mqks schedule add report '0 3 * * *' report.make now --tz Europe/Berlin",
+    list_: "mqks schedule list --json",
+    pause: "mqks schedule pause report",
+    resume: "mqks schedule resume report",
+    run: "mqks schedule run report",
+    remove: "mqks schedule remove report --yes",
+}
+for each, example in COMMANDS.items():
+    declare(app, each, example)
