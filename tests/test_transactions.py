@@ -11,6 +11,7 @@ import pytest
 from mqks.broker.log.pending import Batch
 from mqks.limits import (
     BATCH_COPIES_MAX,
+    ESCAPED_STEP_BYTES,
     TRANSACTION_BYTES_MAX,
     TRANSACTION_COPIES_MAX,
     TRANSACTION_LINES_MAX,
@@ -111,12 +112,53 @@ def test_it_is_written_in_one_piece(settled: bytes) -> None:
     assert not pending.has_changes
 
 
-def test_on_a_full_disk_an_ack_waits_for_its_messages() -> None:
-    world = holding()
+def test_on_a_full_disk_nothing_of_it_is_written_before_its_messages() -> None:
+    world = holding(3)
     pending = world.broker.pending
-    transaction(world, b"a ack c m0\nx publish e 1")
-    assert written(pending.take_settled()) == (0, 0)
-    assert written(pending.take()) == (1, 1)
+    lines = b"a ack c m0\nr reject c m1\nl release c m2"
+    transaction(world, lines + b"\nx publish e 1")
+    settled = pending.take_settled()
+    assert written(settled) == (0, 0)
+    assert not any(change.marks for change in settled.entry.changes)
+    batch = pending.take()
+    assert written(batch) == (2, 2)
+    [marks] = [change.marks for change in batch.entry.changes if change.marks]
+    assert len(marks) == 2
+    # Without messages, too, it is all or nothing, and not confirmed.
+    world = holding(2)
+    transaction(world, b"r reject c m0\nl release c m1")
+    assert world.broker.pending.take().has_messages
+
+
+def test_long_escaped_data() -> None:
+    """They are checked in turns."""
+    world = holding(line_bytes_max=TRANSACTION_BYTES_MAX)
+    data = rb"\n" * ESCAPED_STEP_BYTES
+    lines = b"b begin\na ack c m0\nx publish --escaped e %b\nt commit --confirm"
+    assert ERROR.findall(ask(world, lines % (data + rb"\x"))) == [b"x", b"t"]
+    assert lengths(world) == b"ev ok [0, 0]\n"
+    assert ask(world, lines % data) == b"t ok \n"
+    assert lengths(world) == b"ev ok [1, 0]\n"
+    assert not world.broker.flow.kept_bytes
+
+
+def test_messages_with_key_or_priority_or_the_same_id() -> None:
+    world = holding(0)
+    ask(world, b"q set_queue in --ordered=key")
+    told = ask(world, b"m publish --key=k i 1\nm publish --key=k i 2\nn publish --key=l i 3")
+    assert told.count(b"c ok m") == 2
+    lines = b"b begin\na ack c m\na ack c m\nx publish e 1\n"
+    assert ERROR.findall(ask(world, lines + b"a ack c m\nt commit --confirm")) == [b"a", b"t"]
+    assert ask(world, lines + b"t commit --confirm") == b"t ok \n"
+    ask(world, b"d delete_consumer --confirm c")
+    assert ask(world, b"c consume --confirm in --manual-ack").count(b"n event=i") == 1
+    # The key is free again.
+    assert b"c ok o event" in ask(world, b"o publish --key=k --priority=3 i 4")
+    replies = ask(world, b"b begin\nr reject c o\na ack c n\nt commit --confirm")
+    assert b"c ok o event=i,retry=1" in replies
+    assert b"t ok \n" in replies
+    assert ask(world, b"a ack --confirm c o") == b"a ok \n"
+    assert lengths(world) == b"ev ok [1, 0]\n"
 
 
 def test_two_race_while_one_is_written() -> None:

@@ -266,7 +266,7 @@ class Batch:
         """Whether some of it needs more space than it frees."""
         entry = self.entry
         return bool(entry.once or entry.schedules) or any(
-            change.runs or change.moved for change in entry.changes
+            change.runs or change.moved or (self.moves and change.marks) for change in entry.changes
         )
 
 
@@ -406,7 +406,8 @@ class Pending:
         rest.entry.schedules, entry.schedules = entry.schedules, {}
         changes, entry.changes, entry.once = entry.changes, [], []
         for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
-            settled, later = split(change, boundary)
+            # A mark may be of a transaction, whose messages stay pending.
+            settled, later = split(change, boundary, 0 if batch.moves else boundary)
             entry.changes.append(settled)
             if later is not None:
                 rest.entry.changes.append(later)
@@ -417,9 +418,12 @@ class Pending:
         return batch
 
 
-def split(change: LaneChange, boundary: int) -> tuple[LaneChange, LaneChange | None]:
-    """The part of a change about numbers below `boundary`, and the rest, if any: new messages,
-    their marks and acks, and what must be written together with them."""
+def split(
+    change: LaneChange, boundary: int, marks_end: int
+) -> tuple[LaneChange, LaneChange | None]:
+    """The part of a change about numbers below `boundary`, of marks below `marks_end`, and the
+    rest, if any: new messages, their marks and acks, and what must be written together with
+    them."""
     lane_id, next_seq, cursor, runs, acks, moved, marks = change
     settled = LaneChange(
         lane_id,
@@ -428,9 +432,9 @@ def split(change: LaneChange, boundary: int) -> tuple[LaneChange, LaneChange | N
         [],
         acks,
         [],
-        {number: mark for number, mark in marks.items() if number < boundary},
+        {number: mark for number, mark in marks.items() if number < marks_end},
     )
-    later = {number: mark for number, mark in marks.items() if number >= boundary}
+    later = {number: mark for number, mark in marks.items() if number >= marks_end}
     if not (runs or moved or later or next_seq > boundary):
         return settled, None
     return settled, LaneChange(lane_id, next_seq, cursor, runs, [], moved, later)

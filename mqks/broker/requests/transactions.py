@@ -5,7 +5,7 @@ it is done in one step, and written in one piece.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
@@ -50,19 +50,32 @@ def commit(
     transaction = _ended(connection, "commit")
     if transaction.failed:
         raise BadRequest("commit: nothing was done, because a request since begin was refused")
-    kept = transaction.kept
-    transaction.end()
-    return _commit(broker, connection, kept)
+    return _commit_and_end(broker, connection, transaction)
 
 
-def _commit(
-    broker: Broker, connection: Connection, kept: Sequence[tuple[Request, Any]]
-) -> Work[None]:
+def _commit_and_end(broker: Broker, connection: Connection, transaction: Transaction) -> Work[None]:
+    try:
+        yield from _commit(broker, connection, transaction.kept)
+    finally:
+        transaction.end()
+
+
+def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, Any]]) -> Work[None]:
+    for at, (request, wanted) in enumerate(kept):
+        if isinstance(wanted, Generator):  # Long data are checked in turns.
+            try:
+                kept[at] = request, (yield from wanted)
+            except BadRequest as failure:
+                raise _refused(broker, connection, request, failure) from None
     published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
     routes: dict[bytes, Queues] = {}
+    copies = 0
     for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
-        routes[event] = yield from broker.bindings.find(event)
-        yield GOES_ON
+        # More routes than copies are possible are not kept: each may be of very many queues.
+        if copies <= TRANSACTION_COPIES_MAX:
+            routes[event] = yield from broker.bindings.find(event)
+            copies += len(routes[event])
+            yield GOES_ON
     while broker.publishing.once_unfinished and any(wanted.once for wanted in published):
         yield WAITS
     # From here on there is no other turn.
@@ -105,6 +118,8 @@ def _check(
                 if isinstance(wanted, Publish):
                     queues = _queues(broker, wanted, routes)
                     copies += len(queues)
+                    if wanted.to is None and wanted.event not in routes:
+                        copies = TRANSACTION_COPIES_MAX + 1
                     if copies > TRANSACTION_COPIES_MAX:
                         reason = f"the messages since begin have more than {TRANSACTION_COPIES_MAX}"
                         raise LimitExceeded("transaction_max", f"{reason} copies, one per queue")
@@ -117,9 +132,7 @@ def _check(
                     _check_held(broker, request, wanted, settled)
                     found.append(None)
             except BadRequest as failure:
-                broker.refusals.refuse(connection, request.id + b" " + request.action, failure)
-                reason = f"commit: nothing was done, because of {shown(request.id)}: {failure}"
-                raise BadRequest(reason) from None
+                raise _refused(broker, connection, request, failure) from None
     finally:
         for each in found:
             if each is not None:
@@ -127,12 +140,20 @@ def _check(
     return found
 
 
+def _refused(
+    broker: Broker, connection: Connection, request: Request, failure: BadRequest
+) -> BadRequest:
+    """The error of `commit`, after that of one of its requests."""
+    broker.refusals.refuse(connection, request.id + b" " + request.action, failure)
+    return BadRequest(f"commit: nothing was done, because of {shown(request.id)}: {failure}")
+
+
 def _queues(broker: Broker, wanted: Publish, routes: dict[bytes, Queues]) -> Queues:
     broker.metadata.check_names("event", [wanted.event])
     if wanted.to is not None:
         return {existing(broker, "publish", wanted.to): None}
     # A queue may have been deleted meanwhile.
-    return {queue: None for queue in routes[wanted.event] if not queue.deleted}
+    return {queue: None for queue in routes.get(wanted.event, ()) if not queue.deleted}
 
 
 def _check_held(
