@@ -48,6 +48,7 @@ def file_system() -> Any:
         connect_timeout=5,
         request_timeout=REQUEST_S,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        allow_delayed_open=True,  # A small file is one put, not the three of a multipart upload.
     )
 
 
