@@ -5,7 +5,9 @@
 `GET /_fault=FAULT` says which, and `GET /_fault=` ends it:
 
     swallow        the store gets the put, and nobody the answer
-    500            this put, and then everything, is answered by 503
+    lost           so, and then everything is answered by 503
+    500            the put, too, is answered by 503
+    down           everything is, from now on
     before, after  this put is held before or after the store gets it; the fault is `held` then
 
 `GET /_fault` tells the fault, and the number of conditional puts.
@@ -56,8 +58,8 @@ class Passing(BaseHTTPRequestHandler):
         to.close()
         if fault == "after" and is_conditional:
             self._hold()
-        if fault == "swallow" and is_conditional:
-            self.server.fault = ""
+        if fault in ("swallow", "lost") and is_conditional:
+            self.server.fault = "down" if fault == "lost" else ""
             self.close_connection = True
             return
         self.send_response(answer.status)

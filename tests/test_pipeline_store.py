@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import polars
+import pyarrow as pa
 import pytest
 from pyarrow.fs import S3FileSystem
 
 from mqks.commands import main
 from mqks.pipeline import objects
 from mqks.pipeline.archive import Archive, Progress
-from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
+from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.lake import messages, stage, table
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.store import DeltaStore
@@ -213,6 +214,41 @@ def test_a_store_that_refuses_or_is_away(
         objects.write("s3://no-such-bucket/x", "y", b"")
 
 
+def test_an_answer_is_lost_and_then_the_store(
+    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    with DeltaStore(url) as lake:
+        put(lake, range(1, 5))
+        between.fault = "lost"
+        with pytest.raises(StoreAway):
+            put(lake, range(5, 9))
+        with pytest.raises(StoreAway):
+            lake.next("q", "x-1")
+        between.fault = ""
+        assert lake.next("q", "x-1") == 9, "the commit was there"
+        put(lake, range(9, 12))
+    assert offsets(url) == list(range(1, 12))
+
+
+def test_what_is_wrong_is_no_absence(url: str) -> None:
+    """A broken table, another division, other columns: nobody waits until they are over."""
+    with DeltaStore(url) as lake:
+        put(lake, range(1, 5))
+        other = batch(range(5, 9)).append_column("data", pa.array([{"n": 1}] * 4))
+        lake.commit("q", "x-1", 9, list(stage(lake.staging, [other])))
+        other = batch(range(9, 12)).append_column("data", pa.array([{"n": "1"}] * 3))
+        with pytest.raises(LakeUnfit, match=f"{url}: the schema does not fit"):
+            lake.commit("q", "x-1", 12, list(stage(lake.staging, [other])))
+    with pytest.raises(LakeUnfit, match="use --by day"), DeltaStore(url, by_event=True) as lake:
+        lake.next("q", "x-1")
+    assert offsets(url) == list(range(1, 9))
+    objects.write(f"{url}/_delta_log", f"{0:020}.json", b"no JSON")
+    with pytest.raises(PipelineError) as broken:
+        table(url)
+    assert type(broken.value) is PipelineError
+
+
 def archived(
     spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
 ) -> Iterator[Progress]:
@@ -233,7 +269,9 @@ def test_from_the_queue_to_every_reader_and_back(
 
     assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
     found = table(url).to_pyarrow_table()
-    assert duckdb.execute("select count(*), count(distinct key) from found").fetchall() == [(100, 100)]
+    assert duckdb.execute("select count(*), count(distinct key) from found").fetchall() == [
+        (100, 100)
+    ]
     assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
     assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
     for _ in range(2):  # The second continues the first, which was complete.
@@ -241,11 +279,13 @@ def test_from_the_queue_to_every_reader_and_back(
         assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
 
 
+@pytest.mark.parametrize("fault", ["500", "down"])
 def test_an_archive_waits_for_its_store(
     spark: "SparkSession",
     mqks_broker: Broker,
     url: str,
     between: Between,
+    fault: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,8 +293,9 @@ def test_an_archive_waits_for_its_store(
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 20))
+    url = f"{url}-{fault}"
     list(archived(spark, mqks_broker, url, Event()))
-    between.fault = "500"
+    between.fault = fault
     publish(mqks_broker, some(20, 20))
     found: list[Progress] = []
     with caplog.at_level(logging.WARNING, "mqks.pipeline"):
