@@ -2,20 +2,29 @@
 
     python -m tests.store_proxy PORT-OF-THE-STORE     prints its own port
 
-`GET /_fault=swallow`: the store gets the put, and nobody the answer; `500`: the put is refused, and
-then everything is, until `GET /_fault=` ends it. `GET /_fault` tells the fault, and the number of
-conditional puts.
+`GET /_fault=FAULT` says which, and `GET /_fault=` ends it:
+
+    swallow        the store gets the put, and nobody the answer
+    lost           so, and then everything is answered by 503
+    500            the put, too, is answered by 503
+    down           everything is, from now on
+    before, after  this put is held before or after the store gets it; the fault is `held` then
+
+`GET /_fault` tells the fault, and the number of conditional puts.
 
 The one rule: what is passed is passed unchanged.
 """
 
 import sys
+import time
+from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Proxy(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
     fault = ""
     conditional = 0
     store_port = 0
@@ -40,13 +49,17 @@ class Passing(BaseHTTPRequestHandler):
         if fault == "down":
             self._answer(503, b"")
             return
+        if fault == "before" and is_conditional:
+            self._hold()
         to = HTTPConnection("127.0.0.1", self.server.store_port, timeout=60)
         to.request(self.command, self.path, body, dict(self.headers))
         answer = to.getresponse()
         told = answer.read()
         to.close()
-        if fault == "swallow" and is_conditional:
-            self.server.fault = ""
+        if fault == "after" and is_conditional:
+            self._hold()
+        if fault in ("swallow", "lost") and is_conditional:
+            self.server.fault = "down" if fault == "lost" else ""
             self.close_connection = True
             return
         self.send_response(answer.status)
@@ -58,6 +71,15 @@ class Passing(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(told)
+
+    def _hold(self) -> None:
+        self.server.fault = "held"
+        while self.server.fault == "held":
+            time.sleep(0.01)
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # Of a client that was killed.
+            super().handle()
 
     def _body(self) -> bytes:
         if "chunked" not in self.headers.get("transfer-encoding", ""):

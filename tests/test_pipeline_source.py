@@ -126,6 +126,8 @@ def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None
         {"maxOffsetsPerTrigger": "-1"},
         {"minPartitions": "0"},
         {"startingTimestamp": "yesterday"},
+        {"endingTimestamp": "tomorrow"},
+        {"includeHeaders": "yes"},
         {"token": "t", "user": "u"},
         {"user": "u"},
         {"password": "p"},
@@ -241,6 +243,33 @@ def test_columns_that_a_message_does_not_have(schema: StructType, hint: str) -> 
 # ------------------------------------------------------------------------------------ a batch
 
 
+def test_headers_are_the_attributes(mqks_broker: Broker) -> None:
+    with mqks.connect_blocking(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", "plain")
+        client.publish("e", "told", meta={"tenant": "a b", "empty": "", "=&": "ü,%"})
+        client.publish("e", b"t\tn\n", meta={"n": "1"}, priority=3, key="k 1")
+        client.publish("e", b"t\tn\n", key="k", confirm=True)
+    expected = [
+        ("plain", None),
+        ("told", [("tenant", "a b"), ("empty", ""), ("=&", "ü,%")]),
+        ("t\tn\n", [("n", "1")]),
+        ("t\tn\n", None),
+    ]
+    for is_told in (False, True):
+        reader = batch_reader(mqks_broker.url, includeHeaders=is_told)
+        found = rows(reader, reader.partitions())
+        assert {row["topic"] for row in found} == {"e"}
+        told = [
+            (
+                row["value"].decode(),
+                row["headers"] and [(h["key"], h["value"].decode()) for h in row["headers"]],
+            )
+            for row in found
+        ]
+        assert told == [(data, headers if is_told else None) for data, headers in expected]
+
+
 def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
     publish(mqks_broker, range(5))
     reader = batch_reader(mqks_broker.url)
@@ -263,6 +292,8 @@ def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
         ({"startingOffsets": 8, "endingOffsets": 3}, range(0)),
         ({"startingTimestamp": TIME_US // 1000 + 1}, range(0)),
         ({"startingTimestamp": TIME_US // 1000}, range(1, 11)),
+        ({"endingTimestamp": TIME_US // 1000}, range(0)),
+        ({"endingTimestamp": TIME_US // 1000 + 1, "endingOffsets": 3}, range(1, 11)),
         ({"startingOffsets": '{"epoch": "one", "offset": 9}'}, range(9, 11)),
     ],
 )
@@ -430,6 +461,8 @@ def test_a_query_without_its_queue_ends_at_its_start(
             begin()
     with pytest.raises(BadOption, match="cannot be used for a stream"):
         stream_reader(mqks_broker.url, endingOffsets=5)
+    with pytest.raises(BadOption, match="endingTimestamp cannot be used for a stream"):
+        stream_reader(mqks_broker.url, endingTimestamp=5)
 
 
 def test_a_stream_from_a_number_or_a_time(stream_reader: Make) -> None:

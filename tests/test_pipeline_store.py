@@ -16,22 +16,24 @@ from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import polars
+import pyarrow as pa
 import pytest
 from pyarrow.fs import S3FileSystem
 
 from mqks.commands import main
 from mqks.pipeline import objects
 from mqks.pipeline.archive import Archive, Progress
-from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
+from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.lake import messages, stage, table
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.store import DeltaStore
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
+from tests import pipeline_kills as kills
 from tests.test_pipeline_jobs import publish, some, subscribe, waits
 from tests.test_pipeline_lake import batch
 
@@ -133,6 +135,17 @@ def between() -> Iterator[Between]:
     moto.stop()
 
 
+@pytest.fixture(scope="module")
+def spark(spark: "SparkSession", between: Between) -> Iterator["SparkSession"]:
+    """The session of all tests, whose workers know the store, whenever it was started."""
+    told = spark.sparkContext.environment
+    store = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    told.update(store)
+    yield spark
+    for name in store:
+        del told[name]
+
+
 @pytest.fixture
 def url(between: Between, request: pytest.FixtureRequest) -> Iterator[str]:
     yield f"s3://bucket/{request.node.name.partition('[')[0]}"
@@ -201,6 +214,41 @@ def test_a_store_that_refuses_or_is_away(
         objects.write("s3://no-such-bucket/x", "y", b"")
 
 
+def test_an_answer_is_lost_and_then_the_store(
+    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    with DeltaStore(url) as lake:
+        put(lake, range(1, 5))
+        between.fault = "lost"
+        with pytest.raises(StoreAway):
+            put(lake, range(5, 9))
+        with pytest.raises(StoreAway):
+            lake.next("q", "x-1")
+        between.fault = ""
+        assert lake.next("q", "x-1") == 9, "the commit was there"
+        put(lake, range(9, 12))
+    assert offsets(url) == list(range(1, 12))
+
+
+def test_what_is_wrong_is_no_absence(url: str) -> None:
+    """A broken table, another division, other columns: nobody waits until they are over."""
+    with DeltaStore(url) as lake:
+        put(lake, range(1, 5))
+        other = batch(range(5, 9)).append_column("data", pa.array([{"n": 1}] * 4))
+        lake.commit("q", "x-1", 9, list(stage(lake.staging, [other])))
+        other = batch(range(9, 12)).append_column("data", pa.array([{"n": "1"}] * 3))
+        with pytest.raises(LakeUnfit, match=f"{url}: the schema does not fit"):
+            lake.commit("q", "x-1", 12, list(stage(lake.staging, [other])))
+    with pytest.raises(LakeUnfit, match="use --by day"), DeltaStore(url, by_event=True) as lake:
+        lake.next("q", "x-1")
+    assert offsets(url) == list(range(1, 9))
+    objects.write(f"{url}/_delta_log", f"{0:020}.json", b"no JSON")
+    with pytest.raises(PipelineError) as broken:
+        table(url)
+    assert type(broken.value) is PipelineError
+
+
 def archived(
     spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
 ) -> Iterator[Progress]:
@@ -221,9 +269,9 @@ def test_from_the_queue_to_every_reader_and_back(
 
     assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
     found = table(url).to_pyarrow_table()
-    counts = duckdb.sql("select count(*), count(distinct key) from found")
-    assert counts is not None
-    assert counts.fetchall() == [(100, 100)]
+    assert duckdb.execute("select count(*), count(distinct key) from found").fetchall() == [
+        (100, 100)
+    ]
     assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
     assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
     for _ in range(2):  # The second continues the first, which was complete.
@@ -231,11 +279,13 @@ def test_from_the_queue_to_every_reader_and_back(
         assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
 
 
+@pytest.mark.parametrize("fault", ["500", "down"])
 def test_an_archive_waits_for_its_store(
     spark: "SparkSession",
     mqks_broker: Broker,
     url: str,
     between: Between,
+    fault: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,8 +293,9 @@ def test_an_archive_waits_for_its_store(
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 20))
+    url = f"{url}-{fault}"
     list(archived(spark, mqks_broker, url, Event()))
-    between.fault = "500"
+    between.fault = fault
     publish(mqks_broker, some(20, 20))
     found: list[Progress] = []
     with caplog.at_level(logging.WARNING, "mqks.pipeline"):
@@ -275,19 +326,50 @@ def test_what_is_no_place(place: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow
-def test_the_driver_is_killed(
-    spark: "SparkSession", mqks_broker: Broker, url: str, tmp_path: Path
+@pytest.mark.timeout(900)
+def test_drivers_are_killed_in_their_commits(
+    mqks_broker: Broker, url: str, between: Between, tmp_path: Path
 ) -> None:
-    from tests import pipeline_kills as kills
-
+    """One before the store has the commit, which comes when another archive has gone on; one after
+    it; one anywhere."""
     subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 5000))
-    flags = ["--url", mqks_broker.url, "--batch", "500"]
-    for number in range(2):
-        job = kills.Job(tmp_path / "log", "archive", "clicks", url, *flags)
-        kills.wait_for("a batch", partial(lambda job: job.told or not job.is_running(), job))
-        job.kill(everything=number == 0)
-    list(archived(spark, mqks_broker, url, Event()))
+    log = tmp_path / "log"
+    told: list[dict[str, Any]] = []
 
-    assert SECRET not in (tmp_path / "log").read_text() + json.dumps(job.told)
-    assert len(offsets(url)) == len(set(offsets(url))) == 5000
+    def started(*flags: str) -> kills.Job:
+        flags = ("--url", mqks_broker.url, "--batch", "5000", "--interval", "0", *flags)
+        return kills.Job(log, "archive", "clicks", url, *flags)
+
+    def ended(job: kills.Job, everything: bool) -> None:
+        job.kill(everything)
+        assert SECRET not in log.read_text() + json.dumps(job.told)
+
+    def held(job: kills.Job) -> bool:
+        return between.fault == "held" or not job.is_running()
+
+    publish(mqks_broker, some(0, 10_000))
+    told += started("--once").succeed()
+    assert [(each["next"], each["lag"]) for each in told] == [(5_001, 5_000), (10_001, 0)]
+    publish(mqks_broker, some(10_000, 50_000))
+
+    between.fault = "before"
+    job = started()
+    kills.wait_for("a commit", partial(held, job))
+    ended(job, everything=True)
+    assert (len(offsets(url)), len(waits(mqks_broker))) == (10_000, 50_000)
+
+    job = started()
+    kills.wait_for("a batch", lambda: job.told or not job.is_running())
+    ended(job, everything=False)
+    between.fault = ""  # The commit of the first comes too late.
+
+    between.fault = "after"
+    job = started()
+    kills.wait_for("a commit", partial(held, job))
+    ended(job, everything=True)
+    between.fault = ""
+
+    told += started("--once").succeed()
+    assert SECRET not in log.read_text() + json.dumps(told)
+    assert offsets(url) == [*range(1, 60_001)]
+    assert waits(mqks_broker) == []

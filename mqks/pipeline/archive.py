@@ -11,12 +11,12 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -50,6 +50,8 @@ _FILES = (
 _UNPARSED = "_mqks_unparsed"
 
 _log = logging.getLogger("mqks.pipeline")
+
+Got = TypeVar("Got")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +171,17 @@ class _Run:
 
     def batches(self, stop: Event) -> Iterator[Progress]:
         job = self.job
-        log, start = self._look()
-        goal, waited_until = log.next, time.monotonic()
-        if job.trim and log.first < start:  # The last run died between the two.
-            self._trim(log.epoch, start)
+        goal, waited_until = None, time.monotonic()
         while not stop.is_set():
-            log, start = self._look()
+            looked = self._tried(self._look)
+            if looked is None:
+                stop.wait(AWAY_S)
+                continue
+            log, start = looked
+            if goal is None:
+                goal = log.next
+                if job.trim and log.first < start:  # The last run died between the two.
+                    self._trim(log.epoch, start)
             end = min(log.next, start + job.batch_messages)
             if job.once and (start >= goal or end <= start):
                 return
@@ -182,21 +189,21 @@ class _Run:
             if end <= start or (short and time.monotonic() < waited_until):
                 stop.wait(min(1.0, max(IDLE_S, job.interval_s)))
                 self.roll(job.roll_s)
+                continue
+            progress = self._tried(partial(self._archive, log.epoch, start, end))
+            if progress is None:
+                stop.wait(AWAY_S)
             else:
-                progress = self._archived(log.epoch, start, end)
-                if progress is None:
-                    stop.wait(AWAY_S)
-                else:
-                    waited_until = time.monotonic() + job.interval_s
-                    self.away.clear()
-                    yield progress
+                waited_until = time.monotonic() + job.interval_s
+                self.away.clear()
+                yield progress
 
-    def _archived(self, epoch: str, start: int, end: int) -> Progress | None:
-        """One batch; None if the store is away, which is told once a minute."""
+    def _tried(self, work: Callable[[], Got]) -> Got | None:
+        """None if the store is away, which is told once a minute."""
         from pyspark.errors import PySparkException
 
         try:
-            return self._archive(epoch, start, end)
+            return work()
         except (StoreAway, PySparkException) as error:
             found = error if isinstance(error, StoreAway) else failure(str(error))
             if not isinstance(found, StoreAway):

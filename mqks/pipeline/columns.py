@@ -6,6 +6,7 @@ copies.
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +31,23 @@ FIELDS = {
         )
     ),
 }
-"""Kafka's columns: the message's id, its data, its event, 0, its number, its arrival, null."""
+"""Kafka's columns: a message's id, its data, its event, 0, its number, arrival and attributes."""
 
 SCHEMA = pa.schema(list(FIELDS.items()))
 
-_NEWLINE, _SPACE = b"\n "
+_NEWLINE, _SPACE, _TAB = b"\n \t"
 _EVENT_BYTES = len(b"event=")
 _ESCAPED = replies.ESCAPED
+_TRAITS = r"(,priority=-?[0-9]+)?(,key=[^, ]*)?$"
 
 
-def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+def record_batch(
+    text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA, *, has_meta: bool = False
+) -> pa.RecordBatch:
     r"""Messages `{id} event={event}[,escaped=1] {data}\n` as columns, with their original data.
+
+    `has_meta`: more traits follow the event, and attributes behind a tab the data; without it,
+    headers are null.
 
     Each row of `runs` has the first number, the count and the arrival (microseconds since 1970) of
     consecutive messages. Raises ValueError if the text is something else.
@@ -49,9 +56,11 @@ def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa
     """
     firsts, counts, times = runs[:, 0], runs[:, 1], runs[:, 2]
     rows = int(counts.sum())
-    pieces = _pieces(text, rows)
+    pieces = _pieces(text, rows, has_meta)
     take = np.arange(0, 6 * rows, 6, dtype=np.int32)
     events = pieces.take(pa.array(take + 2))
+    if has_meta:
+        events = pc.replace_substring_regex(events, _TRAITS, "")
     escaped = pc.ends_with(events, _ESCAPED)
     has_escaped = pc.any(escaped).as_py()
     made: dict[str, Any] = {}
@@ -76,14 +85,17 @@ def record_batch(text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA) -> pa
                 column = pa.array(np.repeat(firsts - before, counts) + np.arange(rows))
             case "timestamp":
                 column = pa.array(np.repeat(times, counts)).view(FIELDS[name])
+            case "headers" if has_meta:
+                column = _headers(pieces.take(pa.array(take + 5)))
             case _:
                 column = pa.nulls(rows, FIELDS[name])
         made[name] = column
     return pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
 
 
-def _pieces(text: memoryview, rows: int) -> Any:
-    """Six pieces of each message that touch: id, ` event=`, event, space, data, newline.
+def _pieces(text: memoryview, rows: int, has_meta: bool) -> Any:
+    """Six pieces of each message that touch: id, ` event=`, event, space, data, and the newline
+    with a tab and attributes before it.
 
     They share the text and cost one offset each; every sixth of them is a column.
     """
@@ -105,8 +117,29 @@ def _pieces(text: memoryview, rows: int) -> Any:
     edges[4::6] = edges[3::6] + 1
     edges[5::6] = ends
     edges[6::6] = ends + 1
+    if has_meta:
+        tabs = np.flatnonzero(raw == _TAB)
+        edges[5::6][np.searchsorted(ends, tabs)] = tabs
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(text)]
     return pa.Array.from_buffers(pa.binary(), 6 * rows, buffers)
+
+
+def _headers(attributes: Any) -> Any:
+    r"""Of `\t{key}={value}&…\n`, each distinct one decoded once; null without any."""
+    coded = attributes.dictionary_encode()
+    told = [_pairs(text[1:-1]) for text in coded.dictionary.to_pylist()]
+    return pa.array(told, FIELDS["headers"]).take(coded.indices)
+
+
+def _pairs(text: bytes) -> list[dict[str, Any]] | None:
+    pairs = (pair.partition(b"=") for pair in text.split(b"&") if pair)
+    return [
+        {
+            "key": unquote_to_bytes(key).decode("utf-8", "backslashreplace"),
+            "value": unquote_to_bytes(value),
+        }
+        for key, _, value in pairs
+    ] or None
 
 
 def _text(names: Any) -> Any:

@@ -266,7 +266,7 @@ class Lake:
     """
 
     def __init__(self, path: Path, *, by_event: bool | None = None) -> None:
-        self.path = path.absolute()
+        self.path: Any = path.absolute()
         self.by_event = bool(by_event)
         self._by_event = by_event
         self.control = self.path / CONTROL
@@ -545,7 +545,7 @@ def in_use(url: str, queue: str, number: int | None) -> LakeInUse:
 
 
 def table(url: str) -> Any:
-    """The table, or None. Raises ExtraMissing, LakeUnfit and StoreAway."""
+    """The table, or None. Raises ExtraMissing, and what `objects.asked` does."""
     return objects.asked(url, partial(delta_table, url, objects.OPTIONS))
 
 

@@ -26,8 +26,8 @@ _SERVER = (
 )
 READ_OPTIONS = (
     *_SERVER,
-    *("queue", "startingOffsets", "endingOffsets", "startingTimestamp", "maxOffsetsPerTrigger"),
-    *("minPartitions", "fetchSize", "failOnDataLoss"),
+    *("queue", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxOffsetsPerTrigger", "minPartitions", "fetchSize", "failOnDataLoss", "includeHeaders"),
 )
 WRITE_OPTIONS = (*_SERVER, "topic")
 _SPARKS_OWN = ("checkpointLocation", "queryName")
@@ -54,10 +54,12 @@ class ReadOptions:
     """None: `earliest` for a batch, `latest` for a stream, as with Kafka."""
     end: Place | None = None
     start_time_us: int | None = None
+    end_time_us: int | None = None
     offsets_per_trigger: int = OFFSETS_PER_TRIGGER
     partitions_min: int | None = None
     fetch_rows: int = FETCH_ROWS
     fail_on_data_loss: bool = True
+    include_headers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     if queue is None:
         raise BadOption('the option queue is missing: add .option("queue", NAME)')
     _name("queue", queue)
-    time_ms = _number(given, "startingTimestamp", 0, 2**53)
+    start_ms, end_ms = (
+        _number(given, f"{which}Timestamp", 0, 2**53) for which in ("starting", "ending")
+    )
     most = _number(given, "maxOffsetsPerTrigger", 1, 2**53)
     fetch_rows = _number(given, "fetchSize", 1, READ_ROWS_MAX)
     return ReadOptions(
@@ -81,11 +85,13 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         queue=queue,
         start=_place(given, "startingOffsets", queue),
         end=_place(given, "endingOffsets", queue),
-        start_time_us=None if time_ms is None else time_ms * 1000,
+        start_time_us=None if start_ms is None else start_ms * 1000,
+        end_time_us=None if end_ms is None else end_ms * 1000,
         offsets_per_trigger=most or OFFSETS_PER_TRIGGER,
         partitions_min=_number(given, "minPartitions", 1, 100_000),
         fetch_rows=fetch_rows or FETCH_ROWS,
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        include_headers=_flag(given, "includeHeaders", False),
     )
 
 

@@ -51,6 +51,7 @@ class _Page(NamedTuple):
 class QueueReader:
     """Reads one queue, at `url` or `server`; `schema` has the columns to read.
 
+    With `meta`, `headers` are the attributes of the messages; else they are null.
     `fetch_rows` limits one reply; the server also limits it to about 4 MiB. Calls raise
     RequestFailed if the server refuses them (no such queue), AuthenticationFailed, and OSError if
     the server cannot be reached within all retries.
@@ -64,12 +65,14 @@ class QueueReader:
         server: Server | None = None,
         schema: pa.Schema = SCHEMA,
         fetch_rows: int = FETCH_ROWS,
+        meta: bool = False,
     ) -> None:
         self._connection = Connection(server or Server(url=url))
         self._name = queue
         self._queue = requests.name(queue)
         self._schema = schema
         self._fetch_rows = fetch_rows
+        self._meta = meta
         self._memory = memoryview(bytearray())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,13 +163,13 @@ class QueueReader:
 
     def _batch(self, page: _Page) -> pa.RecordBatch:
         try:
-            return record_batch(page.text, page.runs, self._schema)
+            return record_batch(page.text, page.runs, self._schema, has_meta=self._meta)
         except ValueError as error:
             raise ProtocolViolation(f"a reply to a read is damaged: {error}") from None
 
     def _send_read(self, wire: Wire, start: int, end: int) -> None:
-        words = (self._queue, start, end, self._fetch_rows)
-        wire.send(b"r read %b --from=%d --to=%d --limit=%d\n" % words)
+        words = (self._queue, start, end, self._fetch_rows, b" --meta" * self._meta)
+        wire.send(b"r read %b --from=%d --to=%d --limit=%d%b\n" % words)
         self._connection.ahead = start, end
 
     def _check_gap(self, gap: int, after: int, fail: bool) -> None:

@@ -127,6 +127,7 @@ class _Query:
             server=server,
             schema=self._schema,
             fetch_rows=options.fetch_rows,
+            meta=options.include_headers,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -186,8 +187,12 @@ class BatchReader(_Query, DataSourceReader):
         options = self.options
         with self._reader() as reader:
             log = reader.range(options.start_time_us)
+            until = reader.range(options.end_time_us)
         start = self._start(log, EARLIEST)
-        end = _resolved("endingOffsets", options.end or Place(LATEST), log)
+        if options.end_time_us is None:
+            end = _resolved("endingOffsets", options.end or Place(LATEST), log)
+        else:
+            end = log.next if until.at is None else min(until.at, log.next)
         if start >= end:
             return []
         self._check(log.epoch, start, log)
@@ -206,8 +211,12 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
-        if self.options.end is not None:
-            raise BadOption("endingOffsets cannot be used for a stream, which has no end")
+        for name, given in (
+            ("endingOffsets", self.options.end),
+            ("endingTimestamp", self.options.end_time_us),
+        ):
+            if given is not None:
+                raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._target: LogRange | None = None
         self._planner: QueueReader | None = None
 
