@@ -66,6 +66,7 @@ LIVE = {
     "mqks inspect consumers": "",
     "mqks inspect connections": "",
     "mqks inspect messages": "q --data",
+    "mqks inspect letters": "q",
     "mqks inspect unacked": "",
     "mqks inspect schedules": "",
     "mqks inspect journal": "",

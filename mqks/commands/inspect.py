@@ -235,7 +235,7 @@ COMMANDS: dict[Run, str] = {
     consumers: "mqks inspect consumers",
     connections: "mqks inspect connections",
     messages: "mqks inspect messages mail --limit 5 --data --event 'user.*'",
-    letters: "mqks inspect letters mail.dead",
+    letters: "mqks inspect letters mail",
     unacked: "mqks inspect unacked mail",
     schedules: "mqks inspect schedules --db mqks.db",
     journal: "mqks inspect journal --json",
