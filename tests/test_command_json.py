@@ -66,7 +66,7 @@ LIVE = {
     "mqks inspect consumers": "",
     "mqks inspect connections": "",
     "mqks inspect messages": "q --data",
-    "mqks inspect letters": "q",
+    "mqks inspect letters": "letters",
     "mqks inspect unacked": "",
     "mqks inspect schedules": "",
     "mqks inspect journal": "",
@@ -110,6 +110,11 @@ class World:
         self.client = LineClient(self.server.address)
         self.client.send(b"w consume held e2 --manual-ack\nm publish e2 x\n")
         assert self.client.line() == b"w ok m event=e2 x"
+        line = b"d set_queue --confirm held --dead-letters=letters"
+        assert self.client.ask(line) == b"d ok "
+        self.client.send(b"m2 publish e2 x\n")
+        assert self.client.line() == b"w ok m2 event=e2 x"
+        assert self.client.ask(b"d reject --confirm --dead w m2") == b"d ok "
         for data in (b"x", b"\xff"):
             assert self.client.ask(b"m publish --confirm e " + data) == b"m ok "
         queue = {"kind": "queue", "name": "imported", "rule": None}
@@ -227,8 +232,8 @@ def test_a_value_is_what_it_is(live: World) -> None:
 
 def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
     [whole] = printed(stopped, "mqks verify", "mqks.db")
-    assert (whole["damage"], whole["is_served"], whole["queues"]) == ([], False, 2)
-    assert whole["messages"] == 3
+    assert (whole["damage"], whole["is_served"], whole["queues"]) == ([], False, 3)
+    assert whole["messages"] == 4
 
     damaged = stopped.directory / "damaged.db"
     printed(stopped, "mqks backup", "damaged.db")
