@@ -126,6 +126,11 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"release --confirm theirs m1", {"root"}),
     (b"touch --confirm mine m1", {"root", "worker"}),
     (b"touch --confirm theirs m1", {"root"}),
+    (b"set_prefetch --confirm mine 5", {"root", "worker"}),
+    (b"set_prefetch --confirm theirs 5", {"root"}),
+    (b"begin --confirm", EVERYBODY),
+    (b"commit --confirm", set()),  # There is nothing to commit.
+    (b"rollback --confirm", set()),
     (b"cancel --confirm work-1 --all", {"root", "worker"}),
     (b"cancel --confirm other --all", {"root"}),
     (b"promote --confirm work-1 m1", {"root", "worker"}),
@@ -227,6 +232,17 @@ def test_what_each_user_may_do(
         client.send(b"d delete_queue work-1\nd delete_queue --confirm other\n")
         while client.line() != b"d ok ":
             pass
+
+
+def test_a_transaction_needs_the_permissions_of_its_requests(
+    server: ServerProcess, client: LineClient
+) -> None:
+    login(client, "worker")
+    client.send(b"t begin\na publish job.1 x\nb publish secret x\nt commit --confirm\n")
+    assert is_error(client.line())
+    assert is_error(client.line())
+    client.send(b"t begin\na publish --confirm job.1 x\nt commit --confirm\n")
+    assert [client.line(), client.line()] == [b"a ok ", b"t ok "]
 
 
 def test_every_action_is_in_the_table() -> None:
