@@ -99,6 +99,7 @@ def random_line(chance: Random, size: int) -> bytes:
         every = [word for word in every if word not in ODD]
     if chance.random() < 0.5:
         every = [word for word in every if word[:2] != b"--"]
+    every = every or list(NAMES)
     head = b"x %b " % action + chance.choice(HEADS)
     period = [chance.choice(every) for _ in range(chance.choice((1, 1, 2, 3, 5)))]
     if chance.random() < 0.2:
