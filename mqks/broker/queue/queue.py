@@ -88,7 +88,7 @@ class Queue:
         """Messages that have died here since the start of the server."""
         self.capacity = Capacity(self, shared.queue_messages_max)
         self.told_at = 0
-        """Number of messages, never delivered yet, at which to look at the capacity."""
+        """Number of ready messages at which to look at the capacity."""
         self.returning = 0
         """Number of works that return messages: until all are done, nothing is delivered."""
         self.consumers: dict[Taker, None] = {}
@@ -214,7 +214,7 @@ class Queue:
                 first += taken
                 lines = lines[taken:]
         lane.append(first, lines)
-        if self.ring or lane.next_seq - lane.cursor >= self.told_at or self.is_watched:
+        if self.ring or lane.blocks.count >= self.told_at or self.is_watched:
             self.deliver()
 
     @property
@@ -477,7 +477,7 @@ class Queue:
         if times is not None:
             times.set_alarms()
         lane = self.lane
-        if self.capacity.is_watched or lane.next_seq - lane.cursor >= self.told_at:
+        if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self._look()
         if self.ring and (lane.wants_page if keys is None else keys.wants_page):
             self.want_page()
@@ -541,7 +541,7 @@ class Queue:
         """What waits has changed: look whether it is too much."""
         capacity, shared, lane = self.capacity, self.shared, self.lane
         warns, has_turned, more = capacity.look()
-        self.told_at = lane.next_seq - lane.cursor + more
+        self.told_at = lane.blocks.count + more
         if capacity.is_tight:
             shared.tight_queues[self] = None
         else:
