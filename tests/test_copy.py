@@ -316,7 +316,7 @@ async def test_a_copy_that_has_lost_a_schedule_is_refused(db: Path) -> None:
     async def forgetful(segments: Any, entry: Any = None, **more: Any) -> None:
         await commit(segments, entry and replace(entry, schedules={}), **more)
 
-    target.commit = forgetful  # type: ignore[method-assign]
+    target.commit = forgetful  # type: ignore[method-assign, assignment]
     with pytest.raises(JournalFailed, match="has not what was written"):
         await copying.copy(source, target, lambda _: None)
     assert first.metadata.epoch == "0123"
