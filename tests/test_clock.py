@@ -123,3 +123,41 @@ def test_what_waits_is_as_old_as_the_clock_says(clock: Clock, db: Path) -> None:
         until(lambda: "event=queue_waits" in server.log, "nobody is warned")
         assert json.loads(client.ask(b"s stats queue q")[5:])["oldest_age_s"] > YEAR_S - 60
         assert server.terminate() == 0, server.log
+
+
+def test_schedules_do_not_wait_for_a_clock_that_was_set_back(clock: Clock, db: Path) -> None:
+    def next_s(client: LineClient, name: str) -> float:
+        rows = json.loads(client.ask(b"s schedules").removeprefix(b"s ok "))
+        [next_us] = [row["next_us"] for row in rows if row["name"] == name]
+        return float(next_us / 1e6 - time.time())
+
+    def has_ticked(client: LineClient) -> bool:
+        client.send(b"p peek q --limit=100\n")
+        ids = []
+        while (line := client.line()) != b"p ok --end":
+            ids.append(line.split(b" ")[2])
+        return any(abs(int(each.rpartition(b":")[2]) - time.time()) < 3600 for each in ids)
+
+    clock.ahead(2 * YEAR_S)
+    with (
+        ServerProcess(db, environment=clock.environment) as server,
+        LineClient(server.address) as client,
+    ):
+        for request in (
+            b"subscribe --confirm q e",
+            b"schedule --confirm often --every=2 --missed=one publish e x",
+            b"schedule --confirm daily 0 3 * * * publish e2 x",
+        ):
+            assert client.ask(b"s " + request) == b"s ok "
+        assert next_s(client, "daily") > YEAR_S
+        clock.ahead(YEAR_S)
+        until(lambda: next_s(client, "daily") < YEAR_S + 90_000, "it waits for another year")
+        server.kill()
+    clock.ahead(0)
+    with (
+        ServerProcess(db, environment=clock.environment) as server,
+        LineClient(server.address) as client,
+    ):
+        until(lambda: has_ticked(client), "it waits for another year")
+        assert next_s(client, "daily") < 90_000
+        assert server.terminate() == 0, server.log

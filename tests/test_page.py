@@ -622,6 +622,37 @@ def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
     expect(page.get_by_role("alert")).to_have_text(f"There is no connection {number}.")
 
 
+def test_schedules(page: Page, server: ServerProcess) -> None:
+    with client_of(server) as client:
+        client.subscribe("q", ["beat"])
+        client.schedule(HOSTILE, "0 3 * * *", "beat", HOSTILE, tz="Europe/Berlin")
+        client.schedule("every", None, "beat", "x", every_s=7200, pause=True)
+        page.goto("/schedules")
+        rows = page.locator("#rows tr")
+        expect(rows).to_have_count(2)
+        expect(rows.nth(1)).to_contain_text(re.compile(r"every\s*beat\s*UTC\s*2 h\s*yes\s*skip"))
+        expect(rows.nth(0)).to_contain_text(
+            re.compile(r"0 3 \* \* \*\s*Europe/Berlin\s*\S+ 0[12]:00:00")
+        )
+        client.schedule("new", None, "beat", "x", every_s=9)
+        expect(rows).to_have_count(3)  # Without a reload.
+        client.unschedule("new")
+        rows.nth(0).get_by_role("link").click()
+        expect(page.locator("pre")).to_contain_text("<b/onclick=alert(1)>q</b>&amp;")
+        shown = HOSTILE.replace("\x01", "\\x01")
+        sure(page, "Run now", "Published.")
+        assert [each.event for each in client.peek("q")] == ["beat"]
+        sure(page, "Pause", "Paused.")
+        assert client.schedules()[0]["paused"]
+        sure(page, "Resume", "Resumed.")
+        assert not client.schedules()[0]["paused"]
+        sure(page, "Remove schedule", f"Removed the schedule {shown}.")
+        expect(rows).to_have_count(1)
+        assert [row["name"] for row in client.schedules()] == ["every"]
+        page.goto("/schedule?name=nowhere")
+        expect(page.get_by_text("There is no schedule nowhere.")).to_be_visible()
+
+
 def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
     flags = ("--http-port", "0", "--page", "read", "--queues-max", "4")
     with ServerProcess(db, *flags) as server, client_of(server) as client:
@@ -957,6 +988,7 @@ def test_screen_readers_keyboards_and_narrow_screens(
             "/queue?name=orders",
             "/consumers",
             "/connections",
+            "/schedules",
             "/connection?number=1",
             "/limits",
             "/publish",

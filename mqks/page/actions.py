@@ -15,7 +15,7 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.requests import Policy
 from mqks.inspection.text import printable
-from mqks.page.tables import queue_link
+from mqks.page.tables import queue_link, schedule_link
 from mqks.protocol.requests import POLICY, policy_text
 
 Form = Mapping[str, str]
@@ -165,6 +165,34 @@ async def _close(client: AsyncClient, form: Form) -> str:
     return f"Connection {printable(number)} closed." if count != "0" else "It was closed already."
 
 
+def _schedule(form: Form) -> str:
+    return f"schedule {printable(form['schedule'])}"
+
+
+def _to_schedule(form: Form) -> str:
+    return schedule_link(form["schedule"])
+
+
+async def _pause(client: AsyncClient, form: Form) -> str:
+    await client.pause_schedule(form["schedule"])
+    return "Paused."
+
+
+async def _resume(client: AsyncClient, form: Form) -> str:
+    await client.resume_schedule(form["schedule"])
+    return "Resumed."
+
+
+async def _run(client: AsyncClient, form: Form) -> str:
+    await client.run_schedule(form["schedule"])
+    return "Published."
+
+
+async def _unschedule(client: AsyncClient, form: Form) -> str:
+    await client.unschedule(form["schedule"])
+    return f"Removed the {_schedule(form)}."
+
+
 ACTIONS: Final = {
     each.key: each
     for each in (
@@ -242,6 +270,26 @@ ACTIONS: Final = {
             ),
             _close,
             lambda form: "/connections",
+        ),
+        Action(
+            "pause", "Pause", lambda form: f"Pause the {_schedule(form)}?", _pause, _to_schedule
+        ),
+        Action(
+            "resume", "Resume", lambda form: f"Resume the {_schedule(form)}?", _resume, _to_schedule
+        ),
+        Action(
+            "run",
+            "Run now",
+            lambda form: f"Publish the message of the {_schedule(form)} now?",
+            _run,
+            _to_schedule,
+        ),
+        Action(
+            "unschedule",
+            "Remove schedule",
+            lambda form: f"Remove the {_schedule(form)}? What it has published stays.",
+            _unschedule,
+            lambda form: "/schedules",
         ),
     )
 }

@@ -162,6 +162,7 @@ class Page:
             ),
             Route("/queue", self._guarded(self._queue)),
             Route("/connection", self._guarded(self._connection)),
+            Route("/schedule", self._guarded(self._schedule)),
             Route("/publish", self._guarded(self._publish)),
             Route("/do/{action}", self._guarded(self._act), methods=["POST"]),
             Route("/events", self._guarded(self._events)),
@@ -368,6 +369,14 @@ class Page:
             consumers=consumers,
             links=_links(request, here, "consumers", ids, NAMES),
         )
+
+    async def _schedule(self, request: Request, session: Session) -> Response:
+        name = _parameter(request, "name")
+        for row in await session.client.schedules():
+            if row["name"] == name:
+                columns = tables.SCHEDULES.columns[1:]
+                return await self._shown("schedule.html", session, schedule=row, columns=columns)
+        return await self._failed(404, f"There is no schedule {printable(name)}.", session)
 
     async def _publish(self, request: Request, session: Session) -> Response:
         typed, session.typed = session.typed, {}

@@ -199,7 +199,7 @@ class Live:
 
 def key_of(table: str) -> str:
     """What a list is sorted by."""
-    return "name" if table == "queues" else "id"
+    return "name" if table in ("queues", "schedules") else "id"
 
 
 async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:

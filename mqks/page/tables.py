@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        return self.kind not in ("text", "texts", "queue", "yes")
+        return self.kind not in ("text", "texts", "queue", "schedule", "yes")
 
 
 class Cell(NamedTuple):
@@ -96,6 +96,7 @@ def short(value: object) -> str:
 FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "text": short,
     "queue": short,
+    "schedule": short,
     "count": number,
     "rate": number,
     "bytes": size,
@@ -112,6 +113,10 @@ def queue_link(name: str) -> str:
     return "/queue?name=" + quoted(name)
 
 
+def schedule_link(name: str) -> str:
+    return "/schedule?name=" + quoted(name)
+
+
 def quoted(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
@@ -122,6 +127,7 @@ def connection_link(connection_id: int) -> str:
 
 LINKS: Final[dict[str, Callable[[Any], str]]] = {
     "queue": queue_link,
+    "schedule": schedule_link,
     "connection": connection_link,
 }
 
@@ -235,6 +241,24 @@ CONNECTIONS: Final = Table(
     "id",
     "address",
 )
+SCHEDULES: Final = Table(
+    "schedules",
+    "Schedules",
+    (
+        Column("name", "Name", "schedule"),
+        Column("event", "Event", "text"),
+        Column("cron", "Cron", "text"),
+        Column("tz", "Time zone", "text"),
+        Column("every_s", "Every", "age"),
+        Column("next_us", "Next, UTC", "time"),
+        Column("last_us", "Last, UTC", "time"),
+        Column("paused", "Paused", "yes"),
+        Column("missed", "If missed", "text"),
+        Column("jitter_s", "Jitter", "age"),
+    ),
+    "name",
+    "name",
+)
 ERRORS: Final = Table(
     "errors",
     "Errors",
@@ -293,5 +317,6 @@ ATTENTION: Final = Table(
 )
 """Shown by the overview."""
 TABLES: Final = {
-    each.key: each for each in (ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, ERRORS, LIMITS, USERS)
+    each.key: each
+    for each in (ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, SCHEDULES, ERRORS, LIMITS, USERS)
 }

@@ -5,10 +5,12 @@ The one rule: a tick is the message and the schedule's next time, in one commit.
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from mqks.broker.base.turns import Work
+from mqks.broker.base.schedule import WALL_LOOK_S
+from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.queue.shared import Shared
 from mqks.broker.routing.bindings import Bindings
 from mqks.broker.routing.publishing import Publishing
@@ -94,6 +96,9 @@ class Schedules:
         self._schedule, self._pending = shared.schedule, shared.pending
         self._turns, self._bindings, self._publishing = shared.turns, bindings, publishing
         self._next_tick = next_tick
+        self._is_looking = False
+        self._seen_us = 0
+        """The wall clock a moment ago."""
 
     def restore(self, rows: Mapping[bytes, str]) -> None:
         """Raises SchemaTooNew."""
@@ -103,6 +108,32 @@ class Schedules:
         """After recovery."""
         for name in self.rows:
             self._wait(name)
+        self._turns.add(self._look_back())
+
+    # -- the clock
+
+    def _look(self, key: int = 0) -> None:
+        """Notice when the wall clock is set back, as long as there are schedules."""
+        now_us = self._schedule.wall_us()
+        if now_us < self._seen_us - TICK_MISSED_S * SECOND_US:
+            self._turns.add(self._look_back())
+        self._seen_us, self._is_looking = now_us, bool(self.rows)
+        if self._is_looking:
+            self._schedule.after(WALL_LOOK_S, self._look)
+
+    def _look_back(self) -> Work[None]:
+        """Ticks that are further away than they can be are of a clock that was set back. The next
+        one is the first from now on."""
+        for name in [*self.rows]:
+            yield GOES_ON
+            row, now_us = self.rows.get(name), self._schedule.wall_us()
+            if row is None or row.paused:
+                continue
+            with suppress(BadRequest):
+                later_us = now_us + TICK_MISSED_S * SECOND_US
+                if row.next_us > self._after(row._replace(next_us=later_us), later_us):
+                    next_us = self._after(row._replace(next_us=now_us), now_us)
+                    self._store(name, row._replace(next_us=next_us))
 
     # -- requests
 
@@ -190,6 +221,9 @@ class Schedules:
             self._next_key += 1
             self._names[key] = name
         row = self.rows[name]
+        if not self._is_looking:
+            self._seen_us = 0
+            self._look()
         if not row.paused:
             # The same after a restart, and spread over schedules.
             spread = crc32(name + b" %d" % row.next_us) / 2**32
