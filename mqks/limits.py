@@ -57,7 +57,7 @@ TRANSACTIONS_BYTES_MAX: Final = 64 * 1024 * 1024
 """The same of all connections together."""
 
 TRANSACTION_COPIES_MAX: Final = 4096
-"""Messages among them, times the queues of each."""
+"""Messages among them, times the queues of each, and messages that are trimmed."""
 
 MASK_BYTES_MAX: Final = 1024
 """Longest event mask. A star of it looks through a name once; a hostile mask takes 5 ms for a

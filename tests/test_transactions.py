@@ -93,10 +93,26 @@ def test_limit_of_copies() -> None:
     assert ERROR.findall(ask(world, b"b begin\n" + publish * 9 + b"t commit")) == [b"x", b"t"]
 
 
-@pytest.mark.parametrize("settled", [b"ack c m0", b"reject c m0", b"reject c m0 --dead"])
+def test_limit_of_trims() -> None:
+    world, half = bare(), TRANSACTION_COPIES_MAX // 2
+    for name in (b"in", b"out"):
+        ask(world, b"s subscribe %b %b" % (name, name))
+    ask(world, b"m publish in 1\n" * (half + 1) + b"m publish out 1\n" * half)
+    trims = b"b begin\nr trim in %d\nx trim --confirm out 9999\nt commit --confirm"
+    assert ERROR.findall(ask(world, trims % (half + 2))) == [b"x", b"t"]
+    assert lengths(world) == b"ev ok [%d, %d]\n" % (half + 1, half)
+    assert ask(world, trims % (half + 1)) == b"t ok \nx ok %d\n" % half
+    assert lengths(world) == b"ev ok [1, 0]\n"
+
+
+@pytest.mark.parametrize(
+    "settled", [b"ack c m0", b"reject c m0", b"reject c m0 --dead", b"trim in 9"]
+)
 def test_it_is_written_in_one_piece(settled: bytes) -> None:
     """Even behind so many messages that they are written in pieces."""
     world = holding()
+    if settled.startswith(b"trim"):
+        ask(world, b"d delete_consumer --confirm c")
     pending = world.broker.pending
     for number in range(3):
         ask(world, b"s subscribe big%d big%d" % (number, number))
@@ -110,6 +126,15 @@ def test_it_is_written_in_one_piece(settled: bytes) -> None:
     assert runs > BATCH_COPIES_MAX
     assert gone == 1
     assert not pending.has_changes
+
+
+def test_on_a_full_disk_a_trim_waits_for_its_messages() -> None:
+    world = holding(0)
+    ask(world, b"d delete_consumer --confirm c\nm publish i 1\nm publish i 2")
+    pending = world.broker.pending
+    transaction(world, b"r trim in 9\nx publish e 1")
+    assert written(pending.take_settled()) == (0, 0)
+    assert written(pending.take()) == (1, 2)
 
 
 def test_on_a_full_disk_nothing_of_it_is_written_before_its_messages() -> None:

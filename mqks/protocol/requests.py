@@ -996,7 +996,7 @@ _TABLE = (
         Log,
         READS,
     ),
-    Action("trim", "{queue} {seq} [--epoch={epoch}]", Trim, OF_QUEUE),
+    Action("trim", "{queue} {seq} [--epoch={epoch}]", Trim, OF_QUEUE, is_kept=True),
     Action(
         "stats",
         "[{what} [{name}]] [--after={key}] [--then={key}|--mask={mask}] [--limit={n}]",

@@ -293,9 +293,9 @@ class Queue:
         settle = self.lane.move_out_all if together else self.lane.settle
         settle([number for number, _ in deliveries])
 
-    def trim(self, end: int) -> Work[int]:
+    def trim(self, end: int, *, together: bool = False) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many."""
-        count = yield from self.lane.trim(end)
+        count = yield from self.lane.trim(end, together=together)
         if self.capacity.is_watched and not self.deleted:
             self._look()
         return count

@@ -12,13 +12,13 @@ from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection, Transaction
 from mqks.broker.requests import permits
-from mqks.broker.requests.checks import existing
+from mqks.broker.requests.checks import check_epoch, existing
 from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
 from mqks.limits import TRANSACTION_COPIES_MAX
-from mqks.protocol.requests import ACTIONS, Answer, Publish, Request, shown
+from mqks.protocol.requests import ACTIONS, Answer, Publish, Request, Trim, shown
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
@@ -120,13 +120,15 @@ def _check(
                     copies += len(queues)
                     if wanted.to is None and wanted.event not in routes:
                         copies = TRANSACTION_COPIES_MAX + 1
-                    if copies > TRANSACTION_COPIES_MAX:
-                        reason = f"the messages since begin have more than {TRANSACTION_COPIES_MAX}"
-                        raise LimitExceeded("transaction_max", f"{reason} copies, one per queue")
+                    _check_copies(copies)
                     message = publishing.single(request.id, wanted)
                     check_publish(broker, connection, message, wanted, queues)
                     publishing.reserve(queues, len(message.body))
                     found.append((message, queues))
+                elif isinstance(wanted, Trim):
+                    copies += _ready_below(broker, wanted)
+                    _check_copies(copies)
+                    found.append(None)
                 else:
                     settled[wanted.consumer, wanted.message] += 1
                     _check_held(broker, request, wanted, settled)
@@ -138,6 +140,24 @@ def _check(
             if each is not None:
                 publishing.reserve(each[1], len(each[0].body), -1)
     return found
+
+
+def _check_copies(copies: int) -> None:
+    if copies > TRANSACTION_COPIES_MAX:
+        raise LimitExceeded(
+            "transaction_max",
+            f"more than {TRANSACTION_COPIES_MAX} copies of messages, one per queue, are published "
+            "or trimmed since begin",
+        )
+
+
+def _ready_below(broker: Broker, wanted: Trim) -> int:
+    """How many messages it drops; no more than are possible are counted."""
+    queue = broker.queues.get(wanted.queue)
+    if queue is None:
+        return 0
+    check_epoch(broker, "trim", queue, wanted.epoch)
+    return len(queue.lane.blocks.after(0, wanted.seq, TRANSACTION_COPIES_MAX + 1))
 
 
 def _refused(
@@ -172,9 +192,11 @@ def _check_held(
 
 
 def _settle(
-    broker: Broker, connection: Connection, request: Request, wanted: Answer
+    broker: Broker, connection: Connection, request: Request, wanted: Answer | Trim
 ) -> bytes | None:
     """Do what was checked; return what its confirm tells."""
+    if isinstance(wanted, Trim):
+        return b"%d" % (finish(broker.trim(wanted.queue, wanted.seq, together=True)) or 0)
     if request.action == b"ack":
         broker.ack(wanted.consumer, [wanted.message], together=True)
         return None
