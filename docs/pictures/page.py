@@ -42,10 +42,16 @@ MISTAKES = (
     ["stats", "queue", "mail"],
 )
 FORM = {"Event": "order.new", "Data": '{"number": 4711, "total": 49.9}', "Attributes": "trace=7"}
+REASONS = (
+    "LookupError: no such customer 4711",
+    "TimeoutError: no answer in 5 s",
+    "KeyError: 'total'",
+)
 VIEWS = {
     "overview": ("/", 800),
     "queues": ("/queues", 480),
     "queue": ("/queue?name=orders", 1150),
+    "dead-letters": ("/queue?name=dead-letters", 1000),
     "consumers": ("/consumers", 420),
     "connections": ("/connections", 420),
     "connection": ("/connections", 480),
@@ -90,7 +96,7 @@ def work(url: str, queue: str, is_over: threading.Event) -> None:
             except TimeoutError:
                 continue
             if random.random() < 0.02:
-                message.reject(dead=True)
+                message.reject(dead=True, reason=random.choice(REASONS))
             else:
                 time.sleep(0.002)
                 message.ack()
