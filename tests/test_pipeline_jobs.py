@@ -490,6 +490,16 @@ def test_replay_publishes_each_message_once_and_in_order(
         row[1:] for row in some(0, 30) + some(30, 10, "order.new")
     ]
     assert len({row[0] for row in copied}) == 40
+    with QueueReader(mqks_broker.url, "copy", meta=True) as reader:
+        [headers] = [batch["headers"].to_pylist() for batch in reader.read(11, 51)]
+    with QueueReader(mqks_broker.url, "clicks") as reader:
+        epoch = reader.range().epoch
+    assert [[header["key"] for header in told] for told in headers] == [
+        ["origin_queue", "origin_epoch", "origin_offset"]
+    ] * 40
+    assert [tuple(header["value"].decode() for header in told) for told in headers] == [
+        ("clicks", epoch, str(number)) for number in range(1, 41)
+    ]
     with pytest.raises(BadOption, match="another name"):
         list(Replay(**options, events="rare").run(spark, Event()))
 
@@ -587,9 +597,9 @@ def test_a_replay_of_many_parts_keeps_the_order(
     sent_at_once: list[int] = []
     publish_all = Publisher.publish
 
-    def publish_some(publisher: Publisher, ids: Any, events: Any, values: Any) -> None:
+    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
         sent_at_once.append(len(ids))
-        publish_all(publisher, ids, events, values)
+        publish_all(publisher, ids, *columns)
 
     monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 8_000)
     monkeypatch.setattr(Publisher, "publish", publish_some)
@@ -630,9 +640,9 @@ def test_replay_in_the_pace_it_had(
     published_s: list[float] = []
     publish_all = Publisher.publish
 
-    def publish_some(publisher: Publisher, ids: Any, events: Any, values: Any) -> None:
+    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
         published_s.extend([now_s] * len(ids))
-        publish_all(publisher, ids, events, values)
+        publish_all(publisher, ids, *columns)
 
     subscribe(mqks_broker)
     for n in range(3):
@@ -880,10 +890,10 @@ def test_the_broker_is_killed_under_a_replay(
         other.kill()
         other.start()
 
-    def publish_some(publisher: Publisher, ids: Any, events: Any, values: Any) -> None:
+    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
         killer = Thread(target=kill if next(parts) == 1 else bool)
         killer.start()
-        publish_all(publisher, ids, events, values)
+        publish_all(publisher, ids, *columns)
         killer.join()
 
     monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 200)

@@ -237,9 +237,11 @@ def test_what_is_wrong_is_no_absence(url: str) -> None:
         put(lake, range(1, 5))
         other = batch(range(5, 9)).append_column("data", pa.array([{"n": 1}] * 4))
         lake.commit("q", "x-1", 9, list(stage(lake.staging, [other])))
-        other = batch(range(9, 12)).append_column("data", pa.array([{"n": "1"}] * 3))
-        with pytest.raises(LakeUnfit, match=f"{url}: the schema does not fit"):
-            lake.commit("q", "x-1", 12, list(stage(lake.staging, [other])))
+        for kind in (pa.int32(), pa.string()):
+            data = pa.array([{"n": None}] * 3, pa.struct([("n", kind)]))
+            files = list(stage(lake.staging, [batch(range(9, 12)).append_column("data", data)]))
+            with pytest.raises(LakeUnfit, match=f"{url}: the schema does not fit"):
+                lake.commit("q", "x-1", 12, files)
     with pytest.raises(LakeUnfit, match="use --by day"), DeltaStore(url, by_event=True) as lake:
         lake.next("q", "x-1")
     assert offsets(url) == list(range(1, 9))
@@ -319,7 +321,9 @@ def test_an_archive_waits_for_its_store(
     assert len(offsets(url)) == len(set(offsets(url))) == 40
 
 
-@pytest.mark.parametrize("place", ["s3://key:secret@bucket/x", "s3://bucket", "gs://bucket/x"])
+@pytest.mark.parametrize(
+    "place", ["s3://key:secret@bucket/x", "s3://bucket", "gs://bucket/x", "az://bucket/x"]
+)
 def test_what_is_no_place(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "archive", "q", place]) == os.EX_DATAERR
     assert "secret" not in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Publish messages of the lake to a broker again: a time range, some events, each message once.
 
-The id of a replayed message is `{name}:{epoch}:{offset}`, from its place in the archive. Every run
+The id of a replayed message is `{name}:{epoch}:{offset}`, from its place in the archive, which its
+attributes `origin_queue`, `origin_epoch` and `origin_offset` also tell. Every run
 of a replay uses the same ids, so the broker drops the messages that it already has. The progress is
 saved once a second; after a kill, the next run continues from there.
 
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -103,7 +105,7 @@ class Replay:
         pace = _Pace(self.speed, stop)
         with Publisher(self.server) as publisher:
             for part in pace.due(_in_order(left, self.name, parts)):
-                publisher.publish(part["id"], part["event"], part["value"])
+                publisher.publish(part["id"], part["event"], part["value"], part["meta"])
                 done += len(part)
                 last = {name: part[name][-1].as_py() for name in _ORDER}
                 now_s = time.monotonic()
@@ -232,7 +234,19 @@ def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     for batch in batches:
         offset = batch["offset"].cast(pa.string())
         ids = pc.binary_join_element_wise(name, batch["epoch"], offset, ":")
+        coded = batch["queue"].dictionary_encode()
+        quoted = [quote(queue, safe="") for queue in coded.dictionary.to_pylist()]
+        queues = pa.array(quoted, pa.string()).take(coded.indices)
+        words = [
+            "origin_queue=",
+            queues,
+            "&origin_epoch=",
+            batch["epoch"],
+            "&origin_offset=",
+            offset,
+        ]
         columns = {
+            "meta": pc.binary_join_element_wise(*words, "").cast(pa.binary()),
             "id": ids.cast(pa.binary()),
             "event": batch["topic"].cast(pa.binary()),
             "value": batch["value"],

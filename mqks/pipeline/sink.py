@@ -56,8 +56,9 @@ class Publisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def publish(self, ids: Any, events: Any, values: Any) -> None:
-        """Publish binary arrays of ids, events and data; returns when all are stored on disk.
+    def publish(self, ids: Any, events: Any, values: Any, metas: Any = None) -> None:
+        """Publish binary arrays of ids, events and data, and of attributes as they are sent;
+        returns when all are stored on disk.
 
         After a lost connection, everything unconfirmed is sent again; the server drops duplicates.
         Raises BadRow, which counts rows from 0; RequestFailed, which names the id; OSError.
@@ -65,9 +66,13 @@ class Publisher:
         size = ids.nbytes + values.nbytes
         rows = max(1, min(WINDOW_ROWS, WINDOW_BYTES * len(values) // max(1, size)))
         for first in range(0, len(values), rows):
-            window = [column.slice(first, rows) for column in (ids, events, values)]
+            window = [
+                None if column is None else column.slice(first, rows)
+                for column in (ids, events, values, metas)
+            ]
             lines = _lines(first, *window)
-            self._connection.again(partial(_exchange, lines, len(window[0])))
+            count = min(rows, len(values) - first)
+            self._connection.again(partial(_exchange, lines, count))
 
 
 def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
@@ -82,12 +87,15 @@ def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
             )
 
 
-def _lines(first: int, ids: Any, events: Any, values: Any, escaped: Any = b" ") -> memoryview:
+def _lines(
+    first: int, ids: Any, events: Any, values: Any, metas: Any, escaped: Any = b" "
+) -> memoryview:
     """The requests, one after the other, in Arrow's own memory. `escaped` is the flag of those
     whose values are escaped."""
     # One carriage return belongs to the end of a line: behind data that end in one, another goes.
     ends = pc.if_else(pc.ends_with(values, b"\r"), b"\r\n", b"\n")
-    words = [ids, b" publish --confirm --once", escaped, events, b" ", values, ends, b""]
+    told = [] if metas is None else [b" --meta=", metas]
+    words = [ids, b" publish --confirm --once", *told, escaped, events, b" ", values, ends, b""]
     lines = pc.binary_join_element_wise(
         *[pa.scalar(word, pa.binary()) if isinstance(word, bytes) else word for word in words]
     )
@@ -106,7 +114,8 @@ def _lines(first: int, ids: Any, events: Any, values: Any, escaped: Any = b" ") 
         raws = values.filter(is_escaped).to_pylist()
         some = pa.array(map(escape, raws), pa.binary())
         values = pc.replace_with_mask(values, is_escaped, some)
-        return _lines(first, ids, events, values, pc.if_else(is_escaped, b" --escaped ", b" "))
+        flags = pc.if_else(is_escaped, b" --escaped ", b" ")
+        return _lines(first, ids, events, values, metas, flags)
     return text
 
 
