@@ -576,10 +576,12 @@ class Lane:
     @property
     def wants_page(self) -> bool:
         """Whether to read a page: ahead of the consumers while there is memory for it."""
+        if self.levels is not None and self.levels.is_learning:
+            return not self.paging  # Also if all that was unknown has left meanwhile.
         if self.paging or not self.blocks.on_disk:
             return False
         if self.levels is not None:
-            return self.levels.is_learning or any(
+            return any(
                 number in self.blocks and self.blocks.get(number) is None
                 for number in self.levels.ahead(AHEAD)
             )
