@@ -122,7 +122,7 @@ def broken_rebind(bindings: Bindings, request: object) -> bool:
     raise BadRequest("too late")
 
 
-def crashing_trim(queue: Queue, end: int) -> int:
+def crashing_trim(queue: Queue, end: int, *, together: bool = False) -> int:
     raise KeyError(end)
 
 

@@ -401,7 +401,7 @@ def test_doing_nothing_changes_nothing(page: Page, server: ServerProcess) -> Non
         client.publish("order.new", "x", confirm=True)
         page.goto("/queue?name=orders")
         page.get_by_role("button", name="Purge", exact=True).click()
-        expect(page.get_by_text("Delete every message that is ready in orders?")).to_be_visible()
+        expect(page.get_by_text("Delete all ready messages of orders?")).to_be_visible()
         page.get_by_role("link", name="Do nothing").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("orders")
         assert len(client.peek("orders")) == 1

@@ -49,6 +49,7 @@ def reader(peer: LogPeer, *, retries: int = 3) -> QueueReader:
 
 TEXT = st.binary().map(lambda raw: raw.replace(b"\n", b"."))
 NAME = st.binary(min_size=1).map(lambda raw: raw.replace(b"\n", b".").replace(b" ", b"_"))
+NAME = NAME.filter(lambda name: not name.endswith(b",escaped=1"))
 RUN = st.tuples(
     st.integers(1, 2**40), st.integers(0, 2**50), st.lists(st.tuples(NAME, NAME, TEXT), min_size=1)
 )

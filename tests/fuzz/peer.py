@@ -38,6 +38,8 @@ class Peer:
         self._confirmed: Counter[bytes] = Counter()
         self._failed: Counter[bytes] = Counter()
         self._replaced: Counter[bytes] = Counter()
+        self._has_begun = False
+        """From here on a transaction may be refused as a whole, without a reply to each request."""
 
     def sent(self, data: bytes) -> None:
         *lines, self._tail = (self._tail + data).split(b"\n")
@@ -52,7 +54,9 @@ class Peer:
         request_id, action = (*line.split(b" ", 2)[:2], b"")[:2]
         if not request_id or b"\t" in request_id:
             request_id = b"-"
-        if action in ANSWERED_LIKE_CONFIRMS:
+        if action == b"begin":
+            self._has_begun = True
+        if action in ANSWERED_LIKE_CONFIRMS or self._has_begun:
             self._vague.add(request_id)
         self._asked[request_id] += 1
         words = line.split(b" ")[2:]
