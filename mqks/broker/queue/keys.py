@@ -215,11 +215,10 @@ class Keys:
         some = islice(some, FETCHED_MAX)
         wanted = [number for number in some if number in blocks and blocks.get(number) is None]
         self._fetched.add(key)
-        self._queue.fetch(wanted, partial(self._came, key))
+        self._queue.fetch(wanted, partial(self._came, key, wanted))
 
-    def _came(self, key: bytes, lines: Mapping[int, bytes]) -> None:
-        for number, line in lines.items():
-            self._lane.blocks.put(number, line)
+    def _came(self, key: bytes, wanted: list[int], lines: Mapping[int, bytes]) -> None:
+        self._lane.bring_in(wanted, lines)
         if key in self._fetched:
             self._fetched.remove(key)
             if key in self._waiting:

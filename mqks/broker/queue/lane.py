@@ -606,6 +606,16 @@ class Lane:
         # There may be many queues with slow consumers.
         self.blocks.fill(runs, SCARCE_BYTES if self.memory.is_short else SEQ_MAX)
 
+    def bring_in(self, numbers: Iterable[int], lines: Mapping[int, bytes]) -> None:
+        """Add the bodies of these messages, read from disk, where they are still wanted. Raises
+        MqksError if one is missing."""
+        for number in numbers:
+            if number in lines:
+                self.blocks.put(number, lines[number])
+            elif number in self.blocks and self.blocks.get(number) is None:
+                name = shown(self.owner.name)
+                raise MqksError(f"message {number} of queue {name} is missing")
+
     def learn(self, runs: list[Run]) -> Work[None]:
         """Learn the priorities of a page from disk. Its bodies stay while there is memory."""
         for first, lines in runs:

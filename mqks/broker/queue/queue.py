@@ -26,9 +26,7 @@ from mqks.broker.queue.lane import Delivery, Lane, let_go
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
-from mqks.errors import MqksError
 from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, TAKERS_MAX
-from mqks.protocol.requests import shown
 
 
 class Terms(NamedTuple):
@@ -396,14 +394,17 @@ class Queue:
     def become_sparse(self) -> None:
         """Record in the journal that numbers of its ready messages may be missing from now on."""
         if not self.policy.is_sparse:
-            self.policy = replace(self.policy, is_sparse=True)
-            self.shared.pending.entry.queues[self.id] = QueueState(self.name, self.policy)
+            self._keep(replace(self.policy, is_sparse=True))
 
     def become_ranked(self) -> None:
         """Record in the journal that its messages may have priorities from now on."""
         if not self.policy.has_priorities:
-            self.policy = replace(self.policy, has_priorities=True)
-            self.shared.pending.entry.queues[self.id] = QueueState(self.name, self.policy)
+            self._keep(replace(self.policy, has_priorities=True))
+
+    def _keep(self, policy: Policy) -> None:
+        """Record a policy in the journal with the next commit."""
+        self.policy = policy
+        self.shared.pending.entry.queues[self.id] = QueueState(self.name, policy)
 
     # -- attaching and detaching consumers
 
@@ -670,13 +671,8 @@ class Queue:
         self.fetch(numbers, partial(self._brought, numbers))
 
     def _brought(self, numbers: list[int], lines: dict[int, bytes]) -> None:
-        lane = self.lane
-        lane.paging = False
-        for number in numbers:
-            if number in lines:
-                lane.blocks.put(number, lines[number])
-            elif lane.is_waiting(number) and lane.body(number) is None:
-                raise MqksError(f"message {number} of queue {shown(self.name)} is missing")
+        self.lane.paging = False
+        self.lane.bring_in(numbers, lines)
         self.deliver()
 
     # -- reading
