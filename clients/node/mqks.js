@@ -339,6 +339,16 @@ class Connection {
     }
   }
 
+  /** Sends this with what else is written in this turn. */
+  write(request) {
+    const { socket } = this
+    if (!socket.writableCorked) {
+      socket.cork()
+      process.nextTick(() => socket.uncork())
+    }
+    socket.write(request)
+  }
+
   /** Sends a request that is answered, now or in a later life. */
   async ask(id, request, { isMany = false, timeoutMs = this.options.timeoutMs } = {}) {
     this.check(request)
@@ -358,7 +368,7 @@ class Connection {
       const timer = setTimeout(() => this.settle(key, () => reject(late())), Math.max(1, endMs - Date.now()))
       this.inFlight.set(key, { line: request, resolve, reject, isMany, lines: [], timer })
       this.inFlightBytes += request.length
-      if (this.isUp) this.socket.write(request)
+      if (this.isUp) this.write(request)
     })
   }
 
@@ -366,7 +376,7 @@ class Connection {
   tell(request) {
     this.check(request)
     if (this.failure) throw this.failure
-    if (this.isUp) this.socket.write(request)
+    if (this.isUp) this.write(request)
     return this.isUp
   }
 }

@@ -15,7 +15,9 @@ const connect = async (...words) => {
   return client
 }
 // What a test that has failed leaves open would keep the process.
-node.afterEach(() => Promise.all(ended.splice(0).map((each) => each.close())))
+node.afterEach(async () => {
+  for (const each of ended.splice(0).reverse()) await each.close()
+})
 const QUICK = { reconnectMinMs: 10, reconnectMaxMs: 50 }
 let count = 0
 const unique = () => `q${process.pid}-${++count}`
