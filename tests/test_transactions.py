@@ -1,6 +1,5 @@
 """Transactions: what the stories cannot tell of `begin`, `commit` and `rollback`."""
 
-import json
 import random
 import re
 from itertools import chain
@@ -18,8 +17,8 @@ from mqks.limits import (
     TRANSACTIONS_BYTES_MAX,
 )
 from mqks.testing import BrokerProcess
+from tests import following
 from tests.bare import BareWorld, ask, bare
-from tests.line_client import LineClient
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 
@@ -282,26 +281,9 @@ def test_a_megabyte_of_its_own_words() -> None:
 def test_kill(tmp_path: Path, round_: int) -> None:
     """Whatever has been committed when it is killed: as many messages are gone as there are thrice
     in the other queue, and all that were confirmed."""
-    count, chance = 1000, random.Random(round_)
     with BrokerProcess(tmp_path / "mqks.db") as broker:
-        with LineClient(broker.address) as client:
-            client.send(b"s subscribe out e\nc consume --confirm in i --manual-ack\n")
-            assert client.line() == b"c ok "
-            client.send(b"".join(b"m%d publish i %d\n" % (n, n) for n in range(count)))
-            for _ in range(count):
-                client.line()
-            client.send(
-                b"".join(
-                    b"b begin\nx%d publish e 1\nx%d publish --ttl=99 e 2\na ack c m%d\n"
-                    b"x%d publish --once e 3\nt%d commit --confirm\n" % (n, n, n, n, n)
-                    for n in range(count)
-                )
-            )
-            confirmed = [client.line() for _ in range(chance.randrange(1, count // 2))]
-            broker.kill()
+        confirms = random.Random(round_).randrange(1, 500)
+        following.follow(broker.address, confirms)
+        broker.kill()
         broker.start()
-        with LineClient(broker.address) as client:
-            told = client.ask(b"e _eval [len(state.queues[q]) for q in ('in', 'out')]")
-        left, done = json.loads(told.removeprefix(b"e ok "))
-    assert done == 3 * (count - left)
-    assert count - left >= len(confirmed)
+        following.check(broker.address, confirms)
