@@ -40,6 +40,7 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "django": {"client", "errors"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "transfer": {"inspection", "client", "protocol", "errors"},
