@@ -76,6 +76,8 @@ def test_results(project: tuple[ServerProcess, Path]) -> None:
         assert out == "SUCCESSFUL 3\n"
         show = "print(result.status, result.errors[0].exception_class.__name__)"
         assert run(f"result = fails.enqueue(){FINISHED}{show}", *project) == "FAILED ValueError\n"
+        out = run(f"result = returns_no_json.enqueue(){FINISHED}{show}", *project)
+        assert out == "FAILED TypeError\n"
         show = "print(result.status, result.attempts)"
         assert run(f"result = kills.enqueue(){FINISHED}{show}", *project) == "FAILED 3\n"
 

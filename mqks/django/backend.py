@@ -101,7 +101,11 @@ class MqksBackend(BaseTaskBackend):
         )
         row.save(force_insert=True)
         if not row.unsent:
-            self.publish(row)
+            try:
+                self.publish(row)
+            except BaseException:
+                row.delete()  # If the broker has it all the same, a worker makes the row anew.
+                raise
         task_enqueued.send(type(self), task_result=result)
         return result
 

@@ -3,6 +3,7 @@
 The one rule: a message is acked only after its row says how it ended.
 """
 
+import json
 import logging
 import os
 import socket
@@ -132,8 +133,9 @@ class Worker:
 
 
 def _call(result: TaskResult) -> Any:
+    """What the task returns, as JSON has it. Raises TypeError for what JSON does not have."""
     args = [TaskContext(task_result=result)] if result.task.takes_context else []
-    return result.task.call(*args, *result.args, **result.kwargs)
+    return json.loads(json.dumps(result.task.call(*args, *result.args, **result.kwargs)))
 
 
 def relay(backend: MqksBackend) -> int:

@@ -49,3 +49,8 @@ def fails() -> None:
 @task
 def kills() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def returns_no_json() -> object:
+    return object()

@@ -47,7 +47,14 @@ class Command(BaseCommand):
             return
         names = options["queue"] or sorted(backend.queues)
         workers = [Worker(backend, name, options["threads"]) for name in names]
-        work = [threading.Thread(target=each.run, args=(stop,)) for each in workers]
+
+        def run(worker: Worker) -> None:
+            try:
+                worker.run(stop)
+            finally:
+                stop.set()  # One that cannot go on ends the process, with its traceback.
+
+        work = [threading.Thread(target=run, args=(each,)) for each in workers]
         work.append(threading.Thread(target=keep, args=(backend, stop)))
         for thread in work:
             thread.start()
