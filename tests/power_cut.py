@@ -33,7 +33,7 @@ from pathlib import Path
 from mqks.testing import Broker
 from tests import disk_log, unsynced
 from tests.line_client import LineClient
-from tests.promises import LATE, LATE_S, ONCE_IDS, Found, Promises, look, peeked
+from tests.promises import LATE, LATE_S, MADE, ONCE_IDS, RAW, Found, Promises, look, peeked
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
 from tests.waiting import WAIT_S, until
@@ -93,8 +93,10 @@ class _Load:
                 self._ask(client, b"subscribe", binding)
             self._ask(client, b"set_queue", b"jobs --dead-letters=dead --retries=2 --backoff=0.01")
             self._ask(client, b"subscribe", b"jobs jobs")
+            for queue in (RAW, MADE):
+                self._ask(client, b"subscribe", queue + b" " + queue)
         work = [self._publish, self._publish, self._work, self._work, self._once, self._shape]
-        work += [self._trim, self._take, self._plan, self._labour, self._labour]
+        work += [self._trim, self._take, self._plan, self._labour, self._labour, self._follow]
         threads = [
             threading.Thread(target=self._until_left, args=(each, random.Random(self.rng.random())))
             for each in work
@@ -230,6 +232,31 @@ class _Load:
             client.send(b"".join(lines))
             yield
 
+    def _follow(self, client: LineClient, rng: random.Random) -> Iterator[None]:
+        """Transactions: the ack of a message and what follows from it."""
+        consumer = self._id(b"f")
+        client.send(b"%s consume --confirm raw --manual-ack --prefetch=20\n" % consumer)
+        assert client.line() == consumer + b" ok "
+        publisher = self._id(b"r").replace(b"-", b".")
+        for number in range(rng.randrange(5, 30)):
+            for n in range(rng.choice([1, 1, 5])):
+                name = b"%s-%d-%d" % (publisher, number, n)
+                client.send(b"%s publish --confirm raw %x\n" % (name, rng.getrandbits(400)))
+            lines = []
+            for line in client.lines():
+                end = rng.choice([b"commit --confirm"] * 8 + [b"rollback", b""])
+                if b" event=" not in line or not end:
+                    continue
+                step = self._id(b"s").replace(b"-", b".")
+                made = [
+                    b"%s-%d publish made %x\n" % (step, n, rng.getrandbits(4000))
+                    for n in range(rng.choice([1, 3, 20]))
+                ]
+                ack = b"%s ack %s %s\n" % (step, consumer, line.split(b" ")[2])
+                lines += [step + b" begin\n", ack, *made, b"%s %s\n" % (step, end)]
+            client.send(b"".join(lines))
+            yield
+
     def _take(self, client: LineClient, rng: random.Random) -> Iterator[None]:
         """Without acks, for a while, so that there is a backlog at times."""
         for _ in range(10):
@@ -334,6 +361,7 @@ class Figures:
     records: int = 0
     syncs: int = 0
     confirms: int = 0
+    transactions: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
     damaged: list[str] = field(default_factory=list)
     """No server starts on it, or none that answers."""
@@ -395,6 +423,7 @@ def cut(
         if len(figures.broken) >= broken_max:
             break
     figures.syncs, figures.confirms = disk.syncs, promises.confirms
+    figures.transactions = promises.transactions
     return figures
 
 

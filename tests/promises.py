@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -29,6 +29,8 @@ _PEEKED = re.compile(
     re.DOTALL,
 )
 JOBS, DEAD = b"jobs", b"dead"
+RAW, MADE = b"raw", b"made"
+"""What transactions ack, and what they publish instead."""
 LATE = b"late "
 """The data of a job that is due in an hour begins with it."""
 LATE_S = 3600
@@ -180,12 +182,16 @@ class Promises:
     """What is wrong whatever the disk holds, as an error reply."""
     once_ids: list[bytes] = field(default_factory=list)
     confirms: int = 0
+    transactions: int = 0
+    """Confirmed ones."""
     _connections: dict[int, _Lines] = field(default_factory=dict)
     _messages: dict[bytes, dict[bytes, _Message]] = field(default_factory=lambda: defaultdict(dict))
     _ranks: dict[tuple[bytes, bytes], int] = field(default_factory=lambda: defaultdict(int))
     _consumers: dict[bytes, bytes] = field(default_factory=dict)
     _given: dict[bytes, list[_Message]] = field(default_factory=lambda: defaultdict(list))
     _asked: dict[bytes, Callable[[bytes], None]] = field(default_factory=dict)
+    _steps: dict[bytes, tuple[bytes, list[bytes]]] = field(default_factory=dict)
+    """Transaction → the message that it acks, and those that it publishes."""
     _redrives: int = 0
     """How many are not done."""
     _shapes: dict[bytes, list[Shape]] = field(default_factory=lambda: defaultdict(lambda: [GONE]))
@@ -231,6 +237,8 @@ class Promises:
         if once and name not in self.once_ids:
             self.once_ids.append(name)
         publisher = name.partition(b"-")[0]
+        if event == MADE:
+            self._steps[publisher][1].append(name)
         messages = []
         for queue in _ROUTES.get(event, [event]):
             message = self._messages[queue].get(name)
@@ -262,11 +270,33 @@ class Promises:
     def _ack(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
         consumer, message = rest.split(b" ")
         queue = self._consumers[consumer]
+        if name in self._steps:
+            self._steps[name] = message, self._steps[name][1]
+            self._messages[queue][message].leaving = True
+            return lambda text: None
         if message != b"--all":
             return self._leave([self._messages[queue][message]])
         # It may hold what has not been sent yet, but certainly what was.
         self._leave(list(self._messages[queue].values()))
         return self._leave(self._given.pop(consumer, []))
+
+    def _begin(self, name: bytes, rest: bytes) -> None:
+        """Its requests have its name: an ack, and publishes to `made`."""
+        self._steps[name] = b"", []
+
+    def _commit(self, name: bytes, rest: bytes) -> None:
+        message, made = self._steps[name]
+
+        def done(text: bytes) -> None:
+            self.transactions += 1
+            self._messages[RAW][message].gone = True
+            for each in made:
+                self._messages[MADE][each].safe = True
+
+        self._asked[name] = done
+
+    def _rollback(self, name: bytes, rest: bytes) -> None:
+        pass
 
     def _reject(self, name: bytes, rest: bytes) -> Callable[[bytes], None]:
         consumer, message, *flags = rest.split(b" ")
@@ -401,7 +431,7 @@ class Promises:
             now = found.shapes.get(name, GONE)
             if now not in shapes[self._floors[name] :]:
                 told.append(f"queue {name.decode()} is {now}, and not {shapes[self._floors[name]]}")
-        return told + self._broken_once(found)
+        return told + self._broken_once(found) + self._broken_steps(found)
 
     def _broken(self, name: bytes, queue: Queue) -> list[str]:
         told = []
@@ -438,6 +468,30 @@ class Promises:
             expected = message.safe or message.rank < last[message.publisher]
             if expected and not message.leaving and message_id not in there:
                 told.append(f"{message_id!r} is lost")
+        return told
+
+    def _broken_steps(self, found: Found) -> list[str]:
+        """All of a transaction is there, or nothing."""
+        there = {
+            message_id
+            for queue in (RAW, MADE)
+            if queue in found.queues
+            for _, message_id, _ in found.queues[queue].messages
+        }
+        told = []
+        whole: Counter[bytes] = Counter()
+        for message, made in self._steps.values():
+            count = len(there.intersection(made))
+            if 0 < count < len(made):
+                told.append(f"of the transaction of {message!r} a part is there")
+            whole[message] += count > 0
+        for message, count in whole.items():
+            is_there = message in there
+            lost = self._messages[RAW][message].safe and not (is_there or count)
+            if lost or count + is_there > 1:
+                told.append(
+                    f"{message!r} is there: {is_there}, what follows from it: {count} times"
+                )
         return told
 
     def _broken_once(self, found: Found) -> list[str]:

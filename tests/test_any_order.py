@@ -415,7 +415,7 @@ class Kept(Kills):
 
 
 Kills.TestCase.settings = Kept.TestCase.settings = settings(
-    max_examples=3000,
+    max_examples=5 * settings().max_examples,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -54,6 +54,13 @@ def test_blocking(mqks_broker: Broker) -> None:
             step.publish("done", "1")
             assert client.stats("queue", "out")["ready"] == 0
         assert client.stats("queue", "out")["ready"] == 1
+        client.publish_many([("done", n) for n in range(4)])
+        with client.transaction() as step:
+            step.move("out", "more", limit=2)
+            step.redrive("out", to="more")
+            step.trim("out", 10**9)
+        assert client.stats("queue", "out")["ready"] == 0
+        assert client.stats("queue", "more")["ready"] == 2
 
 
 async def test_service(mqks_broker: Broker) -> None:

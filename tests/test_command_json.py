@@ -23,8 +23,8 @@ from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.test_command_tree import COMMANDS
 
-WITHOUT = {"mqks serve", "mqks export"}
-"""The one prints nothing, the other JSON anyhow."""
+WITHOUT = {"mqks serve", "mqks push", "mqks export"}
+"""The first two print nothing, the other JSON anyhow."""
 SPARK = {
     "mqks pipeline archive": "q lake --once --no-trim",
     "mqks pipeline report": "lake",

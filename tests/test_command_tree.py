@@ -133,7 +133,7 @@ def test_the_shell_completes() -> None:
         timeout=60,
     )
 
-    assert done.stdout.split() == ["publish", "purge"]
+    assert done.stdout.split() == ["publish", "push", "purge"]
 
 
 @pytest.mark.parametrize("word", ["version", "--help"])

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from urllib.error import HTTPError
@@ -21,6 +22,7 @@ from mqks.errors import ConfigurationError
 from mqks.server import silence
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
+from tests import following
 from tests.line_client import LineClient
 from tests.postgres import Postgres
 from tests.server_process import ServerProcess, refusal
@@ -225,6 +227,42 @@ def test_sigterm_hands_the_journal_over(journal_url: DatabaseUrl) -> None:
         with standby(journal_url) as next_one:
             assert waiting.stop() == 0
             assert next_one.address
+
+
+def test_transactions_are_whole_after_a_take_over(journal_url: DatabaseUrl) -> None:
+    with Member(journal_url) as active, standby(journal_url, "--eval", "on") as waiting:
+        following.follow(active.address, 300)
+        active.kill()
+        following.check(waiting.address, 300)
+
+
+@pytest.mark.slow
+def test_each_tick_is_published_once_over_take_overs(journal_url: DatabaseUrl) -> None:
+
+    def has_more_than(count: int, client: LineClient) -> bool:
+        return int(re.findall(rb"next=(\d+)", client.ask(b"r range q"))[0]) > count
+
+    with ExitStack() as stack:
+        active = stack.enter_context(Member(journal_url))
+        with LineClient(active.address) as client:
+            assert client.ask(b"s subscribe --confirm q beat") == b"s ok "
+            assert client.ask(b"b schedule --confirm beat --every=1 publish beat x") == b"b ok "
+        for life in range(1, 4):
+            # Of two that wait, either may be the next.
+            assert active.address
+            waiting = stack.enter_context(standby(journal_url))
+            with LineClient(active.address) as client:
+                until(partial(has_more_than, 3 * life, client))
+                active.kill()
+            active = waiting
+        with LineClient(active.address) as client:
+            assert client.ask(b"u unschedule --confirm beat") == b"u ok "
+            client.send(b"p peek q\n")
+            ids = []
+            while not (line := client.line()).endswith(b"--end"):
+                ids.append(int(re.findall(rb" beat:(\d+) ", line)[0]))
+    assert ids == [*range(ids[0], ids[0] + len(ids))]
+    assert len(ids) >= 9
 
 
 def test_commands_tell_who_is_active(

@@ -1,6 +1,5 @@
 """Transactions: what the stories cannot tell of `begin`, `commit` and `rollback`."""
 
-import json
 import random
 import re
 from itertools import chain
@@ -18,8 +17,8 @@ from mqks.limits import (
     TRANSACTIONS_BYTES_MAX,
 )
 from mqks.testing import BrokerProcess
+from tests import following
 from tests.bare import BareWorld, ask, bare
-from tests.line_client import LineClient
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 
@@ -105,13 +104,42 @@ def test_limit_of_trims() -> None:
     assert lengths(world) == b"ev ok [1, 0]\n"
 
 
+def test_limits_of_moves() -> None:
+    world, count = bare(), TRANSACTION_COPIES_MAX
+    ask(world, b"s subscribe far f")
+    ask(world, b"m publish f 1\n" * count + b"l publish f last")
+    move = b"b begin\nx publish --to=far f 1\nv move --confirm far near%b\nt commit --confirm"
+    assert ERROR.findall(ask(world, move % b"")) == [b"x", b"t"]
+    assert ERROR.findall(ask(world, move % b" --limit=%d" % count)) == [b"x", b"t"]
+    assert lengths(world) == b"ev ok [%d]\n" % (count + 1)
+    replies = ask(world, move % b" --limit=%d" % (count - 1))
+    assert replies == b"t ok \nv ok %d\n" % (count - 1)
+    assert lengths(world) == b"ev ok [3, %d]\n" % (count - 1)
+    ask(world, b"".join(b"m publish f %d%b\n" % (n, b"1" * 1_000_000) for n in range(9)))
+    long = b"b begin\nv move far near --limit=%d\nw move far more\nt commit --confirm"
+    assert ERROR.findall(ask(world, long % 6)) == [b"w", b"t"]
+    assert ERROR.findall(ask(world, long % 12)) == [b"v", b"t"]
+
+
+def test_of_two_that_move_the_same_each_message_goes_once() -> None:
+    world = bare()
+    ask(world, b"s subscribe far f\n" + b"m publish f 1\n" * 5)
+    world.connect("l")
+    both = b"b begin\nv move --confirm far near\nw move --confirm far near\nt commit --confirm"
+    assert ask(world, both) == b"t ok \nv ok 5\nw ok 0\n"
+    transaction(world, b"v move near far --limit=3")
+    world.intake.receive(world.connection("l"), b"b begin\nv move near far\nt commit\n")
+    world.write(world.broker.pending.take())
+    assert lengths(world) == b"ev ok [5, 0]\n"
+
+
 @pytest.mark.parametrize(
-    "settled", [b"ack c m0", b"reject c m0", b"reject c m0 --dead", b"trim in 9"]
+    "settled", [b"ack c m0", b"reject c m0", b"reject c m0 --dead", b"trim in 9", b"move in out"]
 )
 def test_it_is_written_in_one_piece(settled: bytes) -> None:
     """Even behind so many messages that they are written in pieces."""
     world = holding()
-    if settled.startswith(b"trim"):
+    if settled.startswith((b"trim", b"move")):
         ask(world, b"d delete_consumer --confirm c")
     pending = world.broker.pending
     for number in range(3):
@@ -218,6 +246,7 @@ FLAGS = b"--confirm --mandatory --ttl=9 --meta=a=b"
         b"b begin\nx publish --once e 1\nt commit",
         b"b begin\na ack c gone\nt commit",
         b"b begin\nx publish e 1\nt rollback --confirm",
+        b"b begin\nv move in out --where=a=b --older=1\nr redrive in\nt commit",
         b"b begin\nb begin\nt commit",
         b"t commit\nt rollback",
         b"b begin\n" + b"x publish --once e 1\n" * TRANSACTION_LINES_MAX + b"t commit",
@@ -252,26 +281,9 @@ def test_a_megabyte_of_its_own_words() -> None:
 def test_kill(tmp_path: Path, round_: int) -> None:
     """Whatever has been committed when it is killed: as many messages are gone as there are thrice
     in the other queue, and all that were confirmed."""
-    count, chance = 1000, random.Random(round_)
     with BrokerProcess(tmp_path / "mqks.db") as broker:
-        with LineClient(broker.address) as client:
-            client.send(b"s subscribe out e\nc consume --confirm in i --manual-ack\n")
-            assert client.line() == b"c ok "
-            client.send(b"".join(b"m%d publish i %d\n" % (n, n) for n in range(count)))
-            for _ in range(count):
-                client.line()
-            client.send(
-                b"".join(
-                    b"b begin\nx%d publish e 1\nx%d publish --ttl=99 e 2\na ack c m%d\n"
-                    b"x%d publish --once e 3\nt%d commit --confirm\n" % (n, n, n, n, n)
-                    for n in range(count)
-                )
-            )
-            confirmed = [client.line() for _ in range(chance.randrange(1, count // 2))]
-            broker.kill()
+        confirms = random.Random(round_).randrange(1, 500)
+        following.follow(broker.address, confirms)
+        broker.kill()
         broker.start()
-        with LineClient(broker.address) as client:
-            told = client.ask(b"e _eval [len(state.queues[q]) for q in ('in', 'out')]")
-        left, done = json.loads(told.removeprefix(b"e ok "))
-    assert done == 3 * (count - left)
-    assert count - left >= len(confirmed)
+        following.check(broker.address, confirms)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 PAGES = {
     "README.md": 8,
+    "docs/tutorial.md": 12,
     "docs/client.md": 8,
     "docs/commands.md": 11,
     "docs/spark.md": 4,

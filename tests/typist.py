@@ -115,6 +115,7 @@ class Running:
             start_new_session=True,
         )
         self.printed = ""
+        self._limit_s = typist.limit_s
         self._changed = threading.Condition()
         self._is_over = False
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -140,7 +141,7 @@ class Running:
         """Wait until this is what has been printed since the last time; gives it."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_over or expected.fullmatch(self.printed), LONG_S
+                lambda: self._is_over or expected.fullmatch(self.printed), self._limit_s
             )
             printed, self.printed = self.printed, ""
         assert expected.fullmatch(printed), f"{expected.pattern!r} is shown, not:\n{printed}"
@@ -158,7 +159,7 @@ class Running:
         assert self._process.stdin is not None
         self._process.stdin.close()
         with self._changed:
-            assert self._changed.wait_for(lambda: self._is_over, LONG_S), (
+            assert self._changed.wait_for(lambda: self._is_over, self._limit_s), (
                 f"it does not end; it has printed:\n{self.printed}"
             )
         return self._process.wait(WAIT_S), self.printed
@@ -182,6 +183,7 @@ class Typist:
     def __init__(self, directory: Path, url: str, *, with_spark: bool) -> None:
         self.directory = directory
         self._url, self._with_spark = url, with_spark
+        self.limit_s = LONG_S if with_spark else WAIT_S
         programs = directory / "bin"
         programs.mkdir()
         self._make_netcat(programs)

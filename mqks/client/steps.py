@@ -54,6 +54,23 @@ class Step:
         """Release a message with the step."""
         self._take(message).release(delay_s=delay_s)
 
+    def move(self, source: str, to: str, **choice: Unpack[requests.Choice]) -> None:
+        """Move messages that are ready when the step begins; see the client's `move`."""
+        self._ask(requests.move(source, to, choice))
+
+    def redrive(
+        self, queue: str, *, to: str | None = None, **choice: Unpack[requests.Choice]
+    ) -> None:
+        """Move dead letters back with the step; see the client's `redrive`."""
+        self._ask(requests.redrive(queue, to, choice))
+
+    def trim(self, queue: str, seq: int, *, epoch: str | None = None) -> None:
+        """Drop messages with numbers below `seq` with the step; see the client's `trim`."""
+        self._ask(requests.trim(queue, seq, epoch))
+
+    def _ask(self, request: bytes) -> None:
+        self._lines.append(requests.line(self._new_id(), request.replace(b" --confirm", b"", 1)))
+
     def _take(self, message: Message) -> Message:
         settle = message._settle
         if settle is settled:

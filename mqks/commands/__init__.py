@@ -23,6 +23,7 @@ from mqks.commands.export import export
 from mqks.commands.guesses import Commands
 from mqks.commands.import_ import import_
 from mqks.commands.options import Told, note
+from mqks.commands.push import push
 from mqks.commands.serve import Serve, serve
 from mqks.commands.top import top
 from mqks.compiled import is_compiled
@@ -68,6 +69,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
     MESSAGES: {
         messages.publish: "mqks publish user.new - --once --id-prefix a < a.txt",
         messages.consume: "mqks consume mailer user.new --count 10 --json",
+        push: "mqks push hooks https://example.org/hook --secret-file mqks.secret",
         messages.tail: "mqks tail 'order.*' --json",
         messages.peek: "mqks peek mailer --limit 5 --event 'user.*'",
         messages.requeue: "mqks requeue worker-1 --all",

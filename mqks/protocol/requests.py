@@ -961,8 +961,15 @@ _TABLE = (
     Action("rollback", "", _only),
     Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
-    Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True),
-    Action("redrive", "{queue} [--to={queue}] " + CHOICE, _move, MOVES, confirm_anywhere=True),
+    Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True, is_kept=True),
+    Action(
+        "redrive",
+        "{queue} [--to={queue}] " + CHOICE,
+        _move,
+        MOVES,
+        confirm_anywhere=True,
+        is_kept=True,
+    ),
     Action("delete_consumer", "{consumer_id}", Answer, OF_CONSUMER),
     Action("delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN),
     Action(

@@ -52,7 +52,7 @@ def move_waiting(
             lines, left = yield from some_bodies(source, left, lane.body)
             if chosen is not None:
                 lines = yield from chosen.by_body(sorted(lines.items()))
-            moved = _move(source, lines, choose, limit - count)
+            moved = move_these(source, lines, choose, limit - count)
             count, size = count + moved, size + sum(map(len, lines.values()))
             if moved and size >= STEP_BYTES:
                 # Moved messages are in memory until they are written.
@@ -68,8 +68,8 @@ def move_waiting(
     return count
 
 
-def _move(source: Place, lines: dict[int, bytes], choose: Choose, limit: int) -> int:
-    """Move the chosen ones of these messages; return how many."""
+def move_these(source: Place, lines: dict[int, bytes], choose: Choose, limit: int) -> int:
+    """Move the chosen ones of these messages that are still there; return how many."""
     lane, count = source.lane, 0
     gone: dict[Place, list[Delivery]] = {}
     for number in sorted(lines):

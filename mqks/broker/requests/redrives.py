@@ -4,11 +4,12 @@ The one rule: the target queue is looked up for each message, so that a queue th
 meanwhile gets none.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqks.broker.base.turns import Work
+from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.message.letters import letter_of
-from mqks.broker.queue.moves import move_waiting
+from mqks.broker.queue.moves import Choose, move_these, move_waiting, some_bodies, waiting
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
@@ -18,10 +19,13 @@ from mqks.users import Permissions
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
 
+Aim = Callable[[bytes], tuple[bytes, bytes] | None]
+"""Maps a message to the name of its new queue and its new form; None: it stays."""
+
 
 def move(broker: "Broker", source: Queue, wanted: Move) -> Work[int | None]:
     """Move messages unchanged; return how many."""
-    return _move(broker, source, wanted, None, is_redrive=False)
+    return _move(broker, source, wanted, aim_of(wanted, None, is_redrive=False))
 
 
 def redrive(
@@ -29,36 +33,70 @@ def redrive(
 ) -> Work[int | None]:
     """Move dead letters back to the queues where they died, without the data of their death; return
     how many. Other messages stay, and so do those that the user may not move."""
-    return _move(broker, source, wanted, permissions, is_redrive=True)
+    return _move(broker, source, wanted, aim_of(wanted, permissions, is_redrive=True))
 
 
-def _move(
-    broker: "Broker",
-    source: Queue,
-    wanted: Move,
-    permissions: Permissions | None,
-    *,
-    is_redrive: bool,
-) -> Work[int | None]:
+def _move(broker: "Broker", source: Queue, wanted: Move, aim: Aim) -> Work[int | None]:
     if wanted.to is not None:
         broker.check_queue(wanted.to)
         yield from broker.make_queue(wanted.to)
-    selection = wanted.selection
-    chosen = None if selection is None else Chosen(selection, broker.schedule.wall_us())
-
-    def choose(message: bytes) -> tuple[Queue, bytes] | None:
-        name, line = wanted.to or source.name, message
-        if is_redrive:
-            letter = letter_of(message)
-            if letter is None:
-                return None
-            name, line = wanted.to or letter.queue, letter.original
-        if name == source.name or not (permissions is None or permissions.may_consume(name)):
-            return None
-        return broker.queue_for(name), line
 
     def is_stuck() -> bool:
         return bool(broker.unwritable)
 
-    limit = wanted.limit or SEQ_MAX
+    choose, limit = _choice(broker, aim), wanted.limit or SEQ_MAX
+    chosen = _chosen(broker, wanted)
     return (yield from move_waiting(source, choose, limit, is_stuck=is_stuck, chosen=chosen))
+
+
+def gather(
+    broker: "Broker", source: Queue, wanted: Move, aim: Aim, bytes_max: int, most: int
+) -> Work[dict[int, bytes]]:
+    """The messages that a move would take now, by number, wherever their bodies are. It ends when
+    they are more than either limit."""
+    chosen, found, size = _chosen(broker, wanted), dict[int, bytes](), 0
+    limit = min(wanted.limit or SEQ_MAX, most + 1)
+    for left in waiting(source, source.lane.next_seq, chosen):
+        while left and len(found) < limit and size <= bytes_max and not source.deleted:
+            lines, left = yield from some_bodies(source, left, source.lane.body)
+            if chosen is not None:
+                lines = yield from chosen.by_body(sorted(lines.items()))
+            taken = [each for each in sorted(lines.items()) if aim(each[1]) is not None]
+            found |= taken[: limit - len(found)]
+            size += sum(len(line) for _, line in taken)
+            yield GOES_ON
+        if len(found) >= limit or size > bytes_max or source.deleted:
+            break
+        yield GOES_ON
+    return found
+
+
+def move_gathered(broker: "Broker", source: Queue, lines: dict[int, bytes], aim: Aim) -> int:
+    """Move those of them that are still there, at once; return how many."""
+    return move_these(source, lines, _choice(broker, aim), len(lines))
+
+
+def aim_of(wanted: Move, permissions: Permissions | None, *, is_redrive: bool) -> Aim:
+    def aim(message: bytes) -> tuple[bytes, bytes] | None:
+        if not is_redrive:
+            return wanted.to or wanted.source, message
+        letter = letter_of(message)
+        if letter is None:
+            return None
+        name = wanted.to or letter.queue
+        may = name != wanted.source and (permissions is None or permissions.may_consume(name))
+        return (name, letter.original) if may else None
+
+    return aim
+
+
+def _choice(broker: "Broker", aim: Aim) -> Choose:
+    def choose(message: bytes) -> tuple[Queue, bytes] | None:
+        aimed = aim(message)
+        return None if aimed is None else (broker.queue_for(aimed[0]), aimed[1])
+
+    return choose
+
+
+def _chosen(broker: "Broker", wanted: Move) -> Chosen | None:
+    return wanted.selection and Chosen(wanted.selection, broker.schedule.wall_us())

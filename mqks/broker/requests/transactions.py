@@ -6,23 +6,36 @@ it is done in one step, and written in one piece.
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection, Transaction
-from mqks.broker.requests import permits
+from mqks.broker.queue.queue import Queue
+from mqks.broker.requests import permits, redrives
 from mqks.broker.requests.checks import check_epoch, existing
 from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
-from mqks.limits import TRANSACTION_COPIES_MAX
-from mqks.protocol.requests import ACTIONS, Answer, Publish, Request, Trim, shown
+from mqks.limits import TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
+from mqks.protocol.requests import ACTIONS, Answer, Move, Publish, Request, Trim, shown
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
+
+
+class Moving(NamedTuple):
+    """The messages that a `move` or `redrive` takes, by number."""
+
+    source: Queue
+    lines: dict[int, bytes]
+    aim: redrives.Aim
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.lines.values()))
 
 
 def begin(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
@@ -76,15 +89,29 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
             routes[event] = yield from broker.bindings.find(event)
             copies += len(routes[event])
             yield GOES_ON
+    moving, size = list[Moving | None](), 0
+    for request, wanted in kept:
+        moved = None
+        if isinstance(wanted, Move):
+            try:
+                moved = yield from _gather(broker, connection, request, wanted, copies, size)
+            except BadRequest as failure:
+                raise _refused(broker, connection, request, failure) from None
+            copies, size = copies + len(moved.lines), size + moved.size
+        moving.append(moved)
     while broker.publishing.once_unfinished and any(wanted.once for wanted in published):
         yield WAITS
     # From here on there is no other turn.
-    messages = _check(broker, connection, kept, routes)
+    messages = _check(broker, connection, kept, routes, moving)
     waiters = broker.pending.waiters
-    for (request, wanted), message in zip(kept, messages, strict=True):
+    # Moves are the first: consumers may take what is ready when others make room.
+    counts = [each and redrives.move_gathered(broker, *each) for each in moving]
+    for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
+        told = None if count is None else b"%d" % count
         if message is not None:
             broker.publishing.publish_to(connection, *message)
-        told = None if message is not None else _settle(broker, connection, request, wanted)
+        elif count is None:
+            told = _settle(broker, connection, request, wanted)
         if request.confirm:
             connection.unconfirmed += 1
             waiters.confirmed += message is not None
@@ -101,16 +128,18 @@ def _check(
     connection: Connection,
     kept: Sequence[tuple[Request, Any]],
     routes: dict[bytes, Queues],
+    moving: Sequence[Moving | None],
 ) -> list[tuple[Single, Queues] | None]:
     """For each of these requests the message that it publishes, and the queues for it. Raises if
     one of them is not possible, together with those before it; its id gets an error, too."""
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
-    copies, found = 0, list[tuple[Single, Queues] | None]()
+    copies = sum(len(each.lines) for each in moving if each is not None)
+    found = list[tuple[Single, Queues] | None]()
     settled = Counter[tuple[bytes, bytes]]()
     publishing = broker.publishing
     try:
-        for request, wanted in kept:
+        for (request, wanted), moved in zip(kept, moving, strict=True):
             try:
                 if connection.permissions is not None:
                     action = ACTIONS[request.action]
@@ -125,6 +154,13 @@ def _check(
                     check_publish(broker, connection, message, wanted, queues)
                     publishing.reserve(queues, len(message.body))
                     found.append((message, queues))
+                elif moved is not None:
+                    _check_copies(copies)
+                    if moved.source.deleted:
+                        existing(broker, request.action.decode(), wanted.source)
+                    if wanted.to is not None:
+                        broker.check_queue(wanted.to)
+                    found.append(None)
                 elif isinstance(wanted, Trim):
                     copies += _ready_below(broker, wanted)
                     _check_copies(copies)
@@ -142,12 +178,32 @@ def _check(
     return found
 
 
+def _gather(
+    broker: Broker, connection: Connection, request: Request, wanted: Move, copies: int, size: int
+) -> Work[Moving]:
+    """What a move of the transaction takes: what is ready before the step that does it all."""
+    name = request.action.decode()
+    source = existing(broker, name, wanted.source)
+    if connection.permissions is not None:
+        action = ACTIONS[request.action]
+        yield from permits.check(broker, connection.permissions, action, request, wanted)
+    aim = redrives.aim_of(wanted, connection.permissions, is_redrive=name == "redrive")
+    room = max(0, TRANSACTION_COPIES_MAX - copies)
+    bytes_max = TRANSACTION_BYTES_MAX - size
+    lines = yield from redrives.gather(broker, source, wanted, aim, bytes_max, room)
+    moving = Moving(source, lines, aim)
+    if moving.size > bytes_max:
+        reason = f"more than {TRANSACTION_BYTES_MAX} bytes of messages are moved since begin"
+        raise LimitExceeded("transaction_max", reason)
+    return moving
+
+
 def _check_copies(copies: int) -> None:
     if copies > TRANSACTION_COPIES_MAX:
         raise LimitExceeded(
             "transaction_max",
-            f"more than {TRANSACTION_COPIES_MAX} copies of messages, one per queue, are published "
-            "or trimmed since begin",
+            f"more than {TRANSACTION_COPIES_MAX} copies of messages, one per queue, are published, "
+            "moved or trimmed since begin",
         )
 
 

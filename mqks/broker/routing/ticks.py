@@ -242,12 +242,14 @@ class Schedules:
             return  # It was changed meanwhile.
         now_us = self._schedule.wall_us()
         try:
-            later = row._replace(next_us=self._after(row, max(now_us, row.next_us)))
-            missed_us = row.next_us + row.jitter_us + TICK_MISSED_S * SECOND_US
-            if now_us > missed_us and row.missed == "skip":
-                self._store(name, later)
+            missed_us = now_us - row.jitter_us - TICK_MISSED_S * SECOND_US
+            if row.next_us < missed_us and row.missed == "skip":
+                self._store(name, row._replace(next_us=self._after(row, missed_us)))
                 return
-            yield from self._publish(name, row, row.next_us, later._replace(last_us=now_us))
+            # One message is for all that were missed; what is late only is published tick by tick.
+            passed_us = now_us if row.next_us < missed_us else row.next_us
+            later = row._replace(next_us=self._after(row, passed_us), last_us=now_us)
+            yield from self._publish(name, row, row.next_us, later)
         except BadRequest:
             if self.rows.get(name) is row and name not in self._entries:
                 self._wait(name, now_us + TICK_RETRY_S * SECOND_US)
