@@ -35,11 +35,12 @@ _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
 class Consumer:
-    """One `consume`. `deliver` is called with each delivery, as it is on the wire."""
+    """One `consume` of a channel. `deliver` is called with each delivery, as it is on the wire."""
 
     def __init__(
-        self, id_: bytes, deliver: Callable[["Consumer", bytes], None], *, acks: bool
+        self, channel: Any, id_: bytes, deliver: Callable[["Consumer", bytes], None], *, acks: bool
     ) -> None:
+        self.channel = channel
         self.id = id_
         self.deliver = deliver
         self.acks = acks
@@ -58,6 +59,7 @@ class Link:
         self.client = client
         self.options = options
         self.consumers: dict[bytes, Consumer] = {}
+        self.channels: list[Any] = []
         self.exchange_types: dict[str, str] = {}
         self.wake: Callable[[], object] = lambda: None
         """Called when there are deliveries for `drain_events` that the socket does not show."""
@@ -158,8 +160,8 @@ class Link:
                 consumer.deliver(consumer, text)
 
     def beat(self, interval_s: float) -> None:
-        """Ping the server. Raises ConnectionLost if nothing came for two intervals."""
-        if time.monotonic() - self._heard_s > 2 * interval_s:
+        """Ping the server. Raises ConnectionLost if nothing came for two intervals; 0: never."""
+        if interval_s and time.monotonic() - self._heard_s > 2 * interval_s:
             raise self._lost(f"nothing was received for {2 * interval_s:g} s")
         self.send(requests.line(self.new_id(), b"ping"))
 
@@ -181,6 +183,10 @@ class Link:
             else:
                 self.send(self._end(consumer))
 
+    def of(self, channel: Any) -> list[Consumer]:
+        """Also those that are cancelled, and have unacked messages."""
+        return [each for each in self.consumers.values() if each.channel is channel]
+
     def end(self, *consumers: Consumer) -> None:
         """Their unacked messages return to their places in the queues."""
         with self._lock:
@@ -199,7 +205,11 @@ class Link:
         self.close()
 
     def close(self) -> None:
+        """Its channels have no connection then: by that kombu knows them from those of the next."""
         self.connected = False
+        for each in self.channels:
+            each.connection = None
+        self.channels.clear()
         self._socket.close()
 
     def _lost(self, why: str) -> ConnectionLost:

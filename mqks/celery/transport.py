@@ -57,10 +57,9 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     def __init__(self, link: Link) -> None:
         self.connection: Link | None = link
+        link.channels.append(self)
         self.no_ack_consumers = set[str]()
         self._consumers = dict[str, Consumer]()
-        self._mine = set[Consumer]()
-        """Also those that are cancelled, and have unacked messages."""
         self._prefetch = 0
 
     @property
@@ -73,7 +72,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         """Its unacked messages return to their queues."""
         link, self.connection = self.connection, None
         if link is not None and link.connected:
-            link.end(*self._mine)
+            link.channels.remove(self)
+            link.end(*link.of(self))
 
     # -- exchanges and queues
 
@@ -270,9 +270,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         self, queue: str, flags: str, deliver: Callable[[Consumer, bytes], None]
     ) -> Consumer:
         link = self._link
-        consumer = Consumer(link.new_id(), deliver, acks="--manual-ack" in flags)
+        consumer = Consumer(self, link.new_id(), deliver, acks="--manual-ack" in flags)
         link.consumers[consumer.id] = consumer
-        self._mine.add(consumer)
         body = f"consume --confirm {names.key(queue)} --existing --keep{flags}"
         try:
             link.ask(body.encode(), ids=[consumer.id])
@@ -344,7 +343,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     def basic_recover(self, requeue: bool = False) -> None:
         """Its unacked messages return to their places, and are delivered again."""
-        for consumer in self._mine & {*self._link.consumers.values()}:
+        for consumer in self._link.of(self):
             consumer.held = 0
             body = b"release %b --all" % consumer.id
             self._link.send(requests.line(self._link.new_id(), body))
@@ -370,7 +369,7 @@ class Transport(base.Transport):  # type: ignore[misc]
     # Of the same behaviour as far as Celery asks: mingle and gossip work, events use topics.
     driver_type = "amqp"
     driver_name = "mqks"
-    connection_errors = (ConnectionLost, ProtocolViolation, OSError)
+    connection_errors = (ProtocolViolation, OSError, *base.Transport.connection_errors)
     channel_errors = (ChannelError, RequestFailed)
     recoverable_connection_errors = connection_errors
     recoverable_channel_errors = ()
