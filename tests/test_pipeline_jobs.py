@@ -614,6 +614,12 @@ def test_an_archive_leaves_out_what_a_replay_published(
     assert (told.messages, told.left_out) == (35, 0)
     assert len(keys(lake)) == 70
 
+    # Another queue has no originals of it.
+    subscribe(mqks_broker, "copy")
+    *_, last = Replay(**options, name="fourth").run(spark, Event())
+    [copied] = run(spark, mqks_broker, lake.with_name("copy"), format, queue="copy")
+    assert (copied.messages, copied.left_out) == (70, 0)
+
 
 @pytest.mark.slow
 def test_a_replay_of_many_parts_keeps_the_order(
